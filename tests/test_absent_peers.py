@@ -18,7 +18,6 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.run.snapshots import EvaluationTimes, Snapshots
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.strategy.participation.absence import Participation
 
 H, ROUNDS, VALUES = 5, 8, 50_000  # 200 kB: 0.2 s at home's 1 MB/s
 
@@ -315,12 +314,12 @@ def test_a_site_that_knows_of_nobody_present_leaves_evaluations_to_others(
         judged_state=lambda: None,
         local_step=1,
         judged_version=0,
+        workers=SimpleNamespace(present=[]),
         num_nodes=2,
         num_servers=0,
-        is_synchronous=True,
     )
     snapshots = Snapshots(comm, nn.Linear(1, 1), strategy, EvaluationTimes(evaluate_every=1))
     for present, number in (([], 0), ([0, 1], 0), ([1], 1)):
-        monkeypatch.setattr(Participation, "present", present)
+        strategy.workers.present = present
         snapshots.evaluate(1)
         assert len(deposits) == number

@@ -250,11 +250,11 @@ def test_ad_psgd_keeps_the_sum_of_all_parameters() -> None:
             comm.barrier()
             comm.advance(1.0)
             comm.now()
-            strategy.options = strategy.options.of("ADPSGD", {"interval": 10**9})
-            strategy._mix()
+            strategy.interval = 10**9
+            strategy.mix()
             comm.advance(1.0)
         comm.barrier()
-        strategy._mix()
+        strategy.mix()
         result: list[float] = reference.vector(own).tolist()
         return result
 

@@ -20,14 +20,15 @@ from exogym_core.strategy import (
     CommunicateOptimizeStrategy,
     CommunicationModule,
     DelayedDiLoCoCommunicator,
+    DeMoStrategy,
     DiLoCoCommunicator,
     DiLoCoStrategy,
     FedAvgStrategy,
-    Module,
     Sites,
     SparseCommunicator,
     SPARTADiLoCoStrategy,
     SPARTAStrategy,
+    Strategy,
     StreamingDiLoCoCommunicator,
     all_reduce,
 )
@@ -88,16 +89,14 @@ def test_strategies_are_chains(strategy: Any, chain: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("sharding", ["NO_SHARD", "SHARD_GRAD_OP"])
-def test_modules_behind_sites_bring_sites_together(module: Module, sharding: str) -> None:
+def test_modules_behind_sites_bring_sites_together(module: Strategy, sharding: str) -> None:
     """Equal to one rank a site with the site's batch, at the end too, where what is in flight is applied."""
     model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
     joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
     of_sites = reference.run_strategy(
         Chain([Sites(2, sharding=sharding), module], ADAMW), model, batches, SEED
     )
-    if sharding == "NO_SHARD" or not hasattr(
-        module, "index_selector"
-    ):  # shards choose among their own values
+    if sharding == "NO_SHARD" or not hasattr(module, "selection"):  # shards choose among their own values
         alone = reference.run_strategy(Chain([module], ADAMW), model, joined, SEED)  # type: ignore[arg-type]
         for rank, got in enumerate(of_sites.results):
             torch.testing.assert_close(got, alone.results[rank // 2], rtol=1e-9, atol=1e-9)
@@ -141,10 +140,11 @@ def test_error_feedback_helps_any_of_them(make: Any) -> None:
 # --- hooks -------------------------------------------------------------------------------------------------
 
 
-class Telling(Module):
-    """Writes down when its hooks are called."""
+class Telling(Strategy):
+    """Writes down when it is called."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self.calls: list[str] = []
 
@@ -152,19 +152,16 @@ class Telling(Module):
         self.calls.append(f"{self.name} before_backward {last_micro_batch}")
 
     def before_update(self) -> None:
-        self.calls.append(f"{self.name} before_update")
+        self.calls.append(f"{self.name} before_update in step {self.local_step}")
 
-    def after_update(self) -> None:
-        self.calls.append(f"{self.name} after_update")
+    def communicate(self, step: int) -> None:
+        self.calls.append(f"{self.name} communicate {step}")
 
-    def end_step(self) -> None:
-        self.calls.append(f"{self.name} end_step")
-
-    def at_end(self) -> None:
-        self.calls.append(f"{self.name} at_end")
+    def finish(self) -> None:
+        self.calls.append(f"{self.name} finish")
 
 
-def test_hooks_run_in_the_chains_order() -> None:
+def test_members_act_in_the_chains_order() -> None:
     calls: list[str] = []
 
     def body(comm: Any) -> None:
@@ -178,7 +175,7 @@ def test_hooks_run_in_the_chains_order() -> None:
         chain.finish()
 
     reference.run_ranks(body, 1)
-    hooks = ["before_backward True", "before_update", "after_update", "end_step", "at_end"]
+    hooks = ["before_backward True", "before_update in step 0", "communicate 1", "finish"]
     assert calls == [f"{name} {hook}" for hook in hooks for name in "ab"]
 
 
@@ -238,6 +235,10 @@ class Silent(CommunicationModule):
             # Rounds of both met under the same numbers: each averaged the other's values.
             lambda: Chain([DiLoCoCommunicator(H=h, averaging_timeout="9 s") for h in (1, 2)]),
             "Chain: rounds that continue without absent ranks do not combine with those of a second module; leave",
+        ),
+        (
+            lambda: Chain([DeMoStrategy()]),
+            "Chain: DeMoStrategy does nothing in a chain: its step() is not called there; move what it does into",
         ),
         (
             lambda: all_reduce(torch.ones(1)),

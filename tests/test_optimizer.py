@@ -94,6 +94,51 @@ def test_a_grad_scaler_and_a_schedule_work_as_in_their_readme(positional: bool) 
         optimizer.step(lambda: torch.zeros(()), scaler=scaler)
 
 
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("overflows", [(0, 3), (2, None)])
+def test_torchs_idiom_of_a_scaler_counts_steps_that_overflow(
+    unscales: bool, overflows: tuple[int | None, ...]
+) -> None:
+    """`scaler.step(optimizer)` skipped them, rounds and all: ranks met in different rounds, or not at all."""
+
+    def body(comm: Communicator, idiom: bool) -> tuple[int, int, float, Tensor]:
+        model = copy.deepcopy(MODEL)
+        optimizer = make(model.parameters(), comm)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for number, batch in enumerate(BATCHES):
+            optimizer.zero_grad()
+            scale = float("inf") if number == overflows[comm.rank] else 1.0
+            scaler.scale(model(batch[comm.rank]) * scale).backward()
+            if idiom:
+                if unscales:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+            else:
+                optimizer.step(scaler=scaler)
+            scaler.update()
+        return optimizer.local_step, optimizer.local_epoch, scaler.get_scale(), reference.vector(model)
+
+    theirs, ours = (run_ranks(functools.partial(body, idiom=idiom), 2).results for idiom in (True, False))
+    for got, want in zip(theirs, ours, strict=True):
+        assert got[:3] == want[:3]
+        assert torch.equal(got[3], want[3])
+        assert got[0] == len(BATCHES)
+
+
+def test_torchs_idiom_of_a_scaler_asks_for_the_average_inside_a_site_first() -> None:
+    def body(comm: Communicator) -> None:
+        model = copy.deepcopy(MODEL)
+        optimizer = make(model.parameters(), comm, ranks_per_worker=2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(model(BATCHES[0][comm.rank])).backward()
+        with pytest.raises(InputError, match="with a scaler and several ranks per site call"):
+            scaler.step(optimizer)
+        optimizer.average_gradients()
+        scaler.step(optimizer)
+
+    run_ranks(body, 2)
+
+
 def test_a_closure_is_called_once_and_its_loss_returned() -> None:
     model = copy.deepcopy(MODEL)
     optimizer = make([{"params": list(model.parameters()), "lr": 0.5}])

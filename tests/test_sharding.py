@@ -267,7 +267,7 @@ def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> 
         turn for shard in shards for turn in shard.tensor_split(copies)
     ]  # a copy sends its part of a shard
     parts = [len(part) for turn in turns for part in turn.tensor_split(2)]
-    of_codec = strategy.modules[-1].averaging.codec
+    of_codec = strategy.averaging.codec
     payload = VALUE * sum(parts) if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
     rounds, num_sites = 2, 2
     assert sum(t.wan_bytes for t in run.traffic) == rounds * 2 * (num_sites - 1) * payload

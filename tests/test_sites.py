@@ -102,7 +102,7 @@ def test_the_wan_carries_a_round_once_per_site(codec: str | None) -> None:
     run = reference.run_strategy(strategy, model, batches, SEED, topology=TWO_SITES)
     rounds, num_sites = 2, 2
     parts = [len(part) for half in torch.zeros(num_values).tensor_split(2) for part in half.tensor_split(2)]
-    of_codec = strategy.modules[-1].averaging.codec
+    of_codec = strategy.averaging.codec
     payload = 8 * num_values if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
     assert sum(t.wan_bytes for t in run.traffic) == rounds * 2 * (num_sites - 1) * payload
     assert all(torch.equal(run.results[0], result) for result in run.results)

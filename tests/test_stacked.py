@@ -30,7 +30,6 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.chain import Module
 from exogym_core.workers.turns import Turns
 from netsim.errors import InputError
 
@@ -340,11 +339,12 @@ def test_a_module_reads_the_gradient_of_the_step_that_it_ends(samples: TensorDat
     def norms(kind: str) -> list[float]:
         found: list[float] = []
 
-        class Reading(Module):
+        class Reading(Strategy):
             judged = "own"
+            plain_steps, round_steps = True, 1
 
-            def after_update(self) -> None:
-                found.extend(float(each.grad.norm()) for each in self.strategy.trainable)
+            def communicate(self, step: int) -> None:
+                found.extend(float(each.grad.norm()) for each in self.trainable)
 
         train(samples, Chain([Reading()]), kind, num_nodes=2)
         return found

@@ -34,7 +34,7 @@ from exogym_core.strategy import (
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim.errors import UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 
 WITHOUT_SERVERS = [name for name in STRATEGIES if not build_strategy(name).num_servers]
 
@@ -126,8 +126,8 @@ def test_opendilocos_names_are_accepted() -> None:
     theirs = DiLoCoStrategy(
         inner_optimizer=SGD, outer_optimizer=SGD, num_inner_steps=5, hivemind_compression="fp16"
     )
-    assert theirs.H == theirs.modules[0].H == DiLoCoStrategy(local_steps=5).H == 5
-    assert theirs.modules[0].averaging.codec is codec_named("fp16")
+    assert theirs.H == DiLoCoStrategy(local_steps=5).H == 5
+    assert theirs.averaging.codec is codec_named("fp16")
 
 
 # --- learning rates ----------------------------------------------------------------------------------------
@@ -223,6 +223,91 @@ def test_a_strategy_in_exo_gyms_manner_works() -> None:
     assert torch.allclose((results[0] - reference.vector(model)).abs().max(), torch.tensor(0.04).double())
     with pytest.raises(UnknownNameError, match=r"unknown argument of SignSGD 'H'; accepted: "):
         SignSGD(H=3)
+
+
+class Distill(Strategy):
+    """Own strategy whose constructor takes a model."""
+
+    def __init__(self, teacher: nn.Module, **options: Any) -> None:
+        super().__init__(**options)
+        self.teacher = teacher
+
+
+@pytest.mark.parametrize("teacher", [nn.Linear(2, 2), nn.Sequential()])
+def test_a_constructor_may_take_a_model(teacher: nn.Module) -> None:
+    strategy = Distill(teacher, lr=0.1)
+    assert strategy.teacher is teacher
+    assert strategy.arguments["teacher"] is teacher
+
+
+class Keeper(Strategy):
+    """Own strategy with a server that does not say that it has the model."""
+
+    num_servers = 1
+
+
+@pytest.mark.parametrize("judged", ["replica", "own"])
+def test_a_strategy_with_servers_says_that_they_are_judged(judged: str) -> None:
+    def body(comm: Any) -> None:
+        strategy = Keeper()
+        strategy.judged = judged
+        strategy.setup(nn.Linear(1, 1), comm, 1, 0)
+
+    with pytest.raises(InputError) as caught:
+        run_ranks(body, 2)
+    assert f"Keeper: num_servers=1, but judged={judged!r}; servers keep the model that could be" in str(
+        caught.value
+    )
+
+
+class Turning(nn.Module):
+    """With a complex weight, or an empty one."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.turn, self.linear = nn.Parameter(weight), nn.Linear(2, 2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        turned = self.linear(values)
+        if self.turn.is_complex():
+            turned = (turned.to(torch.complex64) @ self.turn).abs()
+        return turned.square().mean()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "weight", [torch.eye(2, dtype=torch.complex64), torch.zeros(0)], ids=["complex", "empty"]
+)
+def test_unusual_weights_train_or_are_refused_by_name_before_the_first_step(
+    name: str, weight: Tensor
+) -> None:
+    taken: list[int] = []
+
+    def body(comm: Any) -> None:
+        options = {
+            key: v for key, v in {"H": 2, "tau": 1}.items() if key in accepted_arguments(STRATEGIES[name])
+        }
+        strategy, model = build_strategy(name, **options), Turning(weight.clone())
+        strategy.setup(model, comm, 4, 0)
+        if comm.rank >= strategy.num_nodes:
+            strategy.serve(lambda steps: None)
+            return
+        for number in range(4):
+            strategy.begin_step(StepContext(number))
+            strategy.zero_grad()
+            loss = model(torch.ones(1, 2))
+            strategy.before_backward(last_micro_batch=True)
+            loss.backward()
+            strategy.step()
+            taken.append(number)
+        strategy.finish()
+
+    if STRATEGIES[name].takes_complex or not weight.is_complex():
+        run_ranks(body, 5)
+        return
+    with pytest.raises(InputError, match=r"parameter 'turn' is torch.complex64, and ranks bring real ones"):
+        run_ranks(body, 5)
+    assert not taken
 
 
 class Pull(CommunicationModule):

@@ -22,7 +22,6 @@ from exogym_core.run.snapshots import (
     take_shapes,
 )
 from exogym_core.strategy.base import StepContext
-from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
@@ -150,7 +149,6 @@ class Role(Stateful):
     checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
     is_copy: bool = False
     snapshots: Snapshots = field(init=False)
-    participation: Participation = field(init=False)
 
     def start(self) -> None:
         """Make all replicas rank 0's, off the clock, and set the strategy up."""
@@ -162,7 +160,6 @@ class Role(Stateful):
 
     def _begin_snapshots(self) -> None:
         """Begin snapshots of a strategy that is set up."""
-        self.participation = Participation(self.strategy, self.comm)
         self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
 
     def _begin(self) -> bool:
@@ -244,7 +241,7 @@ class Loop(Role):
     def run(self) -> RankOutcome:
         """Train to the end and return this rank's result."""
         self._begin()
-        self.participation.begin()  # before any evaluation
+        self.strategy.workers.begin()  # before any evaluation
         try:
             while self.go_on():
                 pass
@@ -280,13 +277,13 @@ class Loop(Role):
         """
         if self.until is None:
             return False
-        if self.participation.is_alone:
+        if self.strategy.workers.is_alone:
             return self.comm.now() >= self.until
         payload = self.comm.traffic.payload_bytes
         has_met, self._payload_then = payload != self._payload_then, payload
         if not (has_met or self.strategy.has_ended_round):
             return False
-        return self.participation.peers.is_over(self.until, self.local_step)
+        return self.strategy.workers.peers.is_over(self.until, self.local_step)
 
     def _steps_ahead(self) -> int:
         """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""
@@ -296,7 +293,7 @@ class Loop(Role):
             self.until,
             self.updates,
             self.evaluations.evaluate_seconds,
-            self.participation.absence,
+            self.strategy.workers.number,  # others may be ahead
         )
         if any(each is not None for each in of_single_steps):
             return 0
@@ -329,7 +326,7 @@ class Loop(Role):
 
     def do(self, step: StepSamples) -> None:
         """Take a step, or skip it if others did it while this rank was absent."""
-        if self.participation.skips(self.local_step):
+        if self.strategy.workers.skips(self.local_step):
             self.strategy.skip_step()
         else:
             self._train(step)
@@ -343,7 +340,7 @@ class Loop(Role):
         def announce(loss: float) -> None:
             if not self._is_forwarded:
                 self._is_forwarded = bool(self.snapshots.parameters())
-            place = self.participation.announced(self.local_step)
+            place = self.strategy.workers.announced(self.local_step)
             if place is not None:
                 row = self._row(loss, step.samples, learning_rate, context.count)
                 self.comm.mark({"announced": {**row, **place}})

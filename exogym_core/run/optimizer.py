@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
+from exogym_core.communicator.base import Traffic
 from exogym_core.meeting_place import processes_of_site
-from exogym_core.strategy.diloco import DiLoCoOptions
-from exogym_core.strategy.optimizers import ensure_optim_spec, without_updates
-from exogym_core.strategy.options import (
-    Configured,
-    accepted_arguments,
-    checked_options,
-    positive_int,
-)
-from exogym_core.strategy.participation.absence import LOST, Absence
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.diloco import DiLoCoStrategy
+from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec, without_updates
+from exogym_core.strategy.options import accepted_arguments, checked_options, positive_int
+from exogym_core.strategy.participation.absence import LOST
 from exogym_core.strategy.participation.site import (
     ShardedReplica,
     Site,
@@ -27,21 +25,19 @@ from exogym_core.strategy.participation.site import (
     outer_to_keep,
     part_of,
     part_to_keep,
-    refuse_other_sites,
 )
-from exogym_core.strategy.parts.gradients import clip_norm
-from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.successors import unknown_arguments
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.optimizers import OptimizerLike
+    from exogym_core.strategy.parts.outer import OuterStep
 
 __all__ = ["DiLoCoOptimizer"]
 
@@ -55,7 +51,59 @@ _SUCCESSORS = {
 }
 
 
-class DiLoCoOptimizer(Configured, Optimizer):
+class _Parameters(nn.Module):
+    """Parameters that an optimizer was given, as a model."""
+
+    def __init__(self, given: list[Tensor]) -> None:
+        super().__init__()
+        self._given = given
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        return ((str(number), parameter) for number, parameter in enumerate(self._given))
+
+
+class _OneRank:
+    """Communicator of a rank that is alone."""
+
+    rank, world_size, members_change, inside = 0, 1, False, None
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+
+    def room(self, tensors: Any) -> None:
+        return None
+
+
+class _Rounds(DiLoCoStrategy):
+    """DiLoCo on parameters that a training loop of one's own updates; they become rank 0's, unless `is_equal`."""
+
+    is_equal = False
+
+    def enter_site(self) -> None:
+        """As every strategy; parameters become the first rank's before the site takes them."""
+        is_several = self.comm.world_size > 1
+        connected = self.sites.connected(self) if is_several else Site(None, self.comm)
+        self.site = connected
+        self.workers = self.patience.workers(self)
+        if is_several and not self.is_equal:
+            self._load_from_first([part_of(parameter) for parameter in self.trainable])
+        self.site = self.sites.filled(connected, self)
+
+    def _load_from_first(self, parameters: list[Tensor]) -> None:
+        """Load the first rank's parameters; a rank that joins late gets them, or newer ones, then."""
+        site, present = self.site, self.workers.present
+        if cut_by_torch(self.trainable):  # each rank of a site has its own parts
+            site = Site(None, site.between)
+        if self.workers.number is None:
+            site.broadcast(parameters)
+        elif self.comm.members_change:  # sites meet when this optimizer is complete
+            if site.inside is not None:
+                Site(None, site.inside).broadcast(parameters)
+        elif site.between.rank in present:
+            Site(None, site.between.group(present)).broadcast(parameters)
+
+
+class DiLoCoOptimizer(Optimizer):
     """An optimizer whose `step` is the inner one's, and every `num_inner_steps` steps a DiLoCo round.
 
     It takes OpenDiLoCo's arguments, with `communicator` in the place of the DHT. At construction every rank
@@ -83,7 +131,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
             built already.
         params: parameters or parameter groups, as for any optimizer.
         scheduler: a factory of a learning-rate schedule on the inner optimizer; it moves at each step.
-        options: of `exogym_core.strategy.diloco:DiLoCoOptions`, as `DiLoCoStrategy` takes them, among them
+        options: of `DiLoCoStrategy`, among them
             `num_inner_steps`, steps a round; `outer_optimizer`, SGD with Nesterov momentum 0.9 and learning rate
             0.7 if None; and `grad_compression`, such as "fp16", "scaled-fp16" or "uniform8bit". `sharding` does
             not go with an inner optimizer that is built already.
@@ -96,13 +144,14 @@ class DiLoCoOptimizer(Configured, Optimizer):
             ranks is no multiple of `ranks_per_worker`.
 
     Attributes:
-        Options: the class of its options.
+        strategy: DiLoCo's rounds: a DiLoCoStrategy.
         param_groups, state: the inner optimizer's.
         communicator, run_id, scheduler: as given.
         num_inner_steps: steps a round.
         inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
         outer_optimizer: the one that ends rounds.
         local_step, local_epoch, num_samples: steps, rounds and this rank's samples so far.
+        grad_scale, found_inf: set by GradScaler.step while it calls `step`.
         averaged_ranks: the ranks of the last round, also on those left out.
 
     References:
@@ -120,7 +169,10 @@ class DiLoCoOptimizer(Configured, Optimizer):
     ([0.5, 0.5], 1)
     """
 
-    Options = DiLoCoOptions
+    # GradScaler.step(self) calls `step` then, overflow or not, and a round ends on all ranks in the same step.
+    _step_supports_amp_scaling = True
+    grad_scale: Tensor | None
+    found_inf: Tensor
 
     def __init__(
         self,
@@ -135,78 +187,56 @@ class DiLoCoOptimizer(Configured, Optimizer):
         **options: Any,
     ) -> None:
         where = type(self).__name__
-        diloco: DiLoCoOptions
-        diloco, unknown = checked_options(DiLoCoOptimizer, (), options)
-        if unknown:
-            raise unknown_arguments(where, unknown, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
+        of_all = {name: options.pop(name) for name in Strategy.common if name in options}
+        diloco, unknown = checked_options(DiLoCoStrategy, (), options, where)
+        if unknown := unknown | of_all:
+            own = inspect.signature(type(self)).parameters
+            known = [name for name in accepted_arguments(DiLoCoStrategy) if name not in Strategy.common]
+            raise unknown_arguments(where, unknown, [*own, *known], _SUCCESSORS)
         if communicator is None and processes_of_site() > 1:
             raise InputError(
                 f"{where}: torchrun has started {processes_of_site()} processes, but communicator is "
                 "missing; pass communicator=GlooCommunicator.from_environment()"
             )
         self.batch_size = positive_int(where, "batch_size", batch_size)
-        self.num_inner_steps = diloco.H
-        self.communicator, self.run_id = communicator, run_id
-        self.local_step = self.num_samples = 0
-        ranks_per_worker = diloco.ranks_per_worker
-        self._site = None if communicator is None else Site.of(communicator, ranks_per_worker, where)
-        inside = None if self._site is None else self._site.inside
+        self.communicator, self.run_id, self.num_samples = communicator, run_id, 0
+        self._was_updated = self._is_averaged = self._is_shared = False
         groups = list(params)
         super().__init__(groups, {})
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._parameters, self._held = parameters, [part_of(parameter) for parameter in parameters]
-        refuse_other_sites(where, parameters, ranks_per_worker, diloco.sharding)
-        if self._site is not None and cut_by_torch(parameters):  # torch averages gradients inside the site
-            self._site, inside = Site(None, self._site.between), None
-        patience = diloco.patience(where)
-        self._absence: Absence | None = None
-        if patience is not None and communicator is not None and communicator.world_size > 1:
-            self._absence = Absence(patience, self.num_inner_steps)
-            self._absence.connect(communicator, ranks_per_worker, where)
-        if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
-            assert self._site is not None
-            self._load_from_first(self._site, self._held)
-        self._gradients = None if inside is None else diloco.averager(parameters, inside)
-        self._was_updated = self._is_averaged = self._is_shared = False
-        self.inner_optimizer = self._built(inner_optimizer, groups)
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        self._parameters = [each for each in parameters if each.requires_grad]
+        self.strategy = _Rounds(
+            **{name: getattr(diloco, name) for name in diloco.names() if name not in Strategy.common}
+        )
+        self.strategy.where, self.strategy.is_equal = where, skip_load_from_peers
+        self.strategy.optim_spec = self._spec(inner_optimizer, groups)
+        self.strategy.setup(_Parameters(self._parameters), communicator or _OneRank(), max_steps=1, seed=0)  # type: ignore[arg-type]
+        self.inner_optimizer = self.strategy.optim
         self.inner_optimizer.register_step_post_hook(self._note_update)
         self._share_inner_state()
-        held = self._held if self._gradients is None else self._gradients.held
-        self._outer = OuterStep(held, diloco.outer_optim(), diloco.averaging())
-        if self._site is not None and self._gradients is not None:
-            self._site = self._gradients.between(self._site)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
-        if self._absence is not None:
-            self._absence.follow(self._outer, self._site, self._gradients)
-            self._absence.begin()
-            self._catch_up()
+        self.strategy.scheduler = self.scheduler
+        self.strategy.workers.join()
+        self._catch_up()
 
-    def _built(self, inner_optimizer: OptimizerLike | Optimizer, groups: list[Any]) -> Optimizer:
+    def _spec(self, inner_optimizer: OptimizerLike | Optimizer, groups: list[Any]) -> OptimSpec:
+        """The inner optimizer, built of the groups given; or one that is built already."""
         if not isinstance(inner_optimizer, Optimizer):
             spec = ensure_optim_spec(inner_optimizer)
-            return spec.build(groups) if self._gradients is None else self._gradients.build(spec, groups)
-        if isinstance(self._gradients, ShardedReplica):
+            return OptimSpec(spec.cls, params=lambda model: groups, **spec.kwargs)
+        if self.strategy.sites.sharding != "NO_SHARD":
             where = type(self).__name__
             raise InputError(f"{where}: sharding needs inner_optimizer as a factory, not built already")
-        return inner_optimizer
-
-    def _load_from_first(self, site: Site, parameters: list[Tensor]) -> None:
-        """Load the first rank's parameters; a rank that joins late gets them, or newer ones, then."""
-        if self._absence is None:
-            site.broadcast(parameters)
-        elif site.between.members_change:  # sites meet when this optimizer is complete
-            if site.inside is not None:
-                Site(None, site.inside).broadcast(parameters)
-        elif site.between.rank in self._absence.present:
-            there = site.between.group(self._absence.present)
-            Site(None, there).broadcast(parameters)
+        return OptimSpec(lambda parameters: inner_optimizer)
 
     def _catch_up(self) -> None:
         """Count the steps that others have done while this rank was away."""
-        assert self._absence is not None
-        missed = self._absence.number * self.num_inner_steps - self.local_step
-        self.local_step += max(missed, 0)
-        if self.scheduler is not None and self._absence.number != LOST:
+        number = self.strategy.workers.number
+        if number is None:
+            return
+        missed = number * self.num_inner_steps - self.local_step
+        self.strategy.local_step += max(missed, 0)
+        if self.scheduler is not None and number != LOST:
             with without_updates():
                 for _ in range(missed):
                     self.scheduler.step()
@@ -214,14 +244,23 @@ class DiLoCoOptimizer(Configured, Optimizer):
     @property
     def averaged_ranks(self) -> list[int]:
         """The ranks of the last round."""
-        if self._absence is not None:
-            return list(self._absence.present)
-        return [0] if self.communicator is None else list(range(self.communicator.world_size))
+        return self.strategy.workers.present
+
+    @property
+    def num_inner_steps(self) -> int:
+        """Steps a round."""
+        return self.strategy.H
+
+    @property
+    def local_step(self) -> int:
+        """Steps so far."""
+        return self.strategy.local_step
 
     @property
     def outer_optimizer(self) -> Optimizer:
         """The optimizer of the rounds, over its own copy of the parameters."""
-        return self._outer.optim
+        outer: OuterStep = self.strategy.outer
+        return outer.optim
 
     @property
     def local_epoch(self) -> int:
@@ -251,7 +290,10 @@ class DiLoCoOptimizer(Configured, Optimizer):
             raise InputError(f"{type(self).__name__}.step: closure and scaler cannot be used together")
         self._was_updated = False
         loss: Any = None
-        if scaler is not None:
+        if "found_inf" in self.__dict__:  # `scaler.step(self)` has called
+            self._check_averaged()
+            self._step_if_finite()
+        elif scaler is not None:
             self._check_averaged()
             scaler.step(self.inner_optimizer)
         elif closure is not None:
@@ -261,25 +303,21 @@ class DiLoCoOptimizer(Configured, Optimizer):
                 self.average_gradients()
             self.inner_optimizer.step()
         self._is_averaged = False
-        # The schedule counts steps, also those that overflowed, which ranks may not share.
-        if self.scheduler is not None:
-            with nullcontext() if self._was_updated else without_updates():
-                self.scheduler.step()
-        self.local_step += 1
         self.num_samples += batch_size or self.batch_size
-        if self.local_step % self.num_inner_steps == 0:
-            self._round()
-        if self._gradients is not None:
-            self._gradients.gather()
+        self.strategy.communicate(self.local_step + 1)
+        self.strategy.end_step(skipped=not self._was_updated)
+        self._catch_up()
         return loss  # type: ignore[no-any-return]
 
-    def _round(self) -> None:
-        if self._absence is None:
-            self._outer.apply(self._outer.begin(self._site).wait())
-            self._outer.reset_parameters()
-        else:
-            self._absence.round()
-            self._catch_up()
+    def _step_if_finite(self) -> None:
+        """Take the inner step in `scaler.step(self)`: unscale, unless that is done, and skip what has overflowed."""
+        if self.grad_scale is not None:
+            inverse = self.grad_scale.double().reciprocal().float()
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inverse.to(parameter.device))
+        if not self.found_inf:
+            self.inner_optimizer.step()
 
     def average_gradients(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Average the gradients over the ranks of this site, if it has several.
@@ -288,11 +326,12 @@ class DiLoCoOptimizer(Configured, Optimizer):
         before `step` must be averaged before that, after the step's last backward pass. With `sharding` say
         the scaler here: an overflow in one rank's part is then seen by all.
         """
-        if self._gradients is not None:
-            self._gradients.listen(False)
-            self._gradients.average()
+        gradients = self.strategy.site.gradients
+        if gradients is not None:
+            gradients.listen(False)
+            gradients.average()
             if scaler is not None:
-                self._gradients.share_overflow()
+                gradients.share_overflow()
         self._is_averaged, self._is_shared = True, scaler is not None
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -302,34 +341,32 @@ class DiLoCoOptimizer(Configured, Optimizer):
         """
         if not self._is_averaged:
             self.average_gradients()
-        if self._gradients is not None:
-            return self._gradients.clip(max_norm)
-        norm: Any = clip_norm(self._parameters, max_norm)
+        norm: Any = self.strategy.site.clip(max_norm)
         return norm.full_tensor() if is_cut(norm) else norm  # type: ignore[no-any-return]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the last step's gradients, where they are sharded too; `set_to_none` as torch has it."""
-        if isinstance(self._gradients, ShardedReplica):
+        if isinstance(self.strategy.site.gradients, ShardedReplica):
             for parameter in self._parameters:
                 parameter.grad = None
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InputError: each `param_group` is given at construction, as the outer optimizer copies parameters."""
-        if "inner_optimizer" in self.__dict__ and "_outer" in self.__dict__:
+        if "inner_optimizer" in self.__dict__ and "strategy" in self.__dict__:
             raise InputError(f"{type(self).__name__}: give all parameters at construction")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The parameters, both optimizers' states, the parameters that the round began with, and the counts."""
         return {
-            "parameters": list(map(part_to_keep, self._held, self._parameters)),
+            "parameters": list(map(part_to_keep, map(part_of, self._parameters), self._parameters)),
             "inner": self.inner_optimizer.state_dict(),
-            "outer": outer_to_keep(self._outer, self._parameters),
+            "outer": outer_to_keep(self.strategy.outer, self._parameters),
             "scheduler": self.scheduler and self.scheduler.state_dict(),
             "local_step": self.local_step,
             "num_samples": self.num_samples,
-            "absence": self._absence and self._absence.state_dict(),
+            "absence": self.strategy.workers.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -338,17 +375,16 @@ class DiLoCoOptimizer(Configured, Optimizer):
         So any order is right: model, optimizer, its state, as torch's users write it, or the model last.
         """
         with torch.no_grad():
-            for held, saved in zip(self._held, state_dict["parameters"], strict=True):
+            for held, saved in zip(map(part_of, self._parameters), state_dict["parameters"], strict=True):
                 held.copy_(part_of(saved))
         self.inner_optimizer.load_state_dict(state_dict["inner"])
         self._share_inner_state()
-        load_outer(self._outer, state_dict["outer"], self._parameters)
+        load_outer(self.strategy.outer, state_dict["outer"], self._parameters)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
-        self.local_step = state_dict["local_step"]
+        self.strategy.local_step = state_dict["local_step"]
         self.num_samples = state_dict["num_samples"]
-        if self._absence is not None:
-            self._absence.load_state_dict(state_dict["absence"])
+        self.strategy.workers.load_state_dict(state_dict["absence"])
 
     def _share_inner_state(self) -> None:
         self.param_groups = self.inner_optimizer.param_groups
@@ -364,12 +400,13 @@ class DiLoCoOptimizer(Configured, Optimizer):
 
     def _check_averaged(self) -> None:
         # A scaler looks for overflow when gradients are unscaled: the ranks of a site must see the same ones.
-        if self._gradients is not None and not self._is_averaged:
+        gradients = self.strategy.site.gradients
+        if gradients is not None and not self._is_averaged:
             raise InputError(
                 f"{type(self).__name__}.step: with a scaler and several ranks per site call "
                 "average_gradients() after the backward pass, before scaler.unscale_ and step"
             )
-        if isinstance(self._gradients, ShardedReplica) and not self._is_shared:
+        if isinstance(gradients, ShardedReplica) and not self._is_shared:
             raise InputError(
                 f"{type(self).__name__}.step: with a scaler and sharding call average_gradients(scaler), so "
                 "that an overflow in one rank's part is seen by all"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.flat import flatten, in_buckets
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
@@ -227,7 +226,6 @@ class Snapshots(Stateful):
     ) -> None:
         _check_judged(strategy)
         self._comm, self._model, self._strategy, self._evaluations = comm, model, strategy, evaluations
-        self._participation = Participation(strategy, comm)
         self._trained = {name: value.requires_grad for name, value in model.named_parameters()}
         self._objects = {name: id(value) for name, value in model.named_parameters()}
         self._version = 0
@@ -304,7 +302,7 @@ class Snapshots(Stateful):
             self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
 
     def _deposit(self, step: int, what: list[str]) -> None:
-        present = self._participation.present
+        present = self._strategy.workers.present
         if self._strategy.num_servers:
             present = self._served(what)
         if self._comm.members_change:  # models are not gathered: the lowest site has the one that counts

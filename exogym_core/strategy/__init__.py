@@ -12,8 +12,7 @@ from exogym_core.strategy.chain import (
     Chain,
     CommunicateOptimizeStrategy,
     CommunicationModule,
-    Composition,
-    Module,
+    Sites,
 )
 from exogym_core.strategy.cocodc import CoCoDCCommunicator, CoCoDCStrategy
 from exogym_core.strategy.decoupled_diloco import DecoupledDiLoCoStrategy
@@ -37,9 +36,7 @@ from exogym_core.strategy.muloco import MuLoCoCommunicator, MuLoCoStrategy
 from exogym_core.strategy.noloco import NoLoCoCommunicator, NoLoCoStrategy
 from exogym_core.strategy.onebit_adam import OneBitAdamStrategy, OneBitMomenta
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
-from exogym_core.strategy.participation.sites import Sites
-from exogym_core.strategy.parts.exchange import GradientExchange
-from exogym_core.strategy.parts.rounds import CodedRounds
+from exogym_core.strategy.options import PARTS
 from exogym_core.strategy.parts.selectors import (
     IndexSelector,
     PartitionedIndexSelector,
@@ -71,10 +68,8 @@ __all__ = [
     "Chain",
     "CoCoDCCommunicator",
     "CoCoDCStrategy",
-    "CodedRounds",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
-    "Composition",
     "DESLOCStrategy",
     "DGCStrategy",
     "DPSGDCommunicator",
@@ -92,7 +87,6 @@ __all__ = [
     "FedAvgStrategy",
     "GASLoCCommunicator",
     "GASLoCStrategy",
-    "GradientExchange",
     "HALoSStrategy",
     "HeLoCoStrategy",
     "IndexSelector",
@@ -100,7 +94,6 @@ __all__ = [
     "LocalSGDStrategy",
     "LowRankGradients",
     "MajorityOfSigns",
-    "Module",
     "MomentCommunicator",
     "MuLoCoCommunicator",
     "MuLoCoStrategy",
@@ -158,12 +151,10 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 #: Class by its name in the `modules` of a Chain.
-MODULES: dict[str, type[Module]] = {
-    name: Module.registry[name] for name in sorted(Module.registry, key=str.casefold)
-}
+MODULES: dict[str, type[Strategy]] = {name: PARTS[name] for name in sorted(PARTS, key=str.casefold)}
 
 
-def build_module(name: str, **options: Any) -> Module:
+def build_module(name: str, **options: Any) -> Strategy:
     """The module called `name` in the `modules` of a Chain, with its constructor's `options`.
 
     Its name is that in MODULES, or its class's.
@@ -172,7 +163,7 @@ def build_module(name: str, **options: Any) -> Module:
         UnknownNameError: no module, or no option of it, has that name.
         InputError: an option's value is wrong.
 
-    >>> build_module("Sites", ranks_per_worker=8).options.ranks_per_worker
+    >>> build_module("Sites", ranks_per_worker=8).sites.ranks_per_worker
     8
     """
     made_by = MODULES.get(name, {kind.__name__: kind for kind in MODULES.values()}.get(name))

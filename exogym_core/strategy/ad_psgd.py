@@ -6,29 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.base import ConfiguredStrategy
-from exogym_core.strategy.options import Options, option, positive_int
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import option, positive_int
 from exogym_core.strategy.parts.flat import flatten, widened, write_back
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+__all__ = ["ADPSGDStrategy"]
 
 
-__all__ = ["ADPSGDOptions", "ADPSGDStrategy"]
-
-
-class ADPSGDOptions(Options):
-    """Options of AD-PSGD: the interval between a worker's exchanges.
-
-    Args:
-        interval: local steps between the exchanges that a worker begins.
-    """
-
-    interval: int = option(1, positive_int)
-
-
-class ADPSGDStrategy(ConfiguredStrategy, name="ADPSGD"):
+class ADPSGDStrategy(Strategy, name="ADPSGD"):
     """Asynchronous decentralised SGD: after its step a worker sends its parameters to a random other one.
 
     The receiver, at its own next step, moves half-way towards them and sends back what it had; the first then
@@ -40,43 +29,47 @@ class ADPSGDStrategy(ConfiguredStrategy, name="ADPSGD"):
 
     Args:
         optim_spec: the optimizer of local steps (AdamW by default; the paper's is SGD).
-        options: of `ADPSGDOptions`, and of every Strategy.
+        interval: local steps between the exchanges that a worker begins.
+        options: of every Strategy.
 
     References:
         Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, arXiv 1710.06952.
     """
 
-    Options = ADPSGDOptions
-    state = State(sent="_sent", draws="_draws")
-    is_synchronous = False
-    round_steps = property(lambda self: self.options.interval)
-    judged = "own"
+    interval: int = option(1, positive_int)
+    positional = ("optim_spec",)
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
-        self._sent: Tensor | None = None  # awaits its answer
-        self._draws = torch.Generator().manual_seed(self.seed * 1_000_003 + rank)
+    judged = "own"
+    round_steps = property(lambda self: self.interval)
+    is_synchronous = False
+    state = State("sent", "draws")
+
+    def prepare(self) -> None:
+        """Begin with nothing under way."""
+        self.sent: Tensor | None = None  # awaits its answer
+        self.draws = torch.Generator().manual_seed(self.seed * 1_000_003 + self.rank)
 
     def step(self) -> None:
         """A local step, then whatever has come, then an exchange of one's own."""
         self.clip_gradients()
         self.optimizer_step()
         if self.num_nodes > 1:
-            self._mix()
+            self.mix()
         super().step()
 
     @torch.no_grad()
-    def _mix(self) -> None:
+    def mix(self) -> None:
+        """Meet what others have sent half-way, and send to one of them."""
         own = flatten(list(map(widened, self.trainable)))
         for source, theirs in self.comm.take("offers"):
             self.comm.put(own, source, "answers")
             own = own.lerp(theirs, 0.5)
         for _, theirs in self.comm.take("answers"):
-            assert self._sent is not None
-            own = own + (theirs - self._sent) / 2
-            self._sent = None
+            assert self.sent is not None
+            own = own + (theirs - self.sent) / 2
+            self.sent = None
         write_back(own, self.trainable)
-        if self._sent is None and (self.local_step + 1) % self.options.interval == 0:
-            other = int(torch.randint(self.num_nodes - 1, (1,), generator=self._draws))
-            self._sent = own
+        if self.sent is None and (self.local_step + 1) % self.interval == 0:
+            other = int(torch.randint(self.num_nodes - 1, (1,), generator=self.draws))
+            self.sent = own
             self.comm.put(own, other + (other >= self.rank), "offers")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from exogym_core.strategy.chain import Composition, Module
-from exogym_core.strategy.participation.sites import GradientOptions, Sites
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import options_of
+from exogym_core.strategy.participation.site import GradientOptions
 
 __all__ = ["AllReduceStrategy", "SimpleReduceStrategy"]
 
 
-class SimpleReduceStrategy(Composition, name="AllReduce"):
+class SimpleReduceStrategy(Strategy, name="AllReduce"):
     """Average gradients over all ranks, clip, step (data-parallel SGD): all ranks are one site.
 
     Gradients travel in flat buckets, the last layers' first. A bucket leaves as soon as the last backward
@@ -23,7 +24,7 @@ class SimpleReduceStrategy(Composition, name="AllReduce"):
     Args:
         optim_spec: the optimizer (AdamW by default).
         max_norm: clip the norm of the mean gradient to this.
-        options: of `exogym_core.strategy.participation.sites:GradientOptions`: `bucket_bytes`, `codec` (codecs
+        options: of `exogym_core.strategy.participation.site:GradientOptions`: `bucket_bytes`, `codec` (codecs
             other than fp32 communicate after the backward pass), `error_feedback`, `aggregate`, `sharding`,
             `ranks_per_node`; and of every Strategy: `lr`, `lr_scheduler`, ...
 
@@ -32,12 +33,15 @@ class SimpleReduceStrategy(Composition, name="AllReduce"):
         Zhao et al., PyTorch FSDP, arXiv 2304.11277.
     """
 
-    Options = GradientOptions
+    sites: GradientOptions = options_of(GradientOptions)
     positional = ("optim_spec", "max_norm")
+    round_steps = 1
+    plain_steps = True
 
-    def compose(self, options: GradientOptions) -> list[Module]:
-        """Make all ranks one site."""
-        return [Sites(**vars(options))]
+    def step(self) -> None:
+        """The mean gradient, clipped; then the update."""
+        self.local_update()
+        super().step()
 
 
 #: The same strategy under the name of what it does.

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from exogym_core.strategy.options import number, option, positive_int
-from exogym_core.strategy.participation.servers import ServedOptions, ServedStrategy
+from exogym_core.strategy.participation.servers import ServedStrategy
 from exogym_core.strategy.parts.outer import DelayedNesterov
 from exogym_core.strategy.parts.state import State
 
-if TYPE_CHECKING:
-    from torch import nn
-
-
-__all__ = ["AsyncDiLoCoOptions", "AsyncDiLoCoStrategy"]
-
-
-class AsyncDiLoCoOptions(ServedOptions):
-    """Options of async DiLoCo.
-
-    Args:
-        outer_lr: e.
-        outer_momentum: beta.
-        buffer: N, arrivals a momentum step; by default the number of workers.
-        momentum_share: c, the part of the momentum that the steps between take.
-    """
-
-    outer_lr: float = option(0.7, number)
-    outer_momentum: float = option(0.9, number)
-    buffer: int | None = option(None, positive_int)
-    momentum_share: float = option(0.0, number)
+__all__ = ["AsyncDiLoCoStrategy"]
 
 
 class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
@@ -43,21 +21,29 @@ class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
-        options: of `AsyncDiLoCoOptions`, and of every Strategy.
+        outer_lr: e.
+        outer_momentum: beta.
+        buffer: N, arrivals a momentum step; by default the number of workers.
+        momentum_share: c, the part of the momentum that the steps between take.
+        dylu: workers do fewer local steps the slower they are, see `ServedStrategy`.
+        options: of every Strategy.
 
     References:
         Liu et al., Asynchronous Local-SGD Training for Language Modeling, arXiv 2401.09135 (delayed Nesterov and
         dynamic local updates).
     """
 
-    Options = AsyncDiLoCoOptions
-    state = State("outer")
-    options: AsyncDiLoCoOptions
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.9, number)
+    buffer: int | None = option(None, positive_int)
+    momentum_share: float = option(0.0, number)
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
-        options = self.options
-        buffer = num_nodes if options.buffer is None else options.buffer
+    state = State("outer")
+
+    def prepare(self) -> None:
+        """Begin with the same parameters everywhere."""
+        super().prepare()
+        buffer = self.num_nodes if self.buffer is None else self.buffer
         self.outer = DelayedNesterov(
-            self.phi, options.outer_lr, options.outer_momentum, buffer, options.momentum_share
+            self.phi, self.outer_lr, self.outer_momentum, buffer, self.momentum_share
         )

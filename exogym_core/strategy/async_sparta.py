@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import fraction, option, positive_int
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import fraction, option, options_of, positive_int
 from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.flat import write_back
+from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.outer import Round
-from exogym_core.strategy.parts.rounds import RoundUnderWay
 from exogym_core.strategy.parts.selectors import SelectionOptions
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
@@ -18,109 +17,121 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
+
+__all__ = ["AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
 
 
-__all__ = ["AsyncSPARTAOptions", "AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
-
-
-class AsyncSPARTAOptions(SelectionOptions):
-    """Options of async SPARTA.
-
-    Args:
-        p_sparta: the share averaged each time, above 0 and at most 1.
-        interval: an average begins every so many steps.
-        delay: local steps after which it is applied, fewer than `interval`.
-    """
+class _Selection(SelectionOptions):
+    """Values to average; `p_sparta` is 0.05."""
 
     p_sparta: float = option(0.05, fraction)
-    interval: int = option(20, positive_int)
-    delay: int = option(10, positive_int)
-
-    def check(self, where: str) -> None:
-        """Refuse averages that would overtake each other."""
-        if self.delay >= self.interval:
-            raise InputError(
-                f"{where}: delay is {self.delay} steps and interval {self.interval}; apply an average before the next"
-            )
-        super().check(where)
 
 
-class AsyncSparseCommunicator(RoundUnderWay, name="AsyncSPARTA"):
-    """All-reduce of chosen values that begins every `interval` steps; its result is applied `delay` steps later.
-
-    What local steps have changed meanwhile stays: `theta += mean - sent` on the chosen values.
-    """
-
-    Options = AsyncSPARTAOptions
-    judged = "own"
-    state = State("iteration")
-    round_steps = property(lambda self: self.options.interval)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.index_selector = self.options.selector()
-        self.iteration = 0  # averages that have begun
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Choose as all ranks do."""
-        self.index_selector.seed = self.strategy.seed
-
-    def after_update(self) -> None:
-        """Begin or apply the average that is due."""
-        if self.strategy.num_nodes == 1:
-            return
-        place = (self.strategy.local_step + 1) % self.options.interval
-        if self._under_way is not None and place == self.options.delay:
-            self.apply(self._under_way)
-        if place == 0:
-            self._under_way = self.begin()
-
-    def begin(self) -> Round:
-        """Send the chosen values on their way to their mean."""
-        self.iteration += 1
-        sent = [flat[chosen] for flat, chosen in self._flats_and_places()]
-        return self._round(sent, [()] * len(sent))
-
-    def apply(self, sent: Round) -> None:
-        """Add the difference of the mean to what was sent."""
-        changes = [mean - own for mean, own in zip(sent.wait(), sent.sent, strict=True)]
-        for bucket, (flat, chosen), change in zip(
-            self.buckets, self._flats_and_places(), changes, strict=True
-        ):
-            flat[chosen] += change
-            write_back(flat, bucket)
-        self._under_way = None
-
-    def _flats_and_places(self) -> list[tuple[Tensor, Tensor]]:
-        """The parameters, flat, and their places in the last average begun."""
-        return [(flat, self.index_selector.places(flat, self.iteration - 1)) for flat in self.flats()]
-
-    def _round(self, sent: list[Tensor], calls: Sequence[Any]) -> Round:
-        site = self.scope.site
-        flights = [
-            Flight(site.steps(Averaging(), flat.clone()), site.between, numbers)
-            for flat, numbers in zip(sent, calls, strict=True)
-        ]
-        return Round(sent, flights)
-
-    def resumed(self, saved: Mapping[str, Any]) -> Round:
-        """Send the chosen values again."""
-        return self._round(saved["sent"], saved["calls"])
-
-
-class AsyncSPARTAStrategy(Composition, name="AsyncSPARTA"):
+class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA"):
     """SPARTA whose averages overlap with computing.
+
+    An all-reduce of chosen values begins every `interval` steps; its result is applied `delay` steps later. What local
+    steps have changed meanwhile stays: `theta += mean - sent` on the chosen values.
 
     Bytes: `2 (n - 1) / n p P` a worker every `interval` steps, as SPARTA with that interval. Second-hand: the delay and
     the interval are as EXO's users report them, not read in code.
 
     Args:
         optim_spec: the optimizer of local steps (AdamW by default).
-        options: of `AsyncSPARTAOptions`, and of every Strategy.
+        p_sparta: the share averaged each time, above 0 and at most 1.
+        index_selector: of these values, see `SelectionOptions`.
+        interval: an average begins every so many steps.
+        delay: local steps after which it is applied, fewer than `interval`.
+        options: of every Strategy.
 
     References:
         Beton et al., SPARTA: Improving Distributed Training Using Sparse Parameter Averaging, openreview stFPf3gzq1.
     """
 
-    module = AsyncSparseCommunicator
+    selection: _Selection = options_of(_Selection)
+    interval: int = option(20, positive_int)
+    delay: int = option(10, positive_int)
+    positional = ("optim_spec",)
+
+    judged = "own"
+    round_steps = property(lambda self: self.interval)
+    state = State("iteration")
+    plain_steps = True
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        if self.delay >= self.interval:
+            raise InputError(
+                f"{self.where}: delay is {self.delay} steps and interval {self.interval}; apply an average before "
+                "the next"
+            )
+
+    def prepare(self) -> None:
+        """Choose as all ranks do."""
+        self.index_selector = self.selection.selector()
+        self.index_selector.seed = self.seed
+        self.iteration = 0  # averages that have begun
+        self.under_way: Round | None = None
+
+    def step(self) -> None:
+        """A local step, and the average that begins or has come."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """Begin or apply the average that is due."""
+        if self.num_nodes == 1:
+            return
+        if self.under_way is not None and step % self.interval == self.delay:
+            self.apply(self.under_way)
+        if step % self.interval == 0:
+            self.iteration += 1
+            self.under_way = self.sent([flat[chosen] for flat, chosen in self.flats_and_places()])
+
+    def apply(self, sent: Round) -> None:
+        """`theta += mean - sent` on the chosen values."""
+        changes = [mean - own for mean, own in zip(sent.wait(), sent.sent, strict=True)]
+        work = zip(self.buckets, self.flats_and_places(), changes, strict=True)
+        for bucket, (flat, chosen), change in work:
+            flat[chosen] += change
+            write_back(flat, bucket)
+        self.under_way = None
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """An average may come after any step."""
+        return min(super().steps_to_exchange, 1)
+
+    def finish(self) -> None:
+        """Apply what is in flight."""
+        if self.under_way is not None:
+            self.apply(self.under_way)
+
+    def flats_and_places(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters, flat, and their places in the last average begun."""
+        flats = map(flatten, self.buckets)
+        return [(flat, self.index_selector.places(flat, self.iteration - 1)) for flat in flats]
+
+    def sent(self, values: list[Tensor], calls: Sequence[Any] = ()) -> Round:
+        """Values on their way to their mean."""
+        flights = [
+            Flight(self.site.steps(Averaging(), flat.clone()), self.site.between, numbers)
+            for flat, numbers in zip(values, calls or [()] * len(values), strict=True)
+        ]
+        return Round(values, flights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Declared state, and the average under way."""
+        return {**super().state_dict(), "under_way": self.under_way and self.under_way.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it; the chosen values under way are sent again."""
+        super().load_state_dict(state)
+        saved = state["under_way"]
+        self.under_way = None if saved is None else self.sent(saved["sent"], saved["calls"])
+
+
+class AsyncSparseCommunicator(AsyncSPARTAStrategy, part="AsyncSPARTA"):
+    """Async SPARTA as a member of a `Chain`."""

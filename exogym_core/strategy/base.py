@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,7 +15,6 @@ from torch.optim import Optimizer
 from exogym_core.names import plain_numbers
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
-    OptimizerLike,
     OptimSpec,
     build_scheduler,
     ensure_optim_spec,
@@ -22,16 +23,20 @@ from exogym_core.strategy.optimizers import (
     without_updates,
 )
 from exogym_core.strategy.options import (
-    Configured,
+    Options,
     checked_options,
+    declare,
     given_arguments,
     number,
+    option,
     refuse_unknown,
-    resolved_synonyms,
+    take,
 )
-from exogym_core.strategy.participation import Participants
+from exogym_core.strategy.participation.absence import Everyone, PatienceOptions
+from exogym_core.strategy.participation.site import Site, SiteOptions
 from exogym_core.strategy.parts.codecs import ChargedCodec
-from exogym_core.strategy.parts.gradients import clip_norm
+from exogym_core.strategy.parts.flat import buckets
+from exogym_core.strategy.parts.outer import GlobalModel
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
@@ -45,7 +50,20 @@ if TYPE_CHECKING:
     from exogym_core.strategy.parts.codecs import Codec
     from exogym_core.strategy.parts.gradients import GradientAverager
 
-__all__ = ["ConfiguredStrategy", "StepContext", "Strategy"]
+__all__ = ["StepContext", "Strategy"]
+
+
+# Methods of a step by which a subclass may change it.
+_STEP_METHODS = {
+    *("begin_step", "zero_grad", "before_backward", "local_update", "before_update", "clip_gradients"),
+    *("optimizer_step", "step", "communicate"),
+}
+
+# Attributes that a member of a chain has from it.
+_SHARED = (
+    *("model", "comm", "rank", "num_nodes", "seed", "max_steps", "coding", "where"),
+    *("optim", "site", "local_step", "context"),
+)
 
 
 @dataclass(slots=True)
@@ -61,6 +79,7 @@ class StepContext:
         comm: connects the ranks of the run; needed where there is a `count`.
         count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
             complete from the `last_micro_batch` on.
+        is_unscaled: gradients have been unscaled by `Strategy.unscale_gradients`.
     """
 
     number: int = 0
@@ -69,6 +88,7 @@ class StepContext:
     scaler: torch.amp.GradScaler | None = None
     last_micro_batch: bool = True
     comm: Communicator | None = None
+    is_unscaled: bool = False
     count: float | None = None
     _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
 
@@ -97,14 +117,20 @@ class StepContext:
         return self.samples * len(among) / sum(among)
 
 
-class Strategy(Participants, Configured, Stateful):
+class Strategy(Stateful):
     """Base of all strategies; by itself it does nothing at a step but count it.
 
     The loop calls, once per rank, `setup`; then for each step `begin_step` and `zero_grad`, `before_backward`
     before each backward pass, and `step` after the last one; at the end `finish`. A strategy of one's own
     overrides `step`, uses `self.model`, `self.optim` and `self.comm`, and calls `super().step()` last. It may
-    also override `_init_node(model, rank, num_nodes)` to prepare what it needs; `self.comm` and `self.seed` are
-    there. Where its ranks' models differ, it says by `judged` and `judged_state` which one could be shipped.
+    also override `prepare()`, called once when the optimizer is there, for its own state.
+    Where its ranks' models differ, it says by `judged` and `judged_state` which one could be shipped.
+
+    What happens before the update is in `before_update()`, what follows it in `communicate(step)`: `step` is
+    `local_update()`, `communicate(self.local_step + 1)`, `super().step()`. A `Chain` can have such members.
+
+    Options are declared in the class: `H: int = option(100, positive_int)`; or by a member with options of its own,
+    `average = options_of(Averaging)`. `class MyStrategy(Strategy, name="Mine")` enters it in `registry`.
 
     Before `setup` a strategy is only its options: it can be copied, and each rank gets its own copy.
 
@@ -127,6 +153,22 @@ class Strategy(Participants, Configured, Stateful):
         rank, num_nodes: this rank's number and how many workers there are, likewise.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None where it keeps.
+        sites, patience: options: how ranks form sites, and how long rounds wait for absent ranks.
+        site: this rank's site: its connections, and the average of gradients inside it.
+        workers: who takes part in rounds.
+        outer: the model that rounds lead to, of strategies that have one.
+        num_rounds: rounds that have ended, of strategies that count them.
+        goes_first: it stands before the others in a chain, wherever that names it.
+        takes_complex: it brings complex parameters together; they are refused where it does not say so.
+        takes_sites: it may stand behind `Sites` in a chain; else it brings single ranks together.
+        where: name of the strategy that users have written, for errors.
+        round_steps: period, in steps, of what the ranks send, as a number or a property of the options; 1 where every
+            step sends the same; None: not said. Plans simulate rounds of so many steps, a run that ends at a virtual
+            time ends with a round, and steps within a round may be run ahead. It is read after `setup`, too.
+        warmup_steps: first steps that send otherwise than the rounds after them; read after `setup`, of a run of
+            `max_steps`.
+        sends_by_value: values decide which step sends how much: plans, which have none, show the bytes to be expected.
+        plain_steps: a step up to `communicate` only averages gradients in the site, clips, and updates.
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             what is missing; attributes that are not declared may hold anything.
         default_optim: the optimizer where none is given.
@@ -135,61 +177,113 @@ class Strategy(Participants, Configured, Stateful):
         coding: cost of coding in virtual time, as `setup` got it; None where it is free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
             each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
-            of their losses).
+            of their losses). "": a member of a chain that leaves this to the others.
         local_step: number of steps done.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
+        num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
+        accepted_servers: the least and the largest number of them.
+        is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
+        registry: classes by the names that experiment files give them.
+        Options: dataclass of the options, made of what classes declare.
+        positional: names of options that may be given by position, in order.
+        declared, members: names of what is declared by the class and its bases, and the members' classes.
+        common, taken: names of the options of every strategy, which help and logs leave out; of these, those that the
+            class does not take.
+        accepted: names that the constructor takes, and whether they may be left out.
     """
 
+    lr_scheduler: LRSchedulerLike | None = option(None)
+    lr_scheduler_kwargs: Mapping[str, Any] | None = option(None)
+    optim_spec: Any = option(None)
+    lr: float | None = option(None, number)
+    max_norm: float | None = option(None, number)
+    positional: ClassVar[tuple[str, ...]] = ("lr_scheduler", "lr_scheduler_kwargs")
+
     registry: ClassVar[dict[str, type[Strategy]]] = {}
-    state = State("local_step", "optim", "scheduler")
+    Options: ClassVar[type[Any]] = Options
+    declared: ClassVar[tuple[str, ...]] = ()
+    members: ClassVar[dict[str, type[Any]]] = {}
+    common: ClassVar[tuple[str, ...]] = ()
+    taken: ClassVar[tuple[str, ...]] = ()
+    accepted: ClassVar[dict[str, bool]] = {}
+
+    state = State("local_step", "optim", "scheduler", "site", "workers")
     overlaps_backward: bool = False
     judged: str = "replica"
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
+    round_steps: int | None = None
+    warmup_steps: int = 0
+    sends_by_value: bool = False
+    plain_steps: bool = False
+
+    num_servers: int = 0
+    accepted_servers: tuple[int, float] = (1, math.inf)
+    is_synchronous: bool = True
+
+    goes_first: bool = False
+    takes_sites: bool = True
+    takes_complex: bool = False
+    sites: Any = SiteOptions()
+    patience: PatienceOptions = PatienceOptions()
+    outer: Any = None
+    num_rounds: Any = None
 
     model: nn.Module
     comm: Communicator
     optim: Optimizer
     rank: int
     num_nodes: int
+    site: Site
+    workers: Everyone
     _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    _is_member = False
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Refuse a model as the first argument, whatever the constructor of a subclass would take it for."""
-        if arguments and isinstance(arguments[0], nn.Module):
-            raise InputError(
-                f"{cls.__name__}: the first argument is a model; the Trainer gives it to the strategy, "
-                "leave it out and pass the optimizer as optim_spec="
-            )
+        """Remember what it was made with, for logs."""
         strategy = super().__new__(cls)
         strategy._given = (arguments, options)
         return strategy
 
-    def __init__(
-        self,
-        lr_scheduler: LRSchedulerLike | None = None,
-        lr_scheduler_kwargs: Mapping[str, Any] | None = None,
-        *,
-        optim_spec: OptimizerLike | None = None,
-        lr: float | None = None,
-        max_norm: float | None = None,
+    def __init_subclass__(
+        cls,
+        name: str | None = None,
+        part: str | None = None,
+        positional: tuple[str, ...] | None = None,
         **others: Any,
     ) -> None:
-        where = type(self).__name__
-        others, _ = resolved_synonyms(type(self), {"optim_spec": optim_spec, **others})
-        optim = others.pop("optim_spec", None)
-        refuse_unknown(type(self), others)
-        # A subclass may have set `optim_spec` before it called this constructor.
-        default: OptimSpec = self.__dict__.get("optim_spec", self.default_optim)
-        options = {} if lr is None else {"lr": number(where, "lr", lr)}
-        self.optim_spec = ensure_optim_spec(optim, default, **options)
-        self.max_norm = None if max_norm is None else number(where, "max_norm", max_norm)
-        self.lr_scheduler_kwargs = plain_numbers(dict(lr_scheduler_kwargs or {}))
-        if self.lr_scheduler_kwargs and not lr_scheduler:
+        super().__init_subclass__(**others)
+        cls.positional = cls.positional if positional is None else positional
+        if name is not None:
+            cls.registry[name] = cls
+        if vars(cls).keys() & _STEP_METHODS and "plain_steps" not in vars(cls):
+            cls.plain_steps = False
+        declare(cls, part)
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        cls, self.where = type(self), type(self).__name__
+        if positional and isinstance(positional[0], nn.Module):
             raise InputError(
-                f"{where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'"
+                f"{self.where}: the first argument is a model; the Trainer gives it to the strategy, "
+                "leave it out and pass the optimizer as optim_spec="
             )
-        self.lr_scheduler = lr_scheduler and resolve_scheduler(lr_scheduler, self.lr_scheduler_kwargs)
+        options, others = checked_options(cls, positional, given)
+        refuse_unknown(cls, others)
+        set_before = self.__dict__.get("optim_spec")  # by a subclass, before it called this constructor
+        take(self, options)
+        default: OptimSpec = set_before or self.default_optim
+        self.optim_spec = ensure_optim_spec(
+            options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
+        )
+        self.lr_scheduler_kwargs = plain_numbers(dict(options.lr_scheduler_kwargs or {}))
+        if self.lr_scheduler_kwargs and not options.lr_scheduler:
+            raise InputError(
+                f"{self.where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'"
+            )
+        self.lr_scheduler = options.lr_scheduler and resolve_scheduler(
+            options.lr_scheduler, self.lr_scheduler_kwargs
+        )
+        self.overlaps_backward = self.overlaps_backward or self.sites.overlaps_backward
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
@@ -200,7 +294,6 @@ class Strategy(Participants, Configured, Stateful):
         self.nbytes = 0
         self._payload_bytes_before = 0
         self._update_skipped = False
-        self._is_unscaled = False
 
     # --- called by the loop --------------------------------------------------------------------------------
 
@@ -213,21 +306,55 @@ class Strategy(Participants, Configured, Stateful):
         schedule of the rate has, `seed` is shared by all ranks. `coding` is given only
         where the work of codecs costs time; an override without it is for runs in which that is free.
         """
+        if self.num_servers and self.judged != "server":
+            raise InputError(
+                f"{self.where}: num_servers={self.num_servers}, but judged={self.judged!r}; servers keep the model "
+                "that could be shipped: write judged = 'server'"
+            )
         self.rank, self.num_nodes = comm.rank, self.workers_among(comm.world_size)
         self.model, self.comm = model, comm
         self.coding = coding
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
         self._init_node(model, comm.rank, self.num_nodes)
+        if comm.world_size > 1 and not self.takes_complex:
+            self._refuse_complex()
+        self.prepare()
         if self.scheduler is None:
             self._setup_scheduler()
+
+    def _refuse_complex(self) -> None:
+        """Raise InputError where a parameter has complex values."""
+        for name, parameter in self.named_trainable():
+            if parameter.is_complex():
+                raise InputError(
+                    f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold "
+                    "its real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy of "
+                    "your own that does more"
+                )
+
+    def join(self, whole: Strategy) -> None:
+        """Become a member of `whole`, which has been set up, and updates the parameters.
+
+        Raises:
+            InputError: ranks of `whole` form sites, and this strategy does not take them.
+        """
+        if not (self.takes_sites or whole.site.is_single):
+            raise InputError(
+                f"{whole.where}: {type(self).__name__} mixes single ranks, not sites; leave Sites out"
+            )
+        for name in _SHARED:
+            setattr(self, name, getattr(whole, name))
+        self._is_member = True
+        self.workers = self.patience.workers(self)
+        self.prepare()
 
     def of_length(self, max_steps: int) -> Sequence[int]:
         """Steps that follow from the run's number of steps, such as the end of its schedule.
 
         A run resumes for another number of steps only where these stay the same.
         """
-        end = schedule_end(self.lr_scheduler, self.lr_scheduler_kwargs, max_steps)
+        end = schedule_end(self.lr_scheduler, self.lr_scheduler_kwargs or {}, max_steps)
         return [] if end is None else [end]
 
     def begin_step(self, context: StepContext) -> None:
@@ -236,17 +363,37 @@ class Strategy(Participants, Configured, Stateful):
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin in that of the `last_micro_batch`."""
+        if not self._is_member:
+            self.site.listen(last_micro_batch, self.context)
+
+    def local_update(self) -> None:
+        """Update the parameters: average the gradients inside the site, exchange them, clip, step the optimizer."""
+        self.site.average_gradients(self.context)
+        self.before_update()
+        self.clip_gradients()
+        self.optimizer_step()
+
+    def before_update(self) -> None:
+        """Exchange gradients, neither unscaled nor clipped yet, or what else comes before the update."""
+
+    def communicate(self, step: int) -> None:
+        """Bring replicas together after the local update of this `step`, from 1."""
 
     def step(self) -> None:
-        """End a step: advance the schedule and the count. Overrides update the model, then call this."""
+        """End a step: complete the replica, advance the schedule and the count. Overrides update, then call this."""
+        self.end_step(skipped=self._update_skipped)
+        self._update_skipped = False
+
+    def end_step(self, *, skipped: bool) -> None:
+        """Complete the replica, advance the schedule and the count; the update may have been `skipped`."""
+        self.site.gather()
         # The schedule counts steps, also those that overflowed, which ranks may not share.
         if self.scheduler is not None:
-            with without_updates() if self._update_skipped else nullcontext():
+            with without_updates() if skipped else nullcontext():
                 self.scheduler.step()
             if self.rank == 0:
                 for callback in self.lr_callbacks:
                     callback(self.learning_rate)
-        self._update_skipped = False
         self.local_step += 1
         self.nbytes = self.comm.traffic.payload_bytes - self._payload_bytes_before
         self._payload_bytes_before += self.nbytes
@@ -257,37 +404,26 @@ class Strategy(Participants, Configured, Stateful):
             Strategy.step(self)
 
     @property
-    def round_steps(self) -> int | None:
-        """Period, in steps, of what the ranks send; None: not declared.
-
-        Declared as a number (`round_steps = 50`) or a property of the options; 1 where every step sends the same. Plans
-        simulate rounds of so many steps, a run that ends at a virtual time ends with a round, and steps within a round
-        may be run ahead. It may depend on the model: it is read after `setup`, too.
-        """
-        return None
-
-    @property
-    def warmup_steps(self) -> int:
-        """First steps that send otherwise than the rounds after them; read after `setup`, of a run of `max_steps`."""
-        return 0
-
-    @property
-    def sends_by_value(self) -> bool:
-        """True if values decide which step sends how much: plans, which have none, show the bytes to be expected."""
-        return False
-
-    @property
     def steps_to_exchange(self) -> int:
         """Number of next steps that only average gradients, clip and update, up to the next exchange after an update.
 
         0: not known. What averages is `averager`, and the rest of such a step is `finish_step`.
         """
-        return 0
+        gradients = self.site.gradients
+        if not self.plain_steps or self.round_steps is None or (gradients and self.averager is None):
+            return 0
+        if self.scheduler is not None:
+            return 1
+        if type(self).communicate is Strategy.communicate:  # nothing is exchanged after an update
+            return sys.maxsize
+        return self.round_steps - self.local_step % self.round_steps
 
     @property
     def averager(self) -> GradientAverager | None:
         """Averager of all ranks' gradients in steps of `steps_to_exchange`; None where they stay apart."""
-        return None
+        gradients = self.site.gradients
+        is_whole = gradients is not None and gradients.comm.world_size == self.comm.world_size
+        return gradients if is_whole and gradients is not None and gradients.is_one_call else None
 
     @property
     def has_ended_round(self) -> bool:
@@ -296,11 +432,12 @@ class Strategy(Participants, Configured, Stateful):
 
     def finish_step(self) -> None:
         """Do what is left of a step after the optimizer's update."""
+        self.communicate(self.local_step + 1)
         Strategy.step(self)
 
     def row(self) -> dict[str, Any]:
-        """Values of the last step's row besides loss and bytes."""
-        return {}
+        """Values of the last step's row besides loss and bytes: its round, where ranks may be absent."""
+        return self.workers.row(self.local_step)
 
     def finish(self) -> None:
         """After the last step, on the clock: apply what is still in flight."""
@@ -342,20 +479,72 @@ class Strategy(Participants, Configured, Stateful):
         """Scaler of the step's gradients, if they are scaled."""
         return self.context.scaler
 
+    # --- ranks that serve ----------------------------------------------------------------------------
+
+    @property
+    def server_groups(self) -> tuple[int, ...]:
+        """Numbers of servers by kind; each kind is spread over regions as workers are."""
+        return (self.num_servers,)
+
+    def workers_among(self, num_ranks: int) -> int:
+        """Number of workers among so many ranks.
+
+        Args:
+            num_ranks: workers and servers.
+
+        Raises:
+            InputError: servers leave no worker.
+        """
+        if num_ranks <= self.num_servers:
+            raise InputError(
+                f"{type(self).__name__}: {num_ranks} ranks, of which {self.num_servers} serve, leave no worker; "
+                "start more ranks"
+            )
+        return num_ranks - self.num_servers
+
+    def take_servers(self, count: int) -> None:
+        """Set the number of servers.
+
+        Raises:
+            InputError: the strategy has no servers, or cannot do with so many.
+        """
+        least, most = self.accepted_servers
+        if not self.num_servers:
+            raise InputError(f"{type(self).__name__}: servers={count}, but it has none; leave servers out")
+        if not least <= count <= most:
+            accepted = f"{least}" if least == most else f"{least} at least"
+            raise InputError(
+                f"{type(self).__name__}: servers={count}, but it takes {accepted}; leave servers out"
+            )
+        self.num_servers = count
+
+    def serve(self, updated: Callable[[float], None]) -> None:
+        """Serve instead of training, until no worker sends anything any more.
+
+        Args:
+            updated: to be called after changes of the model that could be shipped, with the local steps that have
+                gone into it, as a mean over workers, when whatever has been taken from mailboxes is dealt with: it is
+                evaluated then, and checkpoints keep `state_dict()`; after a restart `serve` begins again from that.
+        """
+        raise InputError(f"{type(self).__name__}: has no servers; leave servers out")
+
     # --- what could be shipped -----------------------------------------------------------------------------
 
     def judged_state(self) -> dict[str, Tensor] | None:
         """The parameters, by name, of the model that could be shipped now; None: those of this rank's replica.
 
         A model that the ranks of a site hold in parts is returned in parts: the key `weight[8:16]` names these of
-        the flat values of `weight`.
+        the flat values of `weight`. By default, of a strategy with an `outer` step, its global parameters.
         """
-        return None
+        has_outer = isinstance(self.outer, GlobalModel) and self.judged == "outer"
+        return self.named(self.outer.theta) if has_outer else None
 
     @property
     def judged_version(self) -> int:
         """Number of the judged model, which rises with each new one; 0 is the initial model."""
-        return self.local_step
+        if self.workers.number is not None:
+            return self.workers.number
+        return self.num_rounds if self.num_rounds is not None and self.judged == "outer" else self.local_step
 
     # --- and what else the loop needs ----------------------------------------------------------------------
 
@@ -370,6 +559,7 @@ class Strategy(Participants, Configured, Stateful):
 
     def close(self) -> None:
         """Release the model: remove hooks from it. Nothing else may be called afterwards."""
+        self.site.close()
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -383,8 +573,14 @@ class Strategy(Participants, Configured, Stateful):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Optimizers of the strategy, the one that applies gradients first."""
-        return [self.optim]
+        """Optimizers of the strategy, the one that applies gradients first; then the outer one."""
+        return [self.optim, *(self.outer.optimizers if isinstance(self.outer, GlobalModel) else [])]
+
+    def declared_state(self) -> dict[str, str]:
+        """Attributes that are state, by key; of a member of another strategy those of its own."""
+        own = super().declared_state()
+        of_all = Strategy.state.attributes if self._is_member else {}
+        return {key: name for key, name in own.items() if key not in of_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, which `state_dict` returned, after `setup` with the same options."""
@@ -394,16 +590,26 @@ class Strategy(Participants, Configured, Stateful):
     # --- for subclasses ------------------------------------------------------------------------------------
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Prepare this rank; called by `setup`. Builds `self.optim`."""
+        """Prepare this rank; called by `setup`. Enters the rank's site, and builds `self.optim`."""
         self.local_step = 0
+        self.enter_site()
         # A strategy in EXO Gym's manner may have set `optim_spec` to what it was given, after this constructor.
-        self.optim = ensure_optim_spec(self.optim_spec).build(model)
+        spec = ensure_optim_spec(self.optim_spec)
+        self.optim = self.site.build(spec, self.model)
+
+    def enter_site(self) -> None:
+        """Connect this rank with its site and with other sites."""
+        self.site = self.sites.enter(self)
+        self.workers = self.patience.workers(self)
+
+    def prepare(self) -> None:
+        """Prepare this rank's state: all replicas are equal, and the optimizer is there."""
 
     def _setup_scheduler(self) -> None:
         """Build the learning-rate schedule on `self.optim`."""
         if self.lr_scheduler:
             self.scheduler = build_scheduler(
-                self.optim, self.lr_scheduler, self.lr_scheduler_kwargs, self.max_steps
+                self.optim, self.lr_scheduler, self.lr_scheduler_kwargs or {}, self.max_steps
             )
 
     @property
@@ -415,16 +621,21 @@ class Strategy(Participants, Configured, Stateful):
         """Trainable parameters with their names."""
         return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
 
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """Parameters, or parts of them, that this rank brings together with other sites'."""
+        return self.site.held
+
     def unscale_gradients(self) -> None:
         """Undo the scaler's factor before gradients are exchanged; what has overflowed here becomes zero.
 
         The update is then made whatever this rank's scaler has found: the others count on it.
         """
         scaler = self.context.scaler
-        if scaler is None or self._is_unscaled:
+        if scaler is None or self.context.is_unscaled:
             return
         scaler.unscale_(self.optim)
-        self._is_unscaled = True
+        self.context.is_unscaled = True
         for parameter in self.trainable:
             if parameter.grad is not None:
                 parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
@@ -436,13 +647,26 @@ class Strategy(Participants, Configured, Stateful):
             InputError: gradients are sparse and are to be clipped.
         """
         scaler = self.context.scaler
-        if scaler is not None and not self._is_unscaled:
+        if scaler is not None and not self.context.is_unscaled:
             scaler.unscale_(self.optim)
         if self.max_norm is not None:
-            self._clip(self.max_norm)
+            self.site.clip(self.max_norm)
 
-    def _clip(self, max_norm: float) -> None:
-        clip_norm(self.trainable, max_norm)
+    @property
+    def buckets(self) -> list[list[Tensor]]:
+        """Parameters that this rank holds, in buckets of one dtype and device each."""
+        return buckets(self.held)
+
+    def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """`values` of `held`, in their order, by name, as `judged_state` has them."""
+        state: dict[str, Tensor] = {}
+        for (name, parameter), piece, value in zip(self.named_trainable(), self.held, values, strict=True):
+            if piece.shape == parameter.shape:
+                state[name] = value
+            elif value.numel():
+                first = piece.storage_offset() - parameter.storage_offset()
+                state[f"{name}[{first}:{first + value.numel()}]"] = value
+        return state
 
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; with a scaler, only if these were finite when it unscaled them.
@@ -452,8 +676,8 @@ class Strategy(Participants, Configured, Stateful):
         scaler = self.context.scaler
         if scaler is None:
             self.optim.step()
-        elif self._is_unscaled:
-            self._is_unscaled = False
+        elif self.context.is_unscaled:
+            self.context.is_unscaled = False
             self.optim.step()
             scaler.update()
         else:
@@ -463,16 +687,5 @@ class Strategy(Participants, Configured, Stateful):
             self._update_skipped = scaler.get_scale() < scale
 
 
-class ConfiguredStrategy(Strategy):
-    """Strategy whose constructor takes the fields of its `Options`.
-
-    Attributes:
-        options: those.
-    """
-
-    positional: ClassVar[tuple[str, ...]] = ("optim_spec",)
-    options: Any
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        self.options, others = checked_options(type(self), positional, given)
-        super().__init__(**others)
+declare(Strategy)
+Strategy.common = tuple(Strategy.Options.names())

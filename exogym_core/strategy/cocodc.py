@@ -2,127 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import name_in, number, option, positive_int, whole_number
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import name_in, number, option, options_of, positive_int, whole_number
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
-from exogym_core.strategy.parts.rounds import FragmentOptions, Fragments
+from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from exogym_core.strategy.parts.outer import Round
-
-__all__ = ["CoCoDCCommunicator", "CoCoDCOptions", "CoCoDCStrategy"]
+__all__ = ["CoCoDCCommunicator", "CoCoDCStrategy"]
 
 
-class CoCoDCOptions(FragmentOptions):
-    """Options of CoCoDC besides fragments and an outer step.
-
-    Args:
-        tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
-        transmissions: N, fragments that leave in H steps; as many as there are fragments at least, one a step at
-            most.
-        compensation: lambda, how strong the correction is; 0 keeps what a worker has trained meanwhile as it is.
-        scale: "relative" (lambda is the correction's norm over that of what it corrects, tensor by tensor) or "fixed"
-            (lambda multiplies the second-order term).
-    """
-
-    tau: int = option(5, whole_number)
-    transmissions: int = option(8, positive_int)
-    compensation: float = option(0.5, number)
-    scale: str = option("relative", name_in("relative", "fixed"))
-
-
-class CoCoDCCommunicator(Fragments, name="CoCoDC"):
-    """Departure of the fastest changing fragment every `H / transmissions` steps; none waits longer than H.
-
-    Args:
-        H: steps in which each fragment leaves at least once.
-        options: of `CoCoDCOptions`.
-    """
-
-    Options = CoCoDCOptions
-    state = State("intervals", "rates")
-    sends_by_value = True
-    options: CoCoDCOptions
-
-    positional = ("H",)
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Reset intervals and rates."""
-        super()._init_node(model, rank, num_nodes)
-        whole = zip(self.strategy.trainable, self.scope.parameters, strict=True)
-        if any(parameter.shape != piece.shape for parameter, piece in whole):
-            raise InputError(f"{type(self.strategy).__name__}: corrects whole tensors; leave sharding out")
-        self.intervals = [0] * len(self.members)  # steps between a fragment's last two departures
-        self.rates = [0.0] * len(self.members)  # R_p, as it was when p was last merged
-
-    def after_update(self) -> None:
-        """Take in what has come, then choose what leaves."""
-        super().after_update()
-        step = self.strategy.local_step + 1
-        most = max(self.options.transmissions, len(self.members))
-        if step % max(1, self.options.H // most) == 0 and (chosen := self.choose(step)) is not None:
-            self.intervals[chosen] = step - self.sent_at[chosen]
-            self.send(chosen, step)
-
-    @property
-    def round_steps(self) -> int | None:
-        """Steps in which all fragments leave in turn, as they do without values; known after `setup`."""
-        if not hasattr(self, "members"):
-            return None
-        every = max(1, self.options.H // max(self.options.transmissions, len(self.members)))
-        return every * max(len(self.members), -(-self.options.tau // every))
-
-    def choose(self, step: int) -> int | None:
-        """Fragment that has waited for H steps, else that never left, else of the largest rate; None: all are away."""
-        here = [p for p in range(len(self.members)) if p not in self._under_way]
-        late = [p for p in here if step - self.sent_at[p] >= self.options.H]
-        new = [p for p in here if self.sent_at[p] == 0]
-        by_rate = sorted(here, key=lambda p: (-self.rates[p], self.sent_at[p]))
-        return next(iter(late or new or by_rate), None)
-
-    @torch.no_grad()
-    def merge(self, p: int, outer_round: Round) -> None:
-        """An outer step on phi_p; then phi_p, and this worker's steps since, corrected for where they began."""
-        outer, means = self.outers[p], outer_round.wait()
-        num_values = sum(mean.numel() for mean in means)
-        length = torch.cat([mean.reshape(-1) for mean in means]).double().norm()
-        if not length.is_meta:  # a plan has no values: the fragment that has waited longest leaves
-            self.rates[p] = float(length) / (self.intervals[p] * num_values)
-        sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
-        outer.apply(means)
-        if not self.options.tau:
-            # No steps since, though `sent`, which is rounded, may differ from the parameters.
-            outer.reset_parameters()
-            return
-        for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):
-            trained = unflatten(then - flatten(bucket), bucket)
-            apart = unflatten(phi - then, bucket)
-            since = [t + self._correction(p, t, d) for t, d in zip(trained, apart, strict=True)]
-            write_back(phi - flatten(since), bucket)
-
-    def _correction(self, p: int, trained: Tensor, apart: Tensor) -> Tensor:
-        """`tau lambda g * g * D`; `trained` is `tau g`."""
-        options, wide = self.options, torch.promote_types(trained.dtype, torch.float32)
-        moved, away = trained.to(wide), apart.to(wide)
-        term = moved * moved * away
-        if options.scale == "relative":
-            term = (
-                term / term.norm().clamp(min=torch.finfo(wide).tiny) * (options.compensation * moved.norm())
-            )
-        else:
-            term = term * (options.compensation / (max(options.tau, 1) * self.intervals[p]))
-        return term.to(trained.dtype)
-
-
-class CoCoDCStrategy(Composition, name="CoCoDC"):
+class CoCoDCStrategy(Strategy, name="CoCoDC"):
     """Streaming DiLoCo with delays compensated, and fragments chosen by how fast they change (second-hand).
 
     A fragment p that left as theta_s after step s is back tau steps later with the mean of `phi - theta_s`; that makes
@@ -145,12 +43,127 @@ class CoCoDCStrategy(Composition, name="CoCoDC"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.4, Nesterov momentum 0.9 by default).
         H: steps in which each fragment leaves at least once (100).
-        options: of `CoCoDCOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
+        transmissions: N, fragments that leave in H steps; as many as there are fragments at least, one a step at
+            most.
+        compensation: lambda, how strong the correction is; 0 keeps what a worker has trained meanwhile as it is.
+        scale: "relative" (lambda is the correction's norm over that of what it corrects, tensor by tensor) or "fixed"
+            (lambda multiplies the second-order term).
+        num_fragments, fragments, pattern: see `FragmentOptions`.
+        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Zhu et al., Cross-region Model Training with Communication-Computation Overlapping and Delay Compensation,
         arXiv 2504.17672.
     """
 
-    module = CoCoDCCommunicator
+    H: int = option(100, positive_int)
+    tau: int = option(5, whole_number)
+    transmissions: int = option(8, positive_int)
+    compensation: float = option(0.5, number)
+    scale: str = option("relative", name_in("relative", "fixed"))
+    outer_optimizer: FragmentOptimizer = options_of(FragmentOptimizer)
+    cut: FragmentOptions = options_of(FragmentOptions)
+    averaging: Averaging = options_of(Averaging)
     positional = ("optim_spec", "outer_optim_spec", "H")
+
+    judged = "outer"
+    sends_by_value = True
+    state = State("outer", "num_rounds", "intervals", "rates")
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        self.cut.check_rounds(self.where, self.H, self.tau)
+
+    def prepare(self) -> None:
+        """Cut the parameters into fragments; reset intervals and rates."""
+        self.outer = self.fragments = Fragments(
+            self, self.cut, self.H, self.outer_optimizer.outer_optim(), self.averaging
+        )
+        if any(whole.shape != piece.shape for whole, piece in zip(self.trainable, self.held, strict=True)):
+            raise InputError(f"{self.where}: corrects whole tensors; leave sharding out")
+        self.num_rounds = 0  # of all fragments
+        self.intervals = [0] * len(self.fragments)  # steps between a fragment's last two departures
+        self.rates = [0.0] * len(self.fragments)  # R_p, as it was when p was last merged
+
+    def step(self) -> None:
+        """A local step, and the fragments that leave or are back."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """Take in what has come, then choose what leaves."""
+        fragments = self.fragments
+        fragments.go_on()
+        for p in range(len(fragments)):
+            if p in fragments.rounds and step == fragments.sent_at[p] + self.tau:
+                self.merge(p)
+        most = max(self.transmissions, len(fragments))
+        if step % max(1, self.H // most) == 0 and (chosen := self.choose(step)) is not None:
+            self.intervals[chosen] = step - fragments.sent_at[chosen]
+            fragments.sent_at[chosen] = step
+            fragments.send(chosen)
+            if not self.tau:
+                self.merge(chosen)
+
+    @property
+    def round_steps(self) -> int | None:  # type: ignore[override]
+        """Steps in which all fragments leave in turn, as they do without values; known after `setup`."""
+        if not hasattr(self, "fragments"):
+            return None
+        every = max(1, self.H // max(self.transmissions, len(self.fragments)))
+        return every * max(len(self.fragments), -(-self.tau // every))
+
+    def choose(self, step: int) -> int | None:
+        """Fragment that has waited for H steps, else that never left, else of the largest rate; None: all are away."""
+        here = [p for p in range(len(self.fragments)) if p not in self.fragments.rounds]
+        late = [p for p in here if step - self.fragments.sent_at[p] >= self.H]
+        new = [p for p in here if self.fragments.sent_at[p] == 0]
+        by_rate = sorted(here, key=lambda p: (-self.rates[p], self.fragments.sent_at[p]))
+        return next(iter(late or new or by_rate), None)
+
+    @torch.no_grad()
+    def merge(self, p: int) -> None:
+        """An outer step on phi_p; then phi_p, and this worker's steps since, corrected for where they began."""
+        outer, outer_round = self.fragments.outers[p], self.fragments.rounds.pop(p)
+        means = outer_round.wait()
+        self.num_rounds += 1
+        num_values = sum(mean.numel() for mean in means)
+        length = torch.cat([mean.reshape(-1) for mean in means]).double().norm()
+        if (
+            num_values and not length.is_meta
+        ):  # a plan has no values: the fragment that has waited longest leaves
+            self.rates[p] = float(length) / (self.intervals[p] * num_values)
+        sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
+        outer.apply(means)
+        if not self.tau:
+            outer.reset_parameters()  # no steps since, though `sent`, which is rounded, may differ from it
+            return
+        for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):
+            trained = unflatten(then - flatten(bucket), bucket)
+            apart = unflatten(phi - then, bucket)
+            since = [t + self._correction(p, t, d) for t, d in zip(trained, apart, strict=True)]
+            write_back(phi - flatten(since), bucket)
+
+    def finish(self) -> None:
+        """Merge what is in flight."""
+        for p in sorted(self.fragments.rounds):
+            self.merge(p)
+        super().finish()
+
+    def _correction(self, p: int, trained: Tensor, apart: Tensor) -> Tensor:
+        """`tau lambda g * g * D`; `trained` is `tau g`."""
+        wide = torch.promote_types(trained.dtype, torch.float32)
+        moved, away = trained.to(wide), apart.to(wide)
+        term = moved * moved * away
+        if self.scale == "relative":
+            term = term / term.norm().clamp(min=torch.finfo(wide).tiny) * (self.compensation * moved.norm())
+        else:
+            term = term * (self.compensation / (max(self.tau, 1) * self.intervals[p]))
+        return term.to(trained.dtype)
+
+
+class CoCoDCCommunicator(CoCoDCStrategy, part="CoCoDC", positional=("H",)):
+    """CoCoDC as a member of a `Chain`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.strategy.options import fraction, number, option, positive_int
-from exogym_core.strategy.participation.servers import ServedOptions, ServedStrategy, from_message, to_message
+from exogym_core.strategy.participation.servers import ServedStrategy, from_message, to_message
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.fragments import embeddings_of, merged, packed
 from exogym_core.strategy.parts.state import State
@@ -16,32 +16,9 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-__all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
-
-
-class DecoupledDiLoCoOptions(ServedOptions):
-    """Options of decoupled DiLoCo.
-
-    Args:
-        H: local steps in which every fragment is sent once.
-        num_fragments: P, of whole tensors and about equal size, embeddings apart; fragment p leaves after step
-            `(p + 1) H / P` of every H.
-        quorum: K, learners whose fragment must have come before it is merged; by default all.
-        grace: virtual seconds that the syncer waits for the others after the quorum is there.
-        outer_lr: of the fragments' Nesterov step.
-        outer_momentum: its momentum.
-        mix: the share of the merged fragment in the parameters with which a learner continues.
-    """
-
-    H: int = option(24, positive_int)
-    num_fragments: int = option(24, positive_int)
-    quorum: int | None = option(None, positive_int)
-    grace: float = option(0.0, number)
-    outer_lr: float = option(0.7, number)
-    outer_momentum: float = option(0.9, number)
-    mix: float = option(0.5, fraction)
+__all__ = ["DecoupledDiLoCoStrategy"]
 
 
 _TAIL = 4  # values behind a fragment: which, of which round, samples and local steps since it last left
@@ -62,24 +39,39 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
-        options: of `DecoupledDiLoCoOptions`, and of every Strategy.
+        H: local steps in which every fragment is sent once.
+        num_fragments: P, of whole tensors and about equal size, embeddings apart; fragment p leaves after step
+            `(p + 1) H / P` of every H.
+        quorum: K, learners whose fragment must have come before it is merged; by default all.
+        grace: virtual seconds that the syncer waits for the others after the quorum is there.
+        outer_lr: of the fragments' Nesterov step.
+        outer_momentum: its momentum.
+        mix: the share of the merged fragment in the parameters with which a learner continues.
+        options: of every Strategy.
 
     References:
         Decoupled DiLoCo, arXiv 2604.21428.
     """
 
-    Options = DecoupledDiLoCoOptions
+    H: int = option(24, positive_int)
+    num_fragments: int = option(24, positive_int)
+    quorum: int | None = option(None, positive_int)
+    grace: float = option(0.0, number)
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.9, number)
+    mix: float = option(0.5, fraction)
+
     arithmetic = ("merge_in",)
     state = State("_velocity", "_merged", "_since", "_pending", "_deadlines")
-    options: DecoupledDiLoCoOptions
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
-        options, self._velocity = self.options, torch.zeros_like(self.phi)
-        self._embeddings = embeddings_of(model, self.trainable)
+    def prepare(self) -> None:
+        """Begin with the same parameters everywhere."""
+        super().prepare()
+        self._velocity = torch.zeros_like(self.phi)
+        self._embeddings = embeddings_of(self.model, self.trainable)
         sizes = [parameter.numel() for parameter in self.trainable]
-        self.fragments = packed(sizes, min(options.num_fragments, options.H), apart=self._embeddings)
-        self._due = [(p + 1) * options.H // len(self.fragments) for p in range(len(self.fragments))]
+        self.fragments = packed(sizes, min(self.num_fragments, self.H), apart=self._embeddings)
+        self._due = [(p + 1) * self.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
         self._since = [[0, 0] for _ in self.fragments]  # samples and steps since each left
         self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
@@ -98,7 +90,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
         self.optimizer_step()
         self._since = [[seen + max(self.context.samples, 1), steps + 1] for seen, steps in self._since]
         messages = self.comm.take("merged")
-        leaving = [p for p, due in enumerate(self._due) if due == self.local_step % self.options.H + 1]
+        leaving = [p for p, due in enumerate(self._due) if due == self.local_step % self.H + 1]
         if messages or leaving:
             theta = self._flat()
             for _, message in messages:
@@ -106,7 +98,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
                 p = int(number)
                 write_back(merged_phi, self._of(p, self.phi))
                 for own, phi in zip(self._of(p, theta), self._of(p, self.phi), strict=True):
-                    own.lerp_(phi, self.options.mix)
+                    own.lerp_(phi, self.mix)
             if messages:
                 write_back(theta, self.trainable)
             for p in leaving:
@@ -115,7 +107,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
 
     def _send(self, p: int, theta: Tensor) -> None:
         displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
-        message = to_message(displacement, p, self.local_step // self.options.H, *self._since[p])
+        message = to_message(displacement, p, self.local_step // self.H, *self._since[p])
         self.comm.put(message, self.server)
         self._since[p] = [0, 0]
 
@@ -129,7 +121,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
             if not messages and not self._deadlines:
                 break
             for source, message in messages:
-                self._served += self.options.H / len(self.fragments)
+                self._served += self.H / len(self.fragments)
                 p, round_number = map(int, from_message(message, _TAIL)[1][:2])
                 if round_number >= self._merged[p]:
                     self._pending.setdefault((p, round_number), {})[source] = message
@@ -142,8 +134,8 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     def _merge_ready(self, is_over: bool) -> None:
         now = self.comm.now()
         for key, messages in self._pending.items():
-            if len(messages) >= min(self.options.quorum or self.num_nodes, self.num_nodes):
-                grace = self.options.grace if len(messages) < self.num_nodes else 0.0
+            if len(messages) >= min(self.quorum or self.num_nodes, self.num_nodes):
+                grace = self.grace if len(messages) < self.num_nodes else 0.0
                 self._deadlines[key] = min(self._deadlines.get(key, math.inf), now + grace)
         until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
         for key in sorted(key for key, deadline in self._deadlines.items() if deadline <= until):
@@ -161,12 +153,12 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
 
     def merge_in(self, p: int, messages: Mapping[int, Tensor]) -> None:
         """A Nesterov step of fragment `p` along what learners have sent."""
-        options, read = self.options, [from_message(messages[source], _TAIL) for source in sorted(messages)]
+        read = [from_message(messages[source], _TAIL) for source in sorted(messages)]
         weights = [samples**2 / steps for _, (_, _, samples, steps) in read]
         displacements = [unflatten(flat, self._of(p, self.phi)) for flat, _ in read]
         held = zip(self.fragments[p], self._of(p, self.phi), self._of(p, self._velocity), strict=True)
         for place, (index, phi, velocity) in enumerate(held):
             parts = [displacement[place] for displacement in displacements]
             step = merged(parts, weights, by_direction=index not in self._embeddings)
-            velocity.mul_(options.outer_momentum).add_(step)
-            phi.sub_(options.outer_lr * (step + options.outer_momentum * velocity))
+            velocity.mul_(self.outer_momentum).add_(step)
+            phi.sub_(self.outer_lr * (step + self.outer_momentum * velocity))

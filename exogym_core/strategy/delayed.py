@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.parts.outer import OuterOptions
-from exogym_core.strategy.parts.rounds import OuterRounds, RoundUnderWay
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import option, options_of, positive_int
+from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.outer import OuterOptimizer, OuterStep
+from exogym_core.strategy.parts.rounds import UnderWay
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
     from exogym_core.strategy.parts.outer import Round
 
 __all__ = [
@@ -25,52 +24,7 @@ __all__ = [
 ]
 
 
-class DelayedDiLoCoCommunicator(RoundUnderWay, OuterRounds, name="DelayedDiLoCo"):
-    """The mean of round k's pseudo-gradients is applied at the end of round k + 1.
-
-    Args:
-        H: local steps a round.
-        options: of `OuterOptions`.
-    """
-
-    Options = OuterOptions
-
-    positional = ("H",)
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin with the same phi on every rank."""
-        super()._init_node(model, rank, num_nodes)
-        self._site = self.scope.site.apart()
-        self._is_staged = self.averaging.codec is not None or self.scope.site.inside is not None
-
-    def after_update(self) -> None:
-        """Send the outer gradient of a round that ends, and apply that of the round before."""
-        if self._is_staged and self._under_way is not None:
-            self._under_way.go_on()
-        if (self.strategy.local_step + 1) % self.options.H == 0:
-            before = self._under_way
-            if before is not None:
-                before.wait()  # all calls of one round come before all of the next, on all ranks
-            self._under_way = self.begin()
-            self.apply(before)
-
-    def begin(self) -> Round:
-        """`phi - theta_i` is on its way to its mean."""
-        return self.outer.begin(self._site)
-
-    def apply(self, before: Round | None) -> None:
-        """An outer step along the mean of the round before, if there is one; every worker continues from phi."""
-        if before is None:
-            self.outer.reset_parameters()
-        else:
-            self.advance(before.wait())
-
-    def resumed(self, saved: Mapping[str, Any]) -> Round:
-        """Send the round's pseudo-gradients again."""
-        return self.outer.resumed(self._site, saved)
-
-
-class DelayedDiLoCoStrategy(Composition, name="DelayedDiLoCo"):
+class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
     """DiLoCo whose outer gradients may take a round to arrive, and are applied when the next one ends.
 
     A worker begins every round at phi: what it did in a round is in phi one round later.
@@ -81,37 +35,57 @@ class DelayedDiLoCoStrategy(Composition, name="DelayedDiLoCo"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         H: local steps a round.
-        options: of `OuterOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Kale et al., Eager Updates For Overlapped Communication and Computation in DiLoCo, arXiv 2502.12996.
     """
 
-    module = DelayedDiLoCoCommunicator
+    H: int = option(100, positive_int)
+    outer_optimizer: OuterOptimizer = options_of(OuterOptimizer)
+    averaging: Averaging = options_of(Averaging)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
+    judged = "outer"
+    round_steps = property(lambda self: self.H)
+    state = State("under_way", "num_rounds")
 
-class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator, name="EagerDiLoCo"):
-    """At the end of round k: an outer step along `(own d(k) + the sum of others' d(k - 1)) / n`.
+    def prepare(self) -> None:
+        """Begin with the same phi on every rank."""
+        self.outer = OuterStep(self.held, self.outer_optimizer.outer_optim(), self.averaging.charged(self))
+        self.under_way, self.num_rounds = UnderWay([self.outer], self.site), 0
 
-    Phi and its momentum differ from rank to rank. With one worker it is DiLoCo.
-    """
+    def step(self) -> None:
+        """A local step; after `H` of them the round's end."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
 
-    judged = "own"
+    def communicate(self, step: int) -> None:
+        """Send the outer gradient of a round that ends, and apply that of the round before."""
+        self.under_way.go_on()
+        if step % self.H:
+            return
+        before = self.under_way.rounds.get(0)
+        if before is not None:
+            before.wait()  # all calls of one round come before all of the next, on all ranks
+        self.under_way.send()
+        self.apply(before, self.under_way.rounds[0])
 
-    @torch.no_grad()
-    def apply(self, before: Round | None) -> None:
-        """Apply the own part fresh and the others' a round late; at the end theirs alone."""
-        n, fresh = self.scope.site.between.world_size, self._under_way
-        if fresh is None and n == 1:
-            return  # there are no others
-        gradients = [torch.zeros_like(flat) for flat in self.outer.flats]
-        for number, gradient in enumerate(gradients):
-            if fresh is not None:
-                gradient += fresh.sent[number] / n
-            if before is not None:
-                gradient += before.wait()[number] - before.sent[number] / n
-        self.advance(gradients)
+    def apply(self, before: Round | None, fresh: Round | None) -> None:
+        """An outer step along the mean of the round before, if there is one; every worker continues from phi."""
+        if before is None:
+            self.outer.reset_parameters()
+        else:
+            self.outer.step(before.wait())
+            self.num_rounds += 1
+
+    def finish(self) -> None:
+        """Apply what is in flight."""
+        if self.under_way.rounds:
+            self.apply(self.under_way.rounds.pop(0), None)
+        super().finish()
 
 
 class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):
@@ -123,4 +97,27 @@ class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):
         Kale et al., Eager Updates For Overlapped Communication and Computation in DiLoCo, arXiv 2502.12996.
     """
 
-    module = EagerDiLoCoCommunicator
+    judged = "own"
+
+    @torch.no_grad()
+    def apply(self, before: Round | None, fresh: Round | None) -> None:
+        """A step along `(own d(k) + the sum of others' d(k - 1)) / n`: the own fresh, at the end theirs alone."""
+        n = self.site.between.world_size
+        if fresh is None and n == 1:
+            return  # there are no others
+        gradients = [torch.zeros_like(flat) for flat in self.outer.flats]
+        for number, gradient in enumerate(gradients):
+            if fresh is not None:
+                gradient += fresh.sent[number] / n
+            if before is not None:
+                gradient += before.wait()[number] - before.sent[number] / n
+        self.outer.step(gradients)
+        self.num_rounds += 1
+
+
+class DelayedDiLoCoCommunicator(DelayedDiLoCoStrategy, part="DelayedDiLoCo", positional=("H",)):
+    """Delayed DiLoCo as a member of a `Chain`."""
+
+
+class EagerDiLoCoCommunicator(EagerDiLoCoStrategy, part="EagerDiLoCo", positional=("H",)):
+    """Eager DiLoCo as a member of a `Chain`."""

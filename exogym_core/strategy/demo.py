@@ -5,49 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from exogym_core.strategy.base import ConfiguredStrategy
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import Options, name_in, number, option, positive_int
+from exogym_core.strategy.options import name_in, number, option, positive_int
 from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
-__all__ = ["WIRE", "DeMoOptions", "DeMoStrategy"]
+__all__ = ["WIRE", "DeMoStrategy"]
 
 
 #: Wire codec -> (dtype of an index within its block, dtype of a value).
 WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torch.float32)}
 
 
-class DeMoOptions(Options):
-    """Options of DeMo: the momentum, the entries sent of it, and their encoding.
-
-    Args:
-        compression_decay: of the momentum, from 0 up to below 1.
-        compression_topk: entries sent per block.
-        compression_chunk: longest side of a block.
-        weight_decay: multiplies parameters by `1 - lr weight_decay` before the update.
-        codec: "released" (64-bit index and fp32 value an entry) or "compact" (16-bit index, bf16).
-    """
-
-    compression_decay: float = option(0.999, number)
-    compression_topk: int = option(32, positive_int)
-    compression_chunk: int = option(64, positive_int)
-    weight_decay: float = option(0.0, number)
-    codec: str = option("released", name_in(*WIRE))
-
-    def check(self, where: str) -> None:
-        """Refuse a momentum that never fades and indices that do not fit."""
-        if self.compression_decay >= 1:
-            raise InputError(f"{where}: compression_decay={self.compression_decay!r} must be below 1")
-        if self.compression_chunk**2 - 1 > torch.iinfo(WIRE[self.codec][0]).max:
-            raise InputError(f"{where}: compression_chunk={self.compression_chunk} needs codec='released'")
-
-
-class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
+class DeMoStrategy(Strategy, name="DeMo"):
     """Momentum decoupled over ranks; the few frequencies sent are removed from it; updates are signs.
 
     At each step every rank adds `lr` times its gradient to its momentum (decayed before), takes the DCT of
@@ -64,34 +39,48 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
     Args:
         optim_spec: the optimizer that applies the signs: SGD (with learning rate 0.001 by default), or a factory
             of one's own. Others of torch's are refused: they would make another algorithm of it.
-        compression_decay, compression_topk, compression_chunk, weight_decay, codec: see `DeMoOptions`.
+        compression_decay: of the momentum, from 0 up to below 1.
+        compression_topk: entries sent per block.
+        compression_chunk: longest side of a block.
+        weight_decay: multiplies parameters by `1 - lr weight_decay` before the update.
+        codec: "released" (64-bit index and fp32 value an entry) or "compact" (16-bit index, bf16).
         options: of every Strategy: `lr`, `max_norm` (of the local gradient), `lr_scheduler`, ...
 
     References:
         Peng et al., DeMo: Decoupled Momentum Optimization, arXiv 2411.19870, algorithm 1.
     """
 
-    Options = DeMoOptions
-    round_steps = 1
+    compression_decay: float = option(0.999, number)
+    compression_topk: int = option(32, positive_int)
+    compression_chunk: int = option(64, positive_int)
+    weight_decay: float = option(0.0, number)
+    codec: str = option("released", name_in(*WIRE))
     positional = ("optim_spec", "compression_decay", "compression_topk", "compression_chunk", "weight_decay")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
+
+    round_steps = 1
     state = State("momentum")
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
+        if self.compression_decay >= 1:
+            raise InputError(f"{self.where}: compression_decay={self.compression_decay!r} must be below 1")
+        if self.compression_chunk**2 - 1 > torch.iinfo(WIRE[self.codec][0]).max:
+            raise InputError(
+                f"{self.where}: compression_chunk={self.compression_chunk} needs codec='released'"
+            )
         if isinstance(self.optim_spec.cls, type) and not issubclass(self.optim_spec.cls, torch.optim.SGD):
             name, lr = self.optim_spec.cls.__name__, self.optim_spec.kwargs.get("lr", 1e-3)
             raise InputError(
-                f"{type(self).__name__}: optim_spec={name} would take DeMo's signs for gradients, which is another "
+                f"{self.where}: optim_spec={name} would take DeMo's signs for gradients, which is another "
                 f"algorithm; DeMo steps along the sign: write lr={lr!r} (and weight_decay=) instead of optim_spec"
             )
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+    def prepare(self) -> None:
         """Cut the parameters into blocks."""
-        super()._init_node(model, rank, num_nodes)
-        self._num_values = sum(parameter.numel() for parameter in self.trainable)
-        chunk, topk = self.options.compression_chunk, self.options.compression_topk
-        self.blocks = FrequencyBlocks.of(self.trainable, chunk, topk, WIRE[self.options.codec])
+        self.num_values = sum(parameter.numel() for parameter in self.trainable)
+        cut = self.compression_chunk, self.compression_topk
+        self.blocks = FrequencyBlocks.of(self.trainable, *cut, WIRE[self.codec])
 
     @torch.no_grad()
     def step(self) -> None:
@@ -99,18 +88,18 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
         self.unscale_gradients()
         self.clip_gradients()
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
-        self.charge("demo", "encode", self._num_values)
+        self.charge("demo", "encode", self.num_values)
         for blocks in self.blocks:
             weights = [rates.get(parameter, 0.0) * self.sample_weight for parameter in blocks.parameters]
             updates = map(torch.mul, map(dense_gradient, blocks.parameters), weights)
-            blocks.accumulate(self.options.compression_decay, updates)
+            blocks.accumulate(self.compression_decay, updates)
         message = torch.cat([blocks.taken() for blocks in self.blocks])
         messages = torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
-        self.charge("demo", "decode", self._num_values)
+        self.charge("demo", "decode", self.num_values)
         parts = torch.split(messages, [blocks.num_bytes for blocks in self.blocks], dim=1)
         for blocks, part in zip(self.blocks, parts, strict=True):
             for parameter, mean in zip(blocks.parameters, blocks.mean(part), strict=True):
-                parameter.mul_(1 - rates.get(parameter, 0.0) * self.options.weight_decay)
+                parameter.mul_(1 - rates.get(parameter, 0.0) * self.weight_decay)
                 parameter.grad = mean.sign_().to(parameter.dtype)
         self.optimizer_step()
         super().step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING
@@ -9,18 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from exogym_core.strategy.chain import Composition, Module, RoundModule
-from exogym_core.strategy.fedavg import AveragingCommunicator
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.fedavg import ParameterMean
 from exogym_core.strategy.optimizers import ensure_optim_spec
-from exogym_core.strategy.options import Options, name_in, option, positive_int
-from exogym_core.strategy.parts.average import Averaging, AveragingOptions
+from exogym_core.strategy.options import name_in, option, options_of, positive_int
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import in_buckets
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-__all__ = ["MOMENTS", "DESLOCOptions", "DESLOCStrategy", "MomentCommunicator", "MomentOptions"]
+__all__ = ["MOMENTS", "DESLOCStrategy", "MomentCommunicator", "MomentMean"]
 
 #: Names of moments in torch's optimizers.
 MOMENTS = {
@@ -29,74 +30,48 @@ MOMENTS = {
 }
 
 
-class MomentOptions(Options):
-    """Options of `MomentCommunicator`: the moment that is averaged, and its period.
-
-    Args:
-        moment: "first" or "second".
-        H: steps from average to average.
-    """
-
-    moment: str = option("first", name_in(*MOMENTS))
-    H: int = option(1, positive_int)
-
-
-class MomentCommunicator(RoundModule, name="Moments"):
-    """Average the local optimizer's first or second moments every `H` steps, as they are.
+class MomentMean:
+    """Mean of a strategy's local optimizer's first or second moments over sites, as they are.
 
     What the optimizer does not keep is not sent: SGD without momentum has no moments. Of a parameter that a rank has
     never updated its moment counts as zero there.
 
     Args:
-        options: of `MomentOptions`.
+        strategy: whose optimizer is built.
+        moment: "first" or "second".
     """
 
-    Options = MomentOptions
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Find the moments that the local optimizer keeps."""
-        spec = ensure_optim_spec(self.strategy.optim_spec)
+    def __init__(self, strategy: Strategy, moment: str) -> None:
+        self.strategy, self.names = strategy, MOMENTS[moment]
+        spec = ensure_optim_spec(strategy.optim_spec)
         kept: dict[Tensor, list[str]] = {}
-        for group in self.strategy.optim.param_groups:
+        for group in strategy.optim.param_groups:
             tried = nn.Parameter(torch.zeros([1] * group["params"][0].dim()))
             tried.grad = torch.zeros_like(tried)
             optim = spec.build([{**group, "params": [tried]}])
             optim.step()
-            names = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
-            kept |= dict.fromkeys(group["params"], names)
-        self._kept = [kept.get(parameter, []) for parameter in self.scope.parameters]
+            kept |= {
+                key: [name for name in self.names if name in optim.state[tried]] for key in group["params"]
+            }
+        self._kept = [kept.get(parameter, []) for parameter in strategy.held]
 
     @torch.no_grad()
-    def end_round(self, number: int) -> None:
-        """Average the optimizer's moments over ranks."""
-        if self.scope.site.between.world_size == 1:
+    def take(self) -> None:
+        """Average the moments over sites."""
+        site = self.strategy.site
+        if site.between.world_size == 1:
             return
-        for name in MOMENTS[self.options.moment]:
+        for name in self.names:
             has_it = [name in names for names in self._kept]
-            moments = [self._moment(each, name) for each in compress(self.scope.parameters, has_it)]
-            in_buckets(moments, partial(self.scope.site.average, Averaging()))
+            moments = [self._moment(each, name) for each in compress(self.strategy.held, has_it)]
+            in_buckets(moments, partial(site.average, Averaging()))
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
         value = self.strategy.optim.state.get(parameter, {}).get(name)
         return torch.zeros_like(parameter) if value is None else value
 
 
-class DESLOCOptions(AveragingOptions):
-    """Options of DES-LOC: periods of parameters and of both moments.
-
-    Args:
-        H: local steps from average to average of the parameters, the paper's K_x; also `local_steps`,
-            `num_inner_steps` and `sync_every`.
-        Ku: of the first moments; 3 H if None.
-        Kv: of the second moments; 6 H if None.
-    """
-
-    H: int = option(100, positive_int)
-    Ku: int | None = option(None, positive_int)
-    Kv: int | None = option(None, positive_int)
-
-
-class DESLOCStrategy(Composition, name="DESLOC"):
+class DESLOCStrategy(Strategy, name="DESLOC"):
     """Local steps of an adaptive optimizer; parameters, first and second moments are averaged at their own periods.
 
     After step t (from 1), with x the parameters, u and v the optimizer's moments (Adam's m and v):
@@ -112,19 +87,80 @@ class DESLOCStrategy(Composition, name="DESLOC"):
     Args:
         optim_spec: the local optimizer (AdamW by default), as torch has it: the paper's algorithm has no bias
             correction, torch's Adam has. `max_norm` clips as in the paper.
-        H: K_x. Ku: K_u. Kv: K_v.
-        options: of `DESLOCOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        H: K_x, steps between averages of the parameters; also `local_steps`, `num_inner_steps` and `sync_every`.
+        Ku, Kv: K_u and K_v, of first and second moments; 3 H and 6 H if None.
+        codec, error_feedback, aggregate: of the parameters' mean, see `Averaging`.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, arXiv
         2505.22549. Second-hand: the rule is from a summary of algorithm 1.
     """
 
-    Options = DESLOCOptions
+    H: int = option(100, positive_int)
+    Ku: int | None = option(None, positive_int)
+    Kv: int | None = option(None, positive_int)
+    averaging: Averaging = options_of(Averaging)
 
-    def compose(self, options: DESLOCOptions) -> list[Module]:
-        """Averages of parameters, first and second moments."""
-        average = {name: vars(options)[name] for name in ("H", *AveragingOptions.names())}
-        first = MomentCommunicator(moment="first", H=options.Ku or 3 * options.H)
-        second = MomentCommunicator(moment="second", H=options.Kv or 6 * options.H)
-        return [AveragingCommunicator(**average), first, second]
+    positional = ("optim_spec",)
+    judged = "outer"
+    round_steps = property(lambda self: math.lcm(self.H, *self.periods))
+    state = State("outer", "num_rounds")
+    plain_steps = True
+
+    def prepare(self) -> None:
+        """Find the moments that the local optimizer keeps."""
+        self.outer = ParameterMean(self.held, self.averaging.charged(self))
+        self.first, self.second = MomentMean(self, "first"), MomentMean(self, "second")
+        self.num_rounds = 0
+
+    def step(self) -> None:
+        """A local step, and the means that are due."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """Average parameters, first and second moments, each at its period."""
+        if step % self.H == 0:
+            self.outer.over(self.site)
+            self.num_rounds += 1
+        if step % self.periods[0] == 0:
+            self.first.take()
+        if step % self.periods[1] == 0:
+            self.second.take()
+
+    @property
+    def periods(self) -> tuple[int, int]:
+        """Periods of first and second moments."""
+        return self.Ku or 3 * self.H, self.Kv or 6 * self.H
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """Steps up to the next of the means."""
+        return min(super().steps_to_exchange, *(n - self.local_step % n for n in (self.H, *self.periods)))
+
+
+class MomentCommunicator(Strategy, part="Moments"):
+    """Average the local optimizer's moments every `H` steps, as a member of a `Chain`.
+
+    Args:
+        moment: "first" or "second".
+        H: steps from average to average.
+    """
+
+    moment: str = option("first", name_in(*MOMENTS))
+    H: int = option(1, positive_int)
+    positional = ()
+    round_steps = property(lambda self: self.H)
+    judged = ""
+    plain_steps = True
+
+    def prepare(self) -> None:
+        """Find the moments that the local optimizer keeps."""
+        self.mean = MomentMean(self, self.moment)
+
+    def communicate(self, step: int) -> None:
+        """Average the moments, if that is due."""
+        if step % self.H == 0:
+            self.mean.take()

@@ -4,67 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import name_in, option
-from exogym_core.strategy.parts.flat import write_back
-from exogym_core.strategy.parts.gossip import Gossip, GossipOptions
+from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.gossip import Graph, begin_mixing, parse_graph
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.strategy.parts.flight import Flight
 
-__all__ = ["DPSGDCommunicator", "DPSGDOptions", "DPSGDStrategy"]
+__all__ = ["DPSGDCommunicator", "DPSGDStrategy"]
 
 
-class DPSGDOptions(GossipOptions):
-    """Options of D-PSGD: the graph of neighbours, and when to mix with them.
-
-    Args:
-        graph: as of `GossipOptions`; it needs edges of both directions, or equal degrees.
-        mix: "before" the update, while the gradient is computed (the paper's), or "after" it.
-    """
-
-    mix: str = option("before", name_in("before", "after"))
-
-
-class DPSGDCommunicator(Gossip, name="DPSGD"):
-    """Mix parameters with the neighbours' at every step.
-
-    Args:
-        options: of `DPSGDOptions`.
-    """
-
-    Options = DPSGDOptions
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.overlaps_backward = self.options.mix == "before"
-        self._flights: list[Flight[Tensor]] = []
-
-    def before_backward(self, last_micro_batch: bool) -> None:
-        """Algorithm 1, line 4, begins: it travels while the gradient is computed."""
-        if self.options.mix == "before" and not self._flights:
-            self._flights = self.begin(self.flats(), self.row(self.strategy.local_step))
-
-    def before_update(self) -> None:
-        """Line 4 ends; the optimizer's update is line 5."""
-        self.before_backward(last_micro_batch=True)
-        self._land()
-
-    def after_update(self) -> None:
-        """`mix='after'`: average after the update."""
-        if self.options.mix == "after":
-            self._flights = self.begin(self.flats(), self.row(self.strategy.local_step))
-            self._land()
-
-    def _land(self) -> None:
-        for flight, bucket in zip(self._flights, self.buckets, strict=bool(self._flights)):
-            write_back(flight.wait(), bucket)
-        self._flights = []
-
-
-class DPSGDStrategy(Composition, name="DPSGD"):
+class DPSGDStrategy(Strategy, name="DPSGD"):
     """Decentralised SGD: parameters are mixed with neighbours' at every step; no rank receives from all.
 
     With a mixing matrix W whose rows and columns sum to 1 (algorithm 1):
@@ -80,7 +33,7 @@ class DPSGDStrategy(Composition, name="DPSGD"):
     Args:
         optim_spec: the local optimizer (AdamW by default; the paper's is SGD).
         graph: "ring" (the paper's), "complete", "exponential", "static-exponential", "random", or of each rank those
-            that it sends to.
+            that it sends to; edges go both ways, or degrees are equal. Behind `Sites` its ranks are sites.
         mix: "before" the update as in the paper, or "after" it: x_i <- sum_j w_ij (x_j - lr grad f_j(x_j)), the order
             in which SGP's authors run it.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
@@ -92,4 +45,59 @@ class DPSGDStrategy(Composition, name="DPSGD"):
         Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, arXiv 1705.09056, algorithm 1.
     """
 
-    module = DPSGDCommunicator
+    graph: Graph = option(Graph("ring"), parse_graph)
+    mix: str = option("before", name_in("before", "after"))
+    positional = ("optim_spec",)
+
+    judged = "own"
+    takes_complex = True
+    round_steps = 1
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        self.overlaps_backward = self.mix == "before"
+
+    def prepare(self) -> None:
+        """Refuse a graph that is not one of so many ranks, or on which averages drift."""
+        self.graph.check(self.site.between.world_size, self.where, balanced=True)
+        self.flights: list[Flight[Tensor]] = []
+
+    def before_backward(self, last_micro_batch: bool) -> None:
+        """Line 4 of algorithm 1 begins: parameters travel while the gradient is computed."""
+        super().before_backward(last_micro_batch)
+        if self.mix == "before" and not self.flights:
+            self.begin()
+
+    def step(self) -> None:
+        """Line 4 ends with the mean of the neighbours' parameters; the optimizer's update is line 5."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def before_update(self) -> None:
+        """`mix='before'`: the mean, which has been under way since the backward pass began."""
+        if self.mix == "before":
+            if not self.flights:
+                self.begin()
+            self.land()
+
+    def communicate(self, step: int) -> None:
+        """`mix='after'`: the mean of what the update has made."""
+        if self.mix == "after":
+            self.begin()
+            self.land()
+
+    def begin(self) -> None:
+        """Send the parameters to the neighbours."""
+        flats = [flatten(bucket) for bucket in self.buckets]
+        self.flights = begin_mixing(self, flats, self.graph.row(self, self.local_step))
+
+    def land(self) -> None:
+        """`x_i = sum_j w_ij x_j`."""
+        for flight, bucket in zip(self.flights, self.buckets, strict=True):
+            write_back(flight.wait(), bucket)
+        self.flights = []
+
+
+class DPSGDCommunicator(DPSGDStrategy, part="DPSGD"):
+    """D-PSGD as a member of a `Chain`."""

@@ -2,99 +2,65 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.chain import Composition, RoundModule
-from exogym_core.strategy.options import option, positive_int
-from exogym_core.strategy.parts.average import AveragingOptions
-from exogym_core.strategy.parts.flat import flatten, write_back
+import torch
+
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import option, options_of, positive_int
+from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.flat import buckets, flatten, write_back
 from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.outer import GlobalModel
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
-__all__ = ["AveragingCommunicator", "FedAvgOptions", "FedAvgStrategy", "LocalSGDOptions", "LocalSGDStrategy"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from exogym_core.strategy.participation.site import Site
+
+__all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy", "ParameterMean"]
 
 
-class FedAvgOptions(AveragingOptions):
-    """Options of FedAvg: local steps a round, and the size of islands that average.
+class ParameterMean(GlobalModel):
+    """Mean of parameters over sites, in their place.
 
     Args:
-        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
-        island_size: average within random groups of this many sites, drawn again each round; all if None or
-            above their number.
+        parameters: those of this rank.
+        averaging: how.
     """
 
-    H: int = option(1, positive_int)
-    island_size: int | None = option(None, positive_int)
+    state = State("residuals", result="_result")
 
-    def check(self, where: str) -> None:
-        """Refuse what is owed to an island that is gone."""
-        super().check(where)
-        if self.error_feedback and self.island_size is not None:
-            raise InputError(
-                f"{where}: error_feedback=True goes with one group that stays; leave out island_size="
-            )
+    def __init__(self, parameters: Sequence[Tensor], averaging: Averaging) -> None:
+        self.parameters, self.buckets, self.averaging = parameters, buckets(parameters), averaging
+        self.residuals = [averaging.residual(flatten(bucket)) for bucket in self.buckets]
+        self._result = [parameter.detach().clone() for parameter in parameters]
+
+    @property
+    def theta(self) -> list[Tensor]:
+        """What the last mean made of the parameters; before it the initial ones."""
+        return self._result
+
+    def over(self, site: Site) -> None:
+        """Average the parameters over the sites that `site` connects."""
+        for bucket, residual in zip(self.buckets, self.residuals, strict=True):
+            if site.between.world_size > 1:
+                write_back(site.average(self.averaging, flatten(bucket), residual), bucket)
+        for value, parameter in zip(self._result, self.parameters, strict=True):
+            value.copy_(parameter.detach())
 
 
-class LocalSGDOptions(FedAvgOptions):
-    """FedAvg's, with rounds of 8 steps."""
-
-    H: int = option(8, positive_int)
-
-
-class AveragingCommunicator(RoundModule, name="FedAvg"):
-    """Average all parameters every `H` steps, over all ranks or within random islands.
+class FedAvgStrategy(Strategy, name="FedAvg"):
+    """`H` local steps, then replace the parameters by their mean (over all ranks or random islands).
 
     Each round cuts a permutation of the ranks (of sites, behind `Sites`), drawn from the shared seed, into islands
     of `island_size` (the last may be smaller). Only an island's members exchange anything.
 
     Judged is what the last round made of the parameters (of this rank's island); before it the initial ones.
-
-    Args:
-        island_size: as of `FedAvgOptions`.
-        options: of `FedAvgOptions`.
-    """
-
-    Options = FedAvgOptions
-    positional = ("island_size",)
-    judged = "outer"
-    state = State("num_rounds", "result", "residuals")
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Keep what could be shipped."""
-        self._averaging = self.options.averaging().charged(self.strategy)
-        self.residuals = [self._averaging.residual(flat) for flat in self.flats()]
-        self.num_rounds = 0
-        self.result = [parameter.detach().clone() for parameter in self.scope.parameters]
-
-    def judged_state(self) -> dict[str, Tensor]:
-        """The parameters that the last round made."""
-        return self.named(self.result)
-
-    def end_round(self, number: int) -> None:
-        """Average the parameters of this rank's island."""
-        between = self.scope.site.between
-        island = self.scope.site.among(self.island(between.rank, between.world_size, number), number)
-        for bucket, residual in zip(self.buckets, self.residuals, strict=True):
-            if island.between.world_size > 1:
-                write_back(island.average(self._averaging, flatten(bucket), residual), bucket)
-        self.num_rounds += 1
-        for value, parameter in zip(self.result, self.scope.parameters, strict=True):
-            value.copy_(parameter.detach())
-
-    def island(self, rank: int, num_nodes: int, round_number: int) -> list[int]:
-        """The ranks that `rank` averages with in the 0-based round, itself included, sorted."""
-        size = self.options.island_size
-        if size is None or size >= num_nodes:
-            return list(range(num_nodes))
-        generator = shared_generator(self.seed, "islands", round_number)
-        islands = torch.split(torch.randperm(num_nodes, generator=generator), size)
-        return next(sorted(island.tolist()) for island in islands if rank in island)
-
-
-class FedAvgStrategy(Composition, name="FedAvg"):
-    """`H` local steps, then replace the parameters by their mean (over all ranks or random islands).
 
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' bytes per worker every `H` steps, with n the
     size of the island. Optimizer states stay local.
@@ -103,17 +69,61 @@ class FedAvgStrategy(Composition, name="FedAvg"):
         inner_optim: the local optimizer (AdamW by default).
         island_size: average within random groups of this many ranks, drawn again each round; all if None or
             above the number of ranks.
-        H: local steps a round.
+        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
         max_norm: clip the norm of the local gradient to this.
-        options: of `FedAvgOptions`, and of every Strategy: `lr`, `lr_scheduler`, ...
+        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
         1602.05629, algorithm 1 with all clients in every round.
     """
 
-    module = AveragingCommunicator
+    H: int = option(1, positive_int)
+    island_size: int | None = option(None, positive_int)
+    averaging: Averaging = options_of(Averaging)
     positional = ("inner_optim", "island_size", "H", "max_norm")
+
+    judged = "outer"
+    round_steps = property(lambda self: self.H)
+    state = State("outer", "num_rounds")
+    plain_steps = True
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        if self.averaging.error_feedback and self.island_size is not None:
+            raise InputError(
+                f"{self.where}: error_feedback=True goes with one group that stays; leave out island_size="
+            )
+
+    def prepare(self) -> None:
+        """Keep what could be shipped."""
+        self.outer = ParameterMean(self.held, self.averaging.charged(self))
+        self.num_rounds = 0
+
+    def step(self) -> None:
+        """A local step; after `H` of them the mean."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """At the end of a round: average the parameters of this rank's island."""
+        if step % self.H:
+            return
+        number, between = step // self.H - 1, self.site.between
+        island = self.island(between.rank, between.world_size, number)
+        self.outer.over(self.site.among(island, number))
+        self.num_rounds += 1
+
+    def island(self, rank: int, num_nodes: int, round_number: int) -> list[int]:
+        """The ranks that `rank` averages with in the 0-based round, itself included, sorted."""
+        size = self.island_size
+        if size is None or size >= num_nodes:
+            return list(range(num_nodes))
+        generator = shared_generator(self.seed, "islands", round_number)
+        islands = torch.split(torch.randperm(num_nodes, generator=generator), size)
+        return next(sorted(island.tolist()) for island in islands if rank in island)
 
 
 class LocalSGDStrategy(FedAvgStrategy, name="LocalSGD"):
@@ -123,4 +133,8 @@ class LocalSGDStrategy(FedAvgStrategy, name="LocalSGD"):
         Stich, Local SGD Converges Fast and Communicates Little, arXiv 1805.09767.
     """
 
-    Options = LocalSGDOptions
+    H: int = option(8, positive_int)
+
+
+class AveragingCommunicator(FedAvgStrategy, part="FedAvg", positional=("island_size",)):
+    """FedAvg as a member of a `Chain`: the mean of the parameters every `H` steps."""

@@ -2,83 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from exogym_core.strategy.chain import Composition, RoundModule
-from exogym_core.strategy.options import (
-    flag,
-    fraction,
-    number,
-    option,
-    positive_int,
-)
-from exogym_core.strategy.parts.flat import write_back
-from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, parse_graph
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import flag, fraction, number, option, positive_int
+from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.gossip import Graph, begin_mixing, parse_graph
 from exogym_core.strategy.parts.state import State
 
-if TYPE_CHECKING:
-    from torch import nn
+__all__ = ["GASLoCCommunicator", "GASLoCStrategy"]
 
 
-__all__ = ["GASLoCCommunicator", "GASLoCOptions", "GASLoCStrategy"]
-
-
-class GASLoCOptions(GossipOptions):
-    """Options of GASLoC: the graph, local steps a round, and the outer step with its gossip.
-
-    Args:
-        graph: as of `GossipOptions`; it needs edges of both directions, or equal degrees.
-        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
-        outer_lr: eta, of the displacement.
-        outer_momentum: gamma, of the outer iterates.
-        gossip_lr: alpha, how far parameters go towards the mean of the neighbourhood.
-        mixed_momentum: the momentum is mixed with the neighbours' too.
-    """
-
-    graph: Graph = option(Graph("random"), parse_graph)
-    H: int = option(100, positive_int)
-    outer_lr: float = option(0.7, number)
-    outer_momentum: float = option(0.9, number)
-    gossip_lr: float = option(1.0, fraction)
-    mixed_momentum: bool = option(default=False, check=flag)
-
-
-class GASLoCCommunicator(Gossip, RoundModule, name="GASLoC"):
-    """An accelerated gossip step every `H` steps.
-
-    Args:
-        options: of `GASLoCOptions`.
-    """
-
-    Options = GASLoCOptions
-    state = State(start="_start", last="_last")
-    round_steps = RoundModule.round_steps
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin with the same theta on every rank, without momentum."""
-        super()._init_node(model, rank, num_nodes)
-        self._start, self._last = self.flats(), self.flats()
-
-    @torch.no_grad()
-    def end_round(self, number: int) -> None:
-        """Take an accelerated gossip step."""
-        options = self.options
-        local = zip(self._start, self.flats(), strict=True)
-        ahead = [start + options.outer_lr * (flat - start) for start, flat in local]
-        momenta = [options.outer_momentum * (x - last) for x, last in zip(ahead, self._last, strict=True)]
-        together = options.mixed_momentum
-        sent = [x + m if together else x.clone() for x, m in zip(ahead, momenta, strict=True)]
-        flights = self.begin([values.clone() for values in sent], self.row(number))
-        for index, (flight, bucket) in enumerate(zip(flights, self.buckets, strict=True)):
-            theta = sent[index].lerp_(flight.wait(), options.gossip_lr)
-            self._start[index] = theta if together else theta.add_(momenta[index])
-            write_back(self._start[index], bucket)
-        self._last = ahead
-
-
-class GASLoCStrategy(Composition, name="GASLoC"):
+class GASLoCStrategy(Strategy, name="GASLoC"):
     """`H` local steps, then an outer step with momentum whose average is over neighbours on a sparse random graph.
 
     With g_i the displacement of a round, x_i = theta_i + eta g_i, and W the graph's mixing matrix:
@@ -94,9 +29,13 @@ class GASLoCStrategy(Composition, name="GASLoC"):
     Args:
         optim_spec: the inner optimizer (AdamW by default).
         graph: "random" (pairs drawn again each round), "ring", "complete", "exponential", "static-exponential", or of
-            each rank those that it sends to.
-        H, outer_lr, outer_momentum, gossip_lr, mixed_momentum: see `GASLoCOptions`; DiLoCo's values by default, as the
-            paper's were not found.
+            each rank those that it sends to; edges go both ways, or degrees are equal.
+        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`. DiLoCo's values by default, as
+            the paper's were not found.
+        outer_lr: eta, of the displacement.
+        outer_momentum: gamma, of the outer iterates.
+        gossip_lr: alpha, how far parameters go towards the mean of the neighbourhood.
+        mixed_momentum: the momentum is mixed with the neighbours' too.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -104,4 +43,49 @@ class GASLoCStrategy(Composition, name="GASLoC"):
         2606.11081. Second-hand: the rule is from a summary of the paper, not from its text or code.
     """
 
-    module = GASLoCCommunicator
+    graph: Graph = option(Graph("random"), parse_graph)
+    H: int = option(100, positive_int)
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.9, number)
+    gossip_lr: float = option(1.0, fraction)
+    mixed_momentum: bool = option(default=False, check=flag)
+    positional = ("optim_spec",)
+
+    judged = "own"
+    takes_complex = True
+    round_steps = property(lambda self: self.H)
+    state = State("start", "last")
+    plain_steps = True
+
+    def prepare(self) -> None:
+        """Begin with the same theta on every rank, without momentum."""
+        self.graph.check(self.site.between.world_size, self.where, balanced=True)
+        self.start, self.last = ([flatten(bucket) for bucket in self.buckets] for _ in range(2))
+
+    def step(self) -> None:
+        """A local step; after `H` of them the round's end."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    @torch.no_grad()
+    def communicate(self, step: int) -> None:
+        """At the end of a round: take an accelerated gossip step."""
+        if step % self.H:
+            return
+        local = zip(self.start, map(flatten, self.buckets), strict=True)
+        ahead = [start + self.outer_lr * (flat - start) for start, flat in local]
+        momenta = [self.outer_momentum * (x - last) for x, last in zip(ahead, self.last, strict=True)]
+        together = self.mixed_momentum
+        sent = [x + m if together else x.clone() for x, m in zip(ahead, momenta, strict=True)]
+        row = self.graph.row(self, step // self.H - 1)
+        flights = begin_mixing(self, [values.clone() for values in sent], row)
+        for index, (flight, bucket) in enumerate(zip(flights, self.buckets, strict=True)):
+            theta = sent[index].lerp_(flight.wait(), self.gossip_lr)
+            self.start[index] = theta if together else theta.add_(momenta[index])
+            write_back(self.start[index], bucket)
+        self.last = ahead
+
+
+class GASLoCCommunicator(GASLoCStrategy, part="GASLoC"):
+    """GASLoC as a member of a `Chain`."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.strategy.options import fraction, number, option, positive_int
 from exogym_core.strategy.participation.servers import (
     ROUNDING_STEPS,
-    ServedOptions,
     ServedStrategy,
     from_message,
     to_message,
@@ -19,34 +18,10 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
-__all__ = ["HALoSOptions", "HALoSStrategy"]
-
-
-class HALoSOptions(ServedOptions):
-    """Options of HALoS: local steps, and the steps of regional and global servers.
-
-    Args:
-        H: local steps a round.
-        K: arrivals at a region's server between its exchanges with the global one.
-        local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
-        global_lr, global_momentum, global_buffer: of the global one, likewise.
-        merge: the share of the global parameters in those with which a region's server continues.
-        regions: servers of regions; workers are dealt out to them in contiguous blocks.
-    """
-
-    H: int = option(8, positive_int)
-    K: int = option(32, positive_int)
-    local_lr: float = option(0.2, number)
-    local_momentum: float = option(0.9, number)
-    local_buffer: int = option(16, positive_int)
-    global_lr: float = option(0.15, number)
-    global_momentum: float = option(0.5, number)
-    global_buffer: int = option(2, positive_int)
-    merge: float = option(0.25, fraction)
-    regions: int = option(2, positive_int)
+__all__ = ["HALoSStrategy"]
 
 
 class HALoSStrategy(ServedStrategy, name="HALoS"):
@@ -62,20 +37,36 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
-        options: of `HALoSOptions`, and of every Strategy.
+        H: local steps a round.
+        K: arrivals at a region's server between its exchanges with the global one.
+        local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
+        global_lr, global_momentum, global_buffer: of the global one, likewise.
+        merge: the share of the global parameters in those with which a region's server continues.
+        regions: servers of regions; workers are dealt out to them in contiguous blocks.
+        dylu: workers do fewer local steps the slower they are, see `ServedStrategy`.
+        options: of every Strategy.
 
     References:
         Kim et al., HALoS, arXiv 2506.04531; the rule is as utnslab/halos runs it.
     """
 
-    Options = HALoSOptions
+    H: int = option(8, positive_int)
+    K: int = option(32, positive_int)
+    local_lr: float = option(0.2, number)
+    local_momentum: float = option(0.9, number)
+    local_buffer: int = option(16, positive_int)
+    global_lr: float = option(0.15, number)
+    global_momentum: float = option(0.5, number)
+    global_buffer: int = option(2, positive_int)
+    merge: float = option(0.25, fraction)
+    regions: int = option(2, positive_int)
+
     accepted_servers = (2, math.inf)
     state = State("_base", "_since", "_steps", "_awaits", "outer")
-    options: HALoSOptions
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
-        self.num_servers = self.options.regions + 1
+        self.num_servers = self.regions + 1
 
     @property
     def server_groups(self) -> tuple[int, ...]:
@@ -91,12 +82,12 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
     def _is_global(self) -> bool:
         return self.rank == self.comm.world_size - 1
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
-        options = self.options
-        lr, momentum, buffer = options.local_lr, options.local_momentum, options.local_buffer
+    def prepare(self) -> None:
+        """Begin with the same parameters everywhere."""
+        super().prepare()
+        lr, momentum, buffer = self.local_lr, self.local_momentum, self.local_buffer
         if self._is_global:
-            lr, momentum, buffer = options.global_lr, options.global_momentum, options.global_buffer
+            lr, momentum, buffer = self.global_lr, self.global_momentum, self.global_buffer
             self.answers_box = ""  # a region's server takes what comes from below and above in turn
         else:
             self.num_sharing = self.num_servers - 1
@@ -122,7 +113,7 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         steps = super().take_in(source, message)
         if not self._is_global:
             self._steps, self._since = self._steps + steps, self._since + 1
-            if self._since >= self.options.K and not self._awaits:
+            if self._since >= self.K and not self._awaits:
                 self._send_up()
         return steps
 
@@ -131,6 +122,6 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         self._steps, self._awaits = 0.0, True
 
     def _merge(self, from_above: Tensor) -> None:
-        self.phi.lerp_(from_above, self.options.merge)
+        self.phi.lerp_(from_above, self.merge)
         self._base = self.phi.clone()
         self._since, self._awaits = 0, False

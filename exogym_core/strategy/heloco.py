@@ -7,29 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.strategy.options import number, option
-from exogym_core.strategy.participation.servers import ServedOptions, ServedStrategy
+from exogym_core.strategy.participation.servers import ServedStrategy
 from exogym_core.strategy.parts.flat import unflatten
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
-__all__ = ["HeLoCoOptions", "HeLoCoStrategy"]
-
-
-class HeLoCoOptions(ServedOptions):
-    """Options of HeLoCo: the server's step, and how far it trusts late displacements.
-
-    Args:
-        outer_lr: eta.
-        outer_momentum: mu.
-        confidence: k, how much longer than a displacement the momentum must be to doubt it.
-    """
-
-    outer_lr: float = option(0.7, number)
-    outer_momentum: float = option(0.9, number)
-    confidence: float = option(3.0, number)
+__all__ = ["HeLoCoStrategy"]
 
 
 class HeLoCoStrategy(ServedStrategy, name="HeLoCo"):
@@ -46,28 +32,34 @@ class HeLoCoStrategy(ServedStrategy, name="HeLoCo"):
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
-        options: of `HeLoCoOptions`, and of every Strategy.
+        outer_lr: eta.
+        outer_momentum: mu.
+        confidence: k, how much longer than a displacement the momentum must be to doubt it.
+        dylu: workers do fewer local steps the slower they are, see `ServedStrategy`.
+        options: of every Strategy.
 
     References:
         HeLoCo, arXiv 2606.00271.
     """
 
-    Options = HeLoCoOptions
-    state = State("momentum")
-    options: HeLoCoOptions
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.9, number)
+    confidence: float = option(3.0, number)
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
+    state = State("momentum")
+
+    def prepare(self) -> None:
+        """Begin with the same parameters everywhere."""
+        super().prepare()
         self.momentum = torch.zeros_like(self.phi)
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
         """Correct, then a step with momentum."""
-        options = self.options
         parts = (unflatten(flat, self.trainable) for flat in (displacement, self.momentum, self.phi))
         for d, m, phi in zip(*parts, strict=True):
-            corrected = _corrected(d, m, options.confidence)
-            m.mul_(options.outer_momentum).add_(corrected, alpha=1 - options.outer_momentum)
-            phi.sub_(corrected + options.outer_momentum * m, alpha=options.outer_lr)
+            corrected = _corrected(d, m, self.confidence)
+            m.mul_(self.outer_momentum).add_(corrected, alpha=1 - self.outer_momentum)
+            phi.sub_(corrected + self.outer_momentum * m, alpha=self.outer_lr)
 
 
 def _corrected(d: Tensor, m: Tensor, confidence: float) -> Tensor:

@@ -2,94 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from exogym_core.strategy.chain import Composition, Module
-from exogym_core.strategy.diloco import DiLoCoCommunicator
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import (
-    Options,
-    number,
-    one_of,
-    option,
-    positive_int,
-    share,
-)
+from exogym_core.strategy.options import number, one_of, option, positive_int, share
 from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
-from exogym_core.strategy.parts.outer import nesterov
-from exogym_core.strategy.parts.rounds import CodedRounds
+from exogym_core.strategy.parts.outer import OuterStep, nesterov
+from exogym_core.strategy.parts.rounds import CodedMean
+from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
 from netsim.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from exogym_core.strategy.parts.codecs import Codec
-
-__all__ = ["MuLoCoCommunicator", "MuLoCoOptions", "MuLoCoStrategy"]
+__all__ = ["MuLoCoCommunicator", "MuLoCoStrategy"]
 
 _QUANTIZERS = {"statistical": StatisticalCodec, "linear": LinearCodec}
 _MUONS = {"paper": MuLoCoMuon, "torch": TorchMuon}
 
 
-class MuLoCoOptions(Options):
-    """Options of MuLoCo: local steps a round, the outer step, and how its gradient is quantized.
-
-    Args:
-        H: local steps a round.
-        outer_lr: eta of the outer Nesterov step.
-        outer_momentum: its momentum.
-        bits: of a value of the outer gradient: 2, 4 or 8; 0 averages values as they are.
-        quantizer: of each tensor: "statistical" (6 standard deviations), or "linear" (smallest to largest).
-        error_decay: gamma, what is left of an error a round later.
-    """
-
-    H: int = option(30, positive_int)
-    outer_lr: float = option(0.7, number)
-    outer_momentum: float = option(0.6, share)
-    bits: int = option(0, one_of(0, 2, 4, 8))
-    quantizer: str = option("statistical", one_of(*_QUANTIZERS))
-    error_decay: float = option(0.9, share)
-
-    def outer_optim(self) -> OptimSpec:
-        """The outer optimizer yet to be built."""
-        return nesterov(self.outer_lr, self.outer_momentum)
-
-
-class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
-    """Rounds whose errors go quantised, tensor by tensor, and whose mean is quantised again.
-
-    Args:
-        options: of `MuLoCoOptions`.
-    """
-
-    Options = MuLoCoOptions
-
-    encoded_mean = True
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**{"bits": 2, **given})
-        if not self.options.bits:
-            where, H = type(self).__name__, self.H  # noqa: N806
-            raise InputError(f"{where}: bits=0 quantises nothing; write DiLoCoCommunicator(H={H}) instead")
-        self.beta, self.gain = self.options.error_decay, self.options.outer_lr
-
-    def codec(self, tensors: Sequence[Tensor]) -> Codec:
-        """Quantise every tensor by itself."""
-        quantizer = _QUANTIZERS[self.options.quantizer](self.options.bits)
-        return EachTensorCodec([tensor.numel() for tensor in tensors], quantizer)
-
-
-class _StrategyOptions(MuLoCoOptions):
-    """`muon` besides: "paper" or "torch"."""
-
-    muon: str = option("paper", one_of(*_MUONS))
-
-
-class MuLoCoStrategy(Composition, name="MuLoCo"):
+class MuLoCoStrategy(Strategy, name="MuLoCo"):
     """DiLoCo with Muon as the inner optimizer of matrices, quantised if asked.
 
     Inside, of hidden matrices (embeddings, heads, vectors: AdamW)::
@@ -110,19 +42,79 @@ class MuLoCoStrategy(Composition, name="MuLoCo"):
     Args:
         optim_spec: the inner optimizer; Muon with learning rate 0.02, momentum 0.95 if it is not given.
         H: local steps a round.
+        outer_lr: eta of the outer Nesterov step.
+        outer_momentum: its momentum.
+        bits: of a value of the outer gradient: 2, 4 or 8; 0 averages values as they are.
+        quantizer: of each tensor: "statistical" (6 standard deviations), or "linear" (smallest to largest).
+        error_decay: gamma, what is left of an error a round later.
         muon: "paper", with the authors' five triples of Newton-Schulz coefficients, or "torch", torch.optim.Muon.
-        options: of `MuLoCoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Therien et al., MuLoCo, arXiv 2505.23725; rules as in the authors' code (facebookresearch/MuLoCo).
     """
 
-    Options = _StrategyOptions
+    H: int = option(30, positive_int)
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.6, share)
+    bits: int = option(0, one_of(0, 2, 4, 8))
+    quantizer: str = option("statistical", one_of(*_QUANTIZERS))
+    error_decay: float = option(0.9, share)
+    muon: str = option("paper", one_of(*_MUONS))
     positional = ("optim_spec", "H", "muon")
 
-    def compose(self, options: _StrategyOptions) -> list[Module]:
-        """Rounds, quantised if asked."""
-        self.optim_spec = OptimSpec(_MUONS[options.muon], params=split_by_shape)  # unless another is given
-        if not options.bits:
-            return [DiLoCoCommunicator(H=options.H, outer_optim_spec=options.outer_optim())]
-        return [MuLoCoCommunicator(**{name: vars(options)[name] for name in MuLoCoOptions.names()})]
+    judged = "outer"
+    round_steps = property(lambda self: self.H)
+    state = State("outer", "coded", "num_rounds")
+    plain_steps = True
+
+    @property
+    def default_optim(self) -> OptimSpec:  # type: ignore[override]
+        """Muon, of hidden matrices."""
+        return OptimSpec(_MUONS[self.muon], params=split_by_shape)
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        self.takes_sites = not self.bits
+
+    def prepare(self) -> None:
+        """Begin with the same theta on every rank, without errors."""
+        self.outer = OuterStep(self.held, nesterov(self.outer_lr, self.outer_momentum))
+        self.num_rounds, self.coded = 0, None
+        if self.bits:
+            quantizer = _QUANTIZERS[self.quantizer](self.bits)
+            sizes = [[tensor.numel() for tensor in bucket] for bucket in self.outer.buckets]
+            self.codecs = [self.charged(EachTensorCodec(each, quantizer)) for each in sizes]
+            self.coded = CodedMean(
+                self.outer.flats, beta=self.error_decay, gain=self.outer_lr, encoded_mean=True
+            )
+
+    def step(self) -> None:
+        """A local step; after `H` of them an outer step."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """At the end of a round: an outer step along the mean displacement, quantised if asked."""
+        if step % self.H:
+            return
+        if self.coded is None:
+            delta = self.outer.mean_displacement(self.site)
+        else:
+            delta = self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.comm)
+        self.outer.step(delta)
+        self.num_rounds += 1
+
+
+class MuLoCoCommunicator(MuLoCoStrategy, part="MuLoCo"):
+    """MuLoCo's quantised rounds as a member of a `Chain`; `bits` is 2 by default."""
+
+    bits: int = option(2, one_of(0, 2, 4, 8))
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        if not self.bits:
+            raise InputError(
+                f"{self.where}: bits=0 quantises nothing; write DiLoCoCommunicator(H={self.H}) instead"
+            )

@@ -2,89 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from exogym_core.strategy.chain import Composition, RoundModule
-from exogym_core.strategy.options import (
-    Options,
-    number,
-    option,
-    positive_int,
-)
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import number, option, positive_int
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
 
-if TYPE_CHECKING:
-    from torch import nn
+__all__ = ["NoLoCoCommunicator", "NoLoCoStrategy"]
 
 
-__all__ = ["NoLoCoCommunicator", "NoLoCoOptions", "NoLoCoStrategy"]
-
-
-class NoLoCoOptions(Options):
-    """Options of NoLoCo: local steps a round, the size of groups, and the outer step.
-
-    Args:
-        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
-        group_size: workers that meet at the end of a round.
-        outer_momentum: alpha.
-        outer_lr: beta, of the displacements' mean.
-        gamma: how strongly a worker is drawn to where the others began; `outer_lr` if None, as in the authors' code.
-    """
-
-    H: int = option(50, positive_int)
-    group_size: int = option(2, positive_int)
-    outer_momentum: float = option(0.5, number)
-    outer_lr: float = option(0.7, number)
-    gamma: float | None = option(None, number)
-
-
-class NoLoCoCommunicator(RoundModule, name="NoLoCo"):
-    """An outer step among `group_size` random workers every `H` steps. Judged is every rank's own model.
-
-    Args:
-        options: of `NoLoCoOptions`.
-    """
-
-    Options = NoLoCoOptions
-    judged = "own"
-    state = State(phi="_phi", momenta="_momenta")
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin with the same phi on every worker, which keeps its own from then on."""
-        self._phi = self.flats()
-        self._momenta = [torch.zeros_like(phi) for phi in self._phi]
-
-    def group(self, rank: int, num_ranks: int, round_number: int) -> list[int]:
-        """Group of `rank` in the 0-based round: every m-th of a permutation, m groups in all."""
-        order = torch.randperm(
-            num_ranks, generator=shared_generator(self.seed, "NoLoCo", round_number)
-        ).tolist()
-        num_groups = max(1, num_ranks // self.options.group_size)
-        return next(sorted(order[k::num_groups]) for k in range(num_groups) if rank in order[k::num_groups])
-
-    @torch.no_grad()
-    def end_round(self, number: int) -> None:
-        """Take the outer step with those that this worker meets."""
-        options, between = self.options, self.scope.site.between
-        gamma = options.outer_lr if options.gamma is None else options.gamma
-        met = self.scope.site.among(self.group(between.rank, between.world_size, number), number)
-        for phi, momentum, bucket in zip(self._phi, self._momenta, self.buckets, strict=True):
-            means = torch.cat([flatten(bucket) - phi, phi])
-            if met.between.world_size > 1:
-                means = met.average(Averaging(), means)
-            moved, begun = means.chunk(2)
-            momentum.mul_(options.outer_momentum).add_(moved, alpha=options.outer_lr).add_(
-                begun - phi, alpha=gamma
-            )
-            write_back(phi.add_(momentum), bucket)
-
-
-class NoLoCoStrategy(Composition, name="NoLoCo"):
+class NoLoCoStrategy(Strategy, name="NoLoCo"):
     """`H` local steps, then an outer step with one random other worker; nothing is ever exchanged among all.
 
     Worker i has phi_i, where its round began, and theta_i, where it ended. Means are over the few that meet:
@@ -101,7 +31,11 @@ class NoLoCoStrategy(Composition, name="NoLoCo"):
 
     Args:
         optim_spec: the inner optimizer (AdamW by default; the authors' is Adam).
-        H, group_size, outer_momentum, outer_lr, gamma: see `NoLoCoOptions`; the authors' values by default.
+        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`. Defaults are the authors'.
+        group_size: workers that meet at the end of a round.
+        outer_momentum: alpha.
+        outer_lr: beta, of the displacements' mean.
+        gamma: how strongly a worker is drawn to where the others began; `outer_lr` if None, as in the authors' code.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -109,4 +43,52 @@ class NoLoCoStrategy(Composition, name="NoLoCo"):
         the rule as in the authors' code, gensyn-ai/noloco, `sparse_optimizer_c.py`.
     """
 
-    module = NoLoCoCommunicator
+    H: int = option(50, positive_int)
+    group_size: int = option(2, positive_int)
+    outer_momentum: float = option(0.5, number)
+    outer_lr: float = option(0.7, number)
+    gamma: float | None = option(None, number)
+
+    positional = ("optim_spec",)
+    judged = "own"
+    round_steps = property(lambda self: self.H)
+    state = State("phi", "momenta")
+    plain_steps = True
+
+    def prepare(self) -> None:
+        """Begin with the same phi on every worker, which keeps its own from then on."""
+        self.phi = [flatten(bucket) for bucket in self.buckets]
+        self.momenta = [torch.zeros_like(phi) for phi in self.phi]
+
+    def step(self) -> None:
+        """A local step; after `H` of them the round's end."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    @torch.no_grad()
+    def communicate(self, step: int) -> None:
+        """At the end of a round: take the outer step with those that this worker meets."""
+        if step % self.H:
+            return
+        number, between = step // self.H - 1, self.site.between
+        gamma = self.outer_lr if self.gamma is None else self.gamma
+        met = self.site.among(self.group(between.rank, between.world_size, number), number)
+        for phi, momentum, bucket in zip(self.phi, self.momenta, self.buckets, strict=True):
+            means = torch.cat([flatten(bucket) - phi, phi])
+            if met.between.world_size > 1:
+                means = met.average(Averaging(), means)
+            moved, begun = means.chunk(2)
+            momentum.mul_(self.outer_momentum).add_(moved, alpha=self.outer_lr).add_(begun - phi, alpha=gamma)
+            write_back(phi.add_(momentum), bucket)
+
+    def group(self, rank: int, num_ranks: int, round_number: int) -> list[int]:
+        """Group of `rank` in the 0-based round: every m-th of a permutation, m groups in all."""
+        generator = shared_generator(self.seed, "NoLoCo", round_number)
+        order = torch.randperm(num_ranks, generator=generator).tolist()
+        num_groups = max(1, num_ranks // self.group_size)
+        return next(sorted(order[k::num_groups]) for k in range(num_groups) if rank in order[k::num_groups])
+
+
+class NoLoCoCommunicator(NoLoCoStrategy, part="NoLoCo"):
+    """NoLoCo as a member of a `Chain`."""

@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import (
-    Options,
-    number,
-    option,
-    positive_int,
-    share,
-)
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
+from exogym_core.strategy.options import number, option, positive_int, share
 from exogym_core.strategy.parts.average import served_mean
-from exogym_core.strategy.parts.exchange import GradientExchange
+from exogym_core.strategy.parts.exchange import average, own_gradients, set_gradients, zeros_like_gradients
 from exogym_core.strategy.parts.few_bits import SignCodec
 from exogym_core.strategy.parts.flat import flatten, unflatten
 from exogym_core.strategy.parts.state import State
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor, nn
+__all__ = ["OneBitAdamStrategy", "OneBitMomenta"]
 
 
-__all__ = ["OneBitAdamOptions", "OneBitAdamStrategy", "OneBitMomenta"]
-
-
-class OneBitAdamOptions(Options):
-    """Options of 1-bit Adam.
-
-    Args:
-        freeze_step: steps of plain Adam before the variance stands still; 15 % of the run if it is not given.
-        beta1: of the momentum.
-        beta2: of the variance.
-        eps: added to the variance's root.
-    """
-
-    freeze_step: int | None = option(None, positive_int)
-    beta1: float = option(0.9, share)
-    beta2: float = option(0.999, share)
-    eps: float = option(1e-8, number)
-
-
-class OneBitMomenta(GradientExchange, name="OneBitAdam"):
-    """Adam's update, from mean gradients while it warms up, then from the mean of momenta sent as signs.
-
-    Args:
-        options: of `OneBitAdamOptions`.
-    """
-
-    Options = OneBitAdamOptions
-    work = "sign"
-    state = State("momentum", "variance", "error", "server_error")
-    warmup_steps = property(lambda self: self.freeze_step)
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin without moments and errors."""
-        super()._init_node(model, rank, num_nodes)
-        given = self.options.freeze_step
-        self.freeze_step = _freeze_step(self.strategy.max_steps) if given is None else given
-        self.momentum = flatten(self.zeros_like_gradients())
-        self.variance, self.error = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
-        own = self.momentum.tensor_split(self.comm.world_size)[self.comm.rank]
-        self.server_error = torch.zeros_like(own)
-
-    def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Algorithm 1: `momentum / (root of variance + eps)`."""
-        options, flat = self.options, flatten(gradients)
-        if self.strategy.local_step < self.freeze_step:
-            self.average([flat])
-            self.momentum.mul_(options.beta1).add_(flat, alpha=1 - options.beta1)
-            self.variance.mul_(options.beta2).add_(flat.square(), alpha=1 - options.beta2)
-        else:
-            own = options.beta1 * self.momentum + (1 - options.beta1) * flat
-            codec = self.strategy.charged(SignCodec("l2"))
-            self.momentum = served_mean(self.comm, own, codec, self.error, self.server_error)
-        update = self.momentum / (self.variance.sqrt() + options.eps)
-        return unflatten(update.where(self.variance > 0, 0.0), gradients)
-
-
-def _freeze_step(max_steps: int) -> int:
-    return max(1, int(0.15 * max_steps))
-
-
-class OneBitAdamStrategy(Composition, name="OneBitAdam"):
+class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
     """Adam whose momenta travel as signs once its variance is frozen.
 
     For `freeze_step` steps Adam on the mean gradient, without bias correction. Then, of this rank's gradient g and of
@@ -108,20 +39,70 @@ class OneBitAdamStrategy(Composition, name="OneBitAdam"):
     Args:
         optim_spec: the optimizer that applies the update: SGD without momentum (learning rate 1e-3 by default), or a
             factory of one's own. Others of torch's are refused: they would make another algorithm of it.
-        freeze_step: steps of plain Adam.
-        options: of `OneBitAdamOptions`, and of every Strategy: `lr`, `lr_scheduler`, ...
+        freeze_step: steps of plain Adam before the variance stands still; 15 % of the run if it is not given.
+        beta1, beta2: of the momentum, and of the variance.
+        eps: added to the variance's root.
+        options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
         Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1; eps, no bias correction and the scale from the authors'
         code (DeepSpeed's OnebitAdam), read second-hand.
     """
 
-    default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
-    module = OneBitMomenta
+    freeze_step: int | None = option(None, positive_int)
+    beta1: float = option(0.9, share)
+    beta2: float = option(0.999, share)
+    eps: float = option(1e-8, number)
     positional = ("optim_spec", "freeze_step")
-    applied = "Adam's updates"
+    default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
 
-    def of_length(self, max_steps: int) -> Sequence[int]:
+    round_steps = 1
+    warmup_steps = property(lambda self: self.frozen_at(self.max_steps))
+    takes_sites = False
+    state = State("momentum", "variance", "error", "server_error")
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        require_plain_sgd(self, "Adam's updates")
+
+    def prepare(self) -> None:
+        """Begin without moments and errors."""
+        self.charge("sign", "encode", 0)
+        self.momentum = flatten(zeros_like_gradients(self))
+        self.variance, self.error = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
+        own = self.momentum.tensor_split(self.comm.world_size)[self.comm.rank]
+        self.server_error = torch.zeros_like(own)
+
+    def frozen_at(self, max_steps: int) -> int:
+        """The step at which the variance stands still."""
+        return max(1, int(0.15 * max_steps)) if self.freeze_step is None else self.freeze_step
+
+    def of_length(self, max_steps: int) -> list[int]:
         """The step at which the variance stands still too, where that is a share of the run."""
-        own = [_freeze_step(max_steps)] if self.arguments.get("freeze_step") is None else []
+        own = [self.frozen_at(max_steps)] if self.freeze_step is None else []
         return [*super().of_length(max_steps), *own]
+
+    def step(self) -> None:
+        """Adam's update, which the optimizer applies."""
+        self.local_update()
+        super().step()
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Algorithm 1: `momentum / (root of variance + eps)`."""
+        gradients = own_gradients(self)
+        flat = flatten(gradients)
+        if self.local_step < self.warmup_steps:
+            average(self.comm, [flat])
+            self.momentum.mul_(self.beta1).add_(flat, alpha=1 - self.beta1)
+            self.variance.mul_(self.beta2).add_(flat.square(), alpha=1 - self.beta2)
+        else:
+            own = self.beta1 * self.momentum + (1 - self.beta1) * flat
+            codec = self.charged(SignCodec("l2"))
+            self.momentum = served_mean(self.comm, own, codec, self.error, self.server_error)
+        update = self.momentum / (self.variance.sqrt() + self.eps)
+        set_gradients(self, unflatten(update.where(self.variance > 0, 0.0), gradients))
+
+
+class OneBitMomenta(OneBitAdamStrategy, part="OneBitAdam"):
+    """1-bit Adam's update as a member of a `Chain`, whose optimizer applies it."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from exogym_core.strategy.options import number, positive_int
 from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name, unknown_names
 
+if TYPE_CHECKING:
+    from exogym_core.strategy.base import Strategy
+
 __all__ = [
     "LRSchedulerLike",
     "OptimSpec",
@@ -28,6 +31,7 @@ __all__ = [
     "build_scheduler",
     "cosine_factor",
     "ensure_optim_spec",
+    "require_plain_sgd",
     "resolve_scheduler",
     "schedule_end",
     "state_bytes",
@@ -296,3 +300,19 @@ def without_updates() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         yield
+
+
+def require_plain_sgd(strategy: Strategy, updates: str) -> None:
+    """Refuse an optimizer that would take a strategy's `updates` for gradients, which it is to apply as they are.
+
+    Raises:
+        InputError: it is neither the strategy's own, nor SGD without momentum, nor a factory of one's own.
+    """
+    spec = strategy.optim_spec
+    given = spec.cls if isinstance(spec.cls, type) else torch.optim.SGD
+    accepted = given is strategy.default_optim.cls or issubclass(given, torch.optim.SGD)
+    if not accepted or spec.kwargs.get("momentum"):
+        raise InputError(
+            f"{type(strategy).__name__}: optim_spec={given.__name__} would take {updates} for gradients, which is "
+            "another algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)"
+        )

@@ -7,7 +7,7 @@ import inspect
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from exogym_core.names import plain_numbers
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
+    "PARTS",
     "SYNONYMS",
-    "Configured",
     "Options",
     "accepted_arguments",
     "checked_options",
+    "declare",
     "flag",
     "fraction",
     "given_arguments",
@@ -29,13 +30,18 @@ __all__ = [
     "number",
     "one_of",
     "option",
+    "options_of",
     "positive_int",
     "refuse_unknown",
     "resolved_synonyms",
     "share",
+    "take",
     "whole_number",
 ]
 
+
+#: Strategies that a `Chain` can have as members, by the names that experiment files give them.
+PARTS: dict[str, type[Any]] = {}
 
 #: Names of one argument each, the one used here first. Others are EXO Gym's, OpenDiLoCo's and torchft's.
 SYNONYMS = (
@@ -57,12 +63,24 @@ def option(default: Any, check: Callable[[str, str, Any], Any] | None = None) ->
     return dataclasses.field(default=default, metadata={"check": check})
 
 
+@dataclass(frozen=True)
+class _Member:
+    """Attribute whose options are arguments of the class that has it."""
+
+    kind: type[Options]
+
+
+def options_of(kind: type[Options]) -> Any:
+    """A member made of its options, which the class that has it takes by name: `average = options_of(Averaging)`."""
+    return _Member(kind)
+
+
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Options:
     """Arguments that belong together: subclasses become frozen dataclasses with a field for each argument.
 
-    A class that lists them as `Options = DiLoCoOptions` takes each of them by name.
+    A strategy that has them as a member, `averaging: Averaging = options_of(Averaging)`, takes each of them by name.
     """
 
     def __init_subclass__(cls) -> None:
@@ -101,51 +119,67 @@ class Options:
         return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
-class Configured:
-    """Class whose constructor takes the fields of its `Options` by name, and those in `positional` by position too.
+def declare(cls: Any, member_of: str | None = None) -> None:
+    """Read the options that the body of `cls` declares: makes `cls.Options` of them and of its base's.
 
-    `class MyStrategy(Strategy, name="Mine")` enters it in `registry` under that name.
-
-    Attributes:
-        Options: dataclass of its options.
-        positional: names of arguments that may be given by position, in order.
-        taken: names of a base's arguments that the class itself gives.
-        registry: classes by the names that experiment files give them.
+    They are fields, `H: int = option(100, positive_int)`, and members with options of their own, `average =
+    options_of(Averaging)`. A class that is a member of a chain, by the name `member_of`, does not take those that every
+    strategy has (`cls.common`).
     """
-
-    Options: ClassVar[type[Any]] = Options
-    positional: ClassVar[tuple[str, ...]] = ()
-    taken: ClassVar[tuple[str, ...]] = ()
-    registry: ClassVar[dict[str, type[Any]]] = {}
-
-    def __init_subclass__(cls, name: str | None = None, **others: Any) -> None:
-        super().__init_subclass__(**others)
-        if name is not None:
-            cls.registry[name] = cls
-        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
-
-
-def _signature(cls: type[Configured]) -> inspect.Signature:
-    """Signature of `cls(...)` for help and editors: options by their names and defaults."""
+    if member_of is not None:
+        PARTS[member_of], cls.taken = cls, cls.common
+    declared = {key: value for key, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+    members = {key: value.kind for key, value in vars(cls).items() if isinstance(value, _Member)}
+    cls.declared, cls.members = (*cls.declared, *declared), {**cls.members, **members}
+    if declared or members:
+        fields = {"__annotations__": dict.fromkeys(declared, Any), **declared}
+        cls.Options = type(f"{cls.__name__}.Options", (*members.values(), cls.Options), fields)
+    for key, value in declared.items():
+        setattr(cls, key, value.default)
     own = inspect.signature(cls.__init__)
     parameters = list(own.parameters.values())[1:]
-    if all(each.kind is not each.VAR_POSITIONAL for each in parameters):
-        return own.replace(parameters=parameters)
-    by_name, defaults = inspect.Parameter.KEYWORD_ONLY, cls.Options.defaults()
-    kinds = dict.fromkeys(cls.positional, inspect.Parameter.POSITIONAL_OR_KEYWORD) | {
-        name: by_name for name in defaults if name not in cls.positional
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    accepted = {each.name: each.default is not each.empty for each in named}
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        # What a base requires is given by its subclasses.
+        others = {key: True for key, is_optional in cls.accepted.items() if is_optional or key in accepted}
+        accepted |= others | dict.fromkeys([*cls.positional, *cls.Options.names()], True)
+    cls.accepted = {key: accepted[key] for key in accepted if key not in cls.taken}
+    cls.__signature__ = own.replace(parameters=parameters)
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        cls.__signature__ = _signature(cls)
+
+
+def take(instance: Any, options: Any) -> None:
+    """Set the attributes of `instance` that are declared options, and the members made of theirs."""
+    for name in instance.declared:
+        setattr(instance, name, getattr(options, name))
+    for name, kind in instance.members.items():
+        setattr(instance, name, kind(**{key: getattr(options, key) for key in kind.names()}))
+
+
+def _signature(cls: Any) -> inspect.Signature:
+    """Signature of `cls(...)` for help and editors: options by their names and defaults."""
+    by_name, defaults = inspect.Parameter.KEYWORD_ONLY, _own_defaults(cls)
+    first = [name for name in cls.positional if name not in cls.taken]
+    kinds = dict.fromkeys(first, inspect.Parameter.POSITIONAL_OR_KEYWORD) | {
+        name: by_name for name in defaults if name not in first
     }
     named = [inspect.Parameter(name, kind, default=defaults.get(name)) for name, kind in kinds.items()]
     return inspect.Signature([*named, inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)])
 
 
-def by_name(cls: type[Configured], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def _own_defaults(cls: Any) -> dict[str, Any]:
+    return {name: value for name, value in cls.Options.defaults().items() if name not in cls.common}
+
+
+def by_name(cls: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a call of `cls` by name.
 
     Raises:
         TypeError: as of any function, too many positional arguments, or one that is given by name as well.
     """
-    taken = cls.positional[: len(positional)]
+    taken = [name for name in cls.positional if name not in cls.taken][: len(positional)]
     if len(positional) > len(taken):
         raise TypeError(f"{cls.__name__}: {len(positional)} positional arguments; it takes {len(taken)}")
     for name in taken:
@@ -155,45 +189,30 @@ def by_name(cls: type[Configured], positional: Sequence[Any], named: Mapping[str
 
 
 def checked_options(
-    cls: type[Configured], positional: Sequence[Any], named: Mapping[str, Any]
+    cls: Any, positional: Sequence[Any], named: Mapping[str, Any], where: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """`cls.Options` from the arguments of a call of `cls`, by any of their names, and the other arguments.
+    """`cls.Options` from the arguments of a call of `cls`, by any of their names; the other arguments.
 
     Raises:
-        InputError: two names of one argument have different values, or a value is wrong.
+        InputError: two names of one argument have different values, or a value is wrong; it begins with `where`, by
+            default the name of the class.
     """
-    own, called = resolved_synonyms(cls, by_name(cls, positional, named))
-    names = cls.Options.names()
-    options = cls.Options.of(cls.__name__, {name: own[name] for name in names if name in own}, called)
+    where = where or cls.__name__
+    own, called = resolved_synonyms(cls, by_name(cls, positional, named), where)
+    names = [name for name in cls.Options.names() if name not in cls.taken]
+    options = cls.Options.of(where, {name: own[name] for name in names if name in own}, called)
     return options, {called.get(name, name): value for name, value in own.items() if name not in names}
 
 
-def _own_arguments(cls: type) -> list[str]:
-    """Names that `cls(...)` accepts, without their synonyms."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        names += base.__dict__["Options"].names() if "Options" in base.__dict__ else []
-        names += base.__dict__.get("positional", ())
-        init = base.__dict__.get("__init__")
-        if init is None or base is object:
-            continue
-        parameters = list(inspect.signature(init).parameters.values())[1:]
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        # Arguments that a base requires are given by its subclasses.
-        names += [p.name for p in named if base is cls or p.default is not p.empty]
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return [name for name in dict.fromkeys(names) if name not in getattr(cls, "taken", ())]
+def accepted_arguments(cls: Any) -> list[str]:
+    """Names that `cls(...)` accepts: its constructor's and, through `**options`, its base's, and synonyms."""
+    synonyms = [name for group in SYNONYMS if set(group) & cls.accepted.keys() for name in group]
+    return list(dict.fromkeys([*cls.accepted, *synonyms]))
 
 
-def accepted_arguments(cls: type) -> list[str]:
-    """Names that `cls(...)` accepts: its constructor's and, through `**options`, its bases', and synonyms."""
-    names = _own_arguments(cls)
-    synonyms = [name for group in SYNONYMS if set(group) & set(names) for name in group]
-    return list(dict.fromkeys([*names, *synonyms]))
-
-
-def resolved_synonyms(cls: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def resolved_synonyms(
+    cls: Any, given: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Given arguments (None counts as not given) by the names that `cls` has for them, and the names given.
 
     Raises:
@@ -202,9 +221,8 @@ def resolved_synonyms(cls: type, given: Mapping[str, Any]) -> tuple[dict[str, An
     accepted = accepted_arguments(cls)
     present = {name: value for name, value in given.items() if value is not None or name not in accepted}
     called: dict[str, str] = {}
-    known = _own_arguments(cls)
     for group in SYNONYMS:
-        name = next((name for name in group if name in known), None)
+        name = next((name for name in group if name in cls.accepted), None)
         used = [other for other in group if other in present]
         if name is None or not used:
             continue
@@ -212,17 +230,14 @@ def resolved_synonyms(cls: type, given: Mapping[str, Any]) -> tuple[dict[str, An
         for other in used[1:]:
             if present[other] != value:
                 raise InputError(
-                    f"{cls.__name__}: {used[0]}={value!r} and {other}={present[other]!r} are one argument; "
-                    "give one of them"
+                    f"{where}: {used[0]}={value!r} and {other}={present[other]!r} are one argument; give one of them"
                 )
         present = {key: kept for key, kept in present.items() if key not in group} | {name: value}
         called[name] = used[0]
     return present, called
 
 
-def given_arguments(
-    cls: type[Configured], positional: tuple[Any, ...], named: dict[str, Any]
-) -> dict[str, Any]:
+def given_arguments(cls: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `cls(*positional, **named)` by name, with the defaults of `cls` itself."""
     positional, named = plain_numbers(positional), plain_numbers(named)
     signature = inspect.signature(cls)
@@ -230,13 +245,13 @@ def given_arguments(
     bound.apply_defaults()
     others = {each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD}
     said = {name: value for name, value in bound.arguments.items() if name not in others} | named
-    defaults = cls.__dict__["Options"].defaults() if "Options" in cls.__dict__ else {}
+    defaults = _own_defaults(cls)
     return defaults | {
         name: value for name, value in said.items() if value is not None or name not in defaults
     }
 
 
-def refuse_unknown(cls: type, unknown: Mapping[str, Any]) -> None:
+def refuse_unknown(cls: Any, unknown: Mapping[str, Any]) -> None:
     """Raise UnknownNameError if `unknown` holds anything: an argument is never swallowed."""
     if unknown:
         raise unknown_arguments(cls.__name__, unknown, accepted_arguments(cls), STRATEGY_ARGUMENTS)

@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import (
-    Options,
-    fraction,
-    one_of,
-    option,
-    positive_int,
-)
+from exogym_core.strategy.options import fraction, one_of, option, positive_int
 from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.rounds import CodedRounds
+from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.rounds import CodedMean
+from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
 
 if TYPE_CHECKING:
@@ -27,55 +23,10 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
+__all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy"]
 
 
-class QsparseOptions(Options):
-    """Options of Qsparse-local-SGD: local steps a round, the share of values sent, and their encoding.
-
-    Args:
-        H: local steps a round.
-        density: share of each tensor's values that is sent, one at least; above 0 and at most 1.
-        values: how they travel: "sign" (SignTop_k), "qsgd" (QTop_k) or "exact" (Top_k, in fp32).
-        bits: of a value under "qsgd", 2 to 8.
-    """
-
-    H: int = option(8, positive_int)
-    density: float = option(0.01, fraction)
-    values: str = option("sign", one_of("sign", "qsgd", "exact"))
-    bits: int = option(4, one_of(*range(2, 9)))
-
-
-class QsparseCommunicator(CodedRounds, name="QsparseLocalSGD"):
-    """Rounds that send the largest values of each tensor of the error.
-
-    Args:
-        options: of `QsparseOptions`.
-    """
-
-    Options = QsparseOptions
-
-    def outer_spec(self) -> OptimSpec:
-        """Plain steps: the mean is taken off the parameters."""
-        return OptimSpec(torch.optim.SGD, lr=1.0)
-
-    def codec(self, tensors: Sequence[Tensor]) -> Codec:
-        """The largest of each tensor, their places in 32 bits."""
-        shapes = [tensor.shape for tensor in tensors]
-        blocks = [matrix_shape(shape) for shape in shapes]
-        counts = [max(1, round(self.options.density * shape.numel())) for shape in shapes]
-        return LargestCodec(shapes, blocks, counts, 32, self._values(max(counts)))
-
-    def _values(self, most: int) -> Codec | None:
-        if self.options.values == "sign":
-            return SignCodec("l1")
-        if self.options.values == "exact":
-            return None
-        generator = shared_generator(self.seed, "qsparse", self.strategy.local_step, self.comm.rank)
-        return QSGDCodec(self.options.bits, bucket=most, norm="l2", generator=generator)
-
-
-class QsparseLocalSGDStrategy(Composition, name="QsparseLocalSGD"):
+class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
     """Local steps, then the quantised largest values of their sum and former errors.
 
     With x the parameters after the last round and x_i this rank's after `H` local steps (algorithm 1)::
@@ -93,11 +44,61 @@ class QsparseLocalSGDStrategy(Composition, name="QsparseLocalSGD"):
     Args:
         optim_spec: the local optimizer (AdamW by default; the paper's is SGD).
         H: local steps a round.
-        options: of `QsparseOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        density: share of each tensor's values that is sent, one at least; above 0 and at most 1.
+        values: how they travel: "sign" (SignTop_k), "qsgd" (QTop_k) or "exact" (Top_k, in fp32).
+        bits: of a value under "qsgd", 2 to 8.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Basu et al., Qsparse-local-SGD, arXiv 1906.02367, algorithm 1 (synchronous).
     """
 
-    module = QsparseCommunicator
+    H: int = option(8, positive_int)
+    density: float = option(0.01, fraction)
+    values: str = option("sign", one_of("sign", "qsgd", "exact"))
+    bits: int = option(4, one_of(*range(2, 9)))
     positional = ("optim_spec", "H")
+
+    judged = "outer"
+    round_steps = property(lambda self: self.H)
+    state = State("outer", "coded", "num_rounds")
+    takes_sites = False
+    plain_steps = True
+
+    def prepare(self) -> None:
+        """Begin with the same x on every rank, without errors."""
+        self.outer = OuterStep(self.held, OptimSpec(torch.optim.SGD, lr=1.0))
+        self.coded, self.num_rounds = CodedMean(self.outer.flats), 0
+        for bucket in self.outer.buckets:
+            self.charged(self.codec(bucket, 0))
+
+    def step(self) -> None:
+        """A local step; after `H` of them the round's end."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """At the end of a round: take the mean of what the ranks send of their errors off the parameters."""
+        if step % self.H:
+            return
+        codecs = [self.charged(self.codec(bucket, step - 1)) for bucket in self.outer.buckets]
+        self.outer.step(self.coded.of(self.outer.pseudo_gradients(), codecs, self.comm))
+        self.num_rounds += 1
+
+    def codec(self, tensors: Sequence[Tensor], step: int) -> Codec:
+        """The largest values of each tensor, their places in 32 bits."""
+        shapes = [tensor.shape for tensor in tensors]
+        blocks = [matrix_shape(shape) for shape in shapes]
+        counts = [max(1, round(self.density * shape.numel())) for shape in shapes]
+        generator = shared_generator(self.seed, "qsparse", step, self.comm.rank)
+        values = {
+            "sign": SignCodec("l1"),
+            "exact": None,
+            "qsgd": QSGDCodec(self.bits, bucket=max(counts), norm="l2", generator=generator),
+        }
+        return LargestCodec(shapes, blocks, counts, 32, values[self.values])
+
+
+class QsparseCommunicator(QsparseLocalSGDStrategy, part="QsparseLocalSGD"):
+    """Qsparse-local-SGD as a member of a `Chain`."""

@@ -4,62 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option
-from exogym_core.strategy.parts.flat import write_back
+from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.flight import Flight
-from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, parse_graph
+from exogym_core.strategy.parts.gossip import Graph, begin_mixing, parse_graph
 from exogym_core.strategy.parts.state import State
 
-__all__ = ["SGPCommunicator", "SGPOptions", "SGPStrategy"]
+__all__ = ["SGPCommunicator", "SGPStrategy"]
 
 
-class SGPOptions(GossipOptions):
-    """Options of SGP: the directed graph that values are pushed along.
-
-    Args:
-        graph: as of `GossipOptions`; any directed graph on which news of every rank reaches every other.
-    """
-
-    graph: Graph = option(Graph("exponential"), parse_graph)
-
-
-class SGPCommunicator(Gossip, name="SGP"):
-    """Push parameters and a weight to neighbours after every update.
-
-    Args:
-        options: of `SGPOptions`.
-
-    Attributes:
-        weight: the push-sum weight w_i; the model holds z_i = x_i / w_i between steps.
-    """
-
-    Options = SGPOptions
-
-    balanced = False
-    state = State("weight")
-    weight: float = 1.0
-
-    @torch.no_grad()
-    def before_update(self) -> None:
-        """The gradient is that at z; the update is of x = w z (algorithm 1, line 3)."""
-        for parameter in self.scope.parameters:
-            parameter.mul_(self.weight)
-
-    @torch.no_grad()
-    def after_update(self) -> None:
-        """Lines 4 to 7: send p_ji x_i and p_ji w_i, add up what has come, and divide."""
-        between, row = self.scope.site.between, self.row(self.strategy.local_step)
-        if between.world_size == 1:
-            return
-        weight = torch.tensor([self.weight], dtype=torch.float64)
-        flights = self.begin(self.flats(), row)
-        self.weight = Flight(row.steps(between, weight)).wait().item()
-        for flight, bucket in zip(flights, self.buckets, strict=True):
-            write_back(flight.wait() / self.weight, bucket)
-
-
-class SGPStrategy(Composition, name="SGP"):
+class SGPStrategy(Strategy, name="SGP"):
     """Stochastic gradient push: after its update a worker pushes parts of its parameters along directed edges.
 
     With p_ij = 1 / (1 + number of those that j sends to), for j = i and all j that send to i (algorithm 1):
@@ -76,7 +31,8 @@ class SGPStrategy(Composition, name="SGP"):
     Args:
         optim_spec: the local optimizer (AdamW by default; the paper's is SGD with Nesterov momentum).
         graph: "exponential" (the paper's: to one rank, 1, 2, 4, ... places on in turn), "static-exponential", "ring",
-            "complete", "random", or of each rank those that it sends to.
+            "complete", "random", or of each rank those that it sends to; any directed graph on
+            which news of every rank reaches every other.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     Raises:
@@ -87,4 +43,43 @@ class SGPStrategy(Composition, name="SGP"):
         authors' code, facebookresearch/stochastic_gradient_push.
     """
 
-    module = SGPCommunicator
+    graph: Graph = option(Graph("exponential"), parse_graph)
+    positional = ("optim_spec",)
+
+    judged = "own"
+    takes_complex = True
+    round_steps = 1
+    state = State("weight")
+    weight: float = 1.0  # w_i; the model holds z_i = x_i / w_i between steps
+
+    def prepare(self) -> None:
+        """Refuse a graph that is not one of so many ranks."""
+        self.graph.check(self.site.between.world_size, self.where, balanced=False)
+
+    def step(self) -> None:
+        """Update x, and push it."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """The gradient is that at z; the update is of x = w z (algorithm 1, line 3)."""
+        for parameter in self.held:
+            parameter.mul_(self.weight)
+
+    @torch.no_grad()
+    def communicate(self, step: int) -> None:
+        """Lines 4 to 7: send p_ji x_i and p_ji w_i, add up what has come, and divide."""
+        between, row = self.site.between, self.graph.row(self, step - 1, balanced=False)
+        if between.world_size == 1:
+            return
+        weight = torch.tensor([self.weight], dtype=torch.float64)
+        flights = begin_mixing(self, [flatten(bucket) for bucket in self.buckets], row)
+        self.weight = Flight(row.steps(between, weight)).wait().item()
+        for flight, bucket in zip(flights, self.buckets, strict=True):
+            write_back(flight.wait() / self.weight, bucket)
+
+
+class SGPCommunicator(SGPStrategy, part="SGP"):
+    """SGP as a member of a `Chain`."""

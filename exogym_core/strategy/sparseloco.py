@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import (
-    Options,
-    number,
-    one_of,
-    option,
-    positive_int,
-    share,
-)
+from exogym_core.strategy.options import number, one_of, option, positive_int, share
 from exogym_core.strategy.parts.few_bits import StatisticalCodec
-from exogym_core.strategy.parts.rounds import CodedRounds
+from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.rounds import CodedMean
+from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, block_shape
 from netsim.errors import InputError
 
@@ -28,71 +23,12 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["SparseLoCoCommunicator", "SparseLoCoOptions", "SparseLoCoStrategy"]
+__all__ = ["SparseLoCoCommunicator", "SparseLoCoStrategy"]
 
 _INDEX_BITS = 12
 
 
-class SparseLoCoOptions(Options):
-    """Options of SparseLoCo: local steps a round, the values sent, their encoding, and the outer step.
-
-    Args:
-        H: local steps a round.
-        k: values that a block sends.
-        chunk: longest side of a block, at most 64: a place in it has 12 bits.
-        bits: of a value, 1 to 8; 0 sends values as they are.
-        error_decay: beta, what is left of an error a round later, 0 to 1.
-        outer_lr: alpha, the outer learning rate.
-        mean_over: "senders": of each value the mean over the ranks that sent it, as the authors' code has it; "all", as
-            the paper.
-    """
-
-    H: int = option(30, positive_int)
-    k: int = option(64, positive_int)
-    chunk: int = option(64, positive_int)
-    bits: int = option(2)
-    error_decay: float = option(0.95, share)
-    outer_lr: float = option(1.0, number)
-    mean_over: str = option("senders", one_of("senders", "all"))
-
-    def check(self, where: str) -> None:
-        """Refuse blocks whose places do not fit, and other numbers of bits."""
-        super().check(where)
-        if self.chunk > 64:
-            raise InputError(
-                f"{where}: chunk={self.chunk} must be at most 64: a place in a block has 12 bits"
-            )
-        if self.bits not in range(9) or isinstance(self.bits, bool):
-            raise InputError(f"{where}: bits={self.bits!r} must be 0 (values as they are) to 8")
-
-
-class SparseLoCoCommunicator(CodedRounds, name="SparseLoCo"):
-    """Rounds that send the largest values of each block of the error.
-
-    Args:
-        options: of `SparseLoCoOptions`.
-    """
-
-    Options = SparseLoCoOptions
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.beta, self.among_senders = self.options.error_decay, self.options.mean_over == "senders"
-
-    def outer_spec(self) -> OptimSpec:
-        """Plain steps of a rate."""
-        return OptimSpec(torch.optim.SGD, lr=self.options.outer_lr)
-
-    def codec(self, tensors: Sequence[Tensor]) -> Codec:
-        """The `k` of each block; of each tensor its values in levels of their own."""
-        shapes = [tensor.shape for tensor in tensors]
-        blocks = [block_shape(shape, self.options.chunk) for shape in shapes]
-        values = StatisticalCodec(self.options.bits) if self.options.bits else None
-        counts = [self.options.k] * len(shapes)
-        return LargestCodec(shapes, blocks, counts, _INDEX_BITS, values, tensors[0].dtype)
-
-
-class SparseLoCoStrategy(Composition, name="SparseLoCo"):
+class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
     """DiLoCo with sparse outer gradients of two bits and error feedback.
 
     With d = phi - theta_i after `H` local steps::
@@ -113,12 +49,73 @@ class SparseLoCoStrategy(Composition, name="SparseLoCo"):
     Args:
         optim_spec: the inner optimizer (AdamW by default).
         H: local steps a round.
-        options: of `SparseLoCoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        k: values that a block sends.
+        chunk: longest side of a block, at most 64: a place in it has 12 bits.
+        bits: of a value, 1 to 8; 0 sends values as they are.
+        error_decay: beta, what is left of an error a round later, 0 to 1.
+        outer_lr: alpha, the outer learning rate.
+        mean_over: "senders": of each value the mean over the ranks that sent it, as the authors' code has it; "all", as
+            the paper.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, arXiv 2508.15706, algorithm 1; blocks,
         levels, wire format and the mean over senders from the authors' code (tplr-ai/templar, tplr-ai/CCLoco).
     """
 
-    module = SparseLoCoCommunicator
+    H: int = option(30, positive_int)
+    k: int = option(64, positive_int)
+    chunk: int = option(64, positive_int)
+    bits: int = option(2)
+    error_decay: float = option(0.95, share)
+    outer_lr: float = option(1.0, number)
+    mean_over: str = option("senders", one_of("senders", "all"))
     positional = ("optim_spec", "H")
+
+    judged = "outer"
+    round_steps = property(lambda self: self.H)
+    state = State("outer", "coded", "num_rounds")
+    takes_sites = False
+    plain_steps = True
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        if self.chunk > 64:
+            raise InputError(
+                f"{self.where}: chunk={self.chunk} must be at most 64: a place in a block has 12 bits"
+            )
+        if self.bits not in range(9) or isinstance(self.bits, bool):
+            raise InputError(f"{self.where}: bits={self.bits!r} must be 0 (values as they are) to 8")
+
+    def prepare(self) -> None:
+        """Begin with the same phi on every rank, without errors."""
+        self.outer = OuterStep(self.held, OptimSpec(torch.optim.SGD, lr=self.outer_lr))
+        self.codecs = [self.charged(self.codec(bucket)) for bucket in self.outer.buckets]
+        self.coded = CodedMean(
+            self.outer.flats, beta=self.error_decay, among_senders=self.mean_over == "senders"
+        )
+        self.num_rounds = 0
+
+    def step(self) -> None:
+        """A local step; after `H` of them the round's end."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """At the end of a round: a plain step along the mean of what the ranks send of their errors."""
+        if step % self.H:
+            return
+        self.outer.step(self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.comm))
+        self.num_rounds += 1
+
+    def codec(self, tensors: Sequence[Tensor]) -> Codec:
+        """The `k` largest of each block; of each tensor its values in levels of their own."""
+        shapes = [tensor.shape for tensor in tensors]
+        blocks = [block_shape(shape, self.chunk) for shape in shapes]
+        values = StatisticalCodec(self.bits) if self.bits else None
+        return LargestCodec(shapes, blocks, [self.k] * len(shapes), _INDEX_BITS, values, tensors[0].dtype)
+
+
+class SparseLoCoCommunicator(SparseLoCoStrategy, part="SparseLoCo"):
+    """SparseLoCo as a member of a `Chain`."""

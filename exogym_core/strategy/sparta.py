@@ -2,85 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
-from exogym_core.strategy.chain import Composition, Module
-from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoOptions
-from exogym_core.strategy.options import option, positive_int
-from exogym_core.strategy.parts.average import AveragingOptions
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.diloco import DiLoCoStrategy
+from exogym_core.strategy.options import option, options_of, positive_int
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.selectors import SelectionOptions
-from exogym_core.strategy.parts.state import State
+from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch import Tensor
 
-    from torch import Tensor, nn
+    from exogym_core.strategy.parts.selectors import IndexSelector
 
-
-__all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
-
-
-class SpartaOptions(SelectionOptions, AveragingOptions):
-    """Options of SPARTA: the share of parameters averaged, their choice, and how often.
-
-    Args:
-        interval: communicate every so many steps; also `sparta_interval`.
-    """
-
-    interval: int = option(1, positive_int)
+__all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SparseMean"]
 
 
-class SparseCommunicator(Module, name="SPARTA"):
-    """Average the values that a selector chooses, every `interval` steps.
+class SparseMean(Stateful):
+    """Mean over sites of the parameters' values that a selector chooses.
 
     All parameters of a dtype form one flat tensor, and one all-reduce carries what is chosen from it. The
     choice comes from the shared seed, so neither indices nor a mask travel.
 
     Args:
-        index_selector: as of `SpartaOptions`.
-        interval: likewise.
-        options: of `SpartaOptions`.
+        strategy: whose parameters these are.
+        selector: chooses.
+        averaging: how the mean is made.
     """
 
-    Options = SpartaOptions
-    positional = ("index_selector", "interval")
-    judged = "own"
-    state = State("iteration", residuals="_residuals")
-    round_steps = property(lambda self: self.options.interval)
+    state = State("iteration", "residuals")
 
-    def __init__(self, *positional: Any, **options: Any) -> None:
-        super().__init__(*positional, **options)
-        self.index_selector, self.iteration = self.options.selector(), 0
+    def __init__(self, strategy: Strategy, selector: IndexSelector, averaging: Averaging) -> None:
+        self.site, self.buckets, self.selector, self.averaging = (
+            strategy.site,
+            strategy.buckets,
+            selector,
+            averaging,
+        )
+        selector.seed, self.iteration = strategy.seed, 0
+        self.residuals = [averaging.residual(flatten(bucket)) for bucket in self.buckets]
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Lay the parameters out flat."""
-        self.index_selector.seed = self.strategy.seed
-        self._averaging = self.options.averaging().charged(self.strategy)
-        self._residuals = [self._averaging.residual(flat) for flat in self.flats()]
-
-    def after_update(self) -> None:
-        """Average the chosen values, if this step is due."""
-        if (self.strategy.local_step + 1) % self.options.interval:
-            return
-        if self.scope.site.between.world_size > 1:
-            for bucket, residual in zip(self.buckets, self._residuals, strict=True):
-                self._average_chosen(bucket, residual)
+    def take(self) -> None:
+        """Average what is chosen this time."""
+        if self.site.between.world_size > 1:
+            for bucket, residual in zip(self.buckets, self.residuals, strict=True):
+                flat = flatten(bucket)
+                chosen = self.selector.places(flat, self.iteration)
+                if len(chosen):
+                    flat[chosen] = self._mean(flat[chosen], chosen, residual)
+                    write_back(flat, bucket)
         self.iteration += 1
 
-    def _average_chosen(self, bucket: Sequence[Tensor], residual: Tensor | None) -> None:
-        flat = flatten(bucket)
-        chosen = self.index_selector.places(flat, self.iteration)
-        if not len(chosen):
-            return
+    def _mean(self, values: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
         lost = None if residual is None else residual[chosen]
-        flat[chosen] = self.scope.site.average(self._averaging, flat[chosen], lost)
+        mean = self.site.average(self.averaging, values, lost)
         if residual is not None and lost is not None:
             residual[chosen] = lost
-        write_back(flat, bucket)
+        return mean
 
 
-class SPARTAStrategy(Composition, name="SPARTA"):
+class SPARTAStrategy(Strategy, name="SPARTA"):
     """Update locally, then average a share `p_sparta` of the parameters over all ranks.
 
     Bytes: a ring sends `2 (n - 1) / n` times `p_sparta` of the parameters' bytes per worker every
@@ -89,22 +73,51 @@ class SPARTAStrategy(Composition, name="SPARTA"):
     Args:
         optim_spec: the local optimizer (AdamW by default).
         p_sparta: the share averaged each time, above 0 and at most 1.
-        options: of `SpartaOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        index_selector: of these values, see `SelectionOptions`.
+        interval: communicate every so many steps; also `sparta_interval`.
+        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Beton et al., Improving the Efficiency of Distributed Training using Sparse Parameter Averaging,
         openreview stFPf3gzq1.
     """
 
-    module = SparseCommunicator
+    selection: SelectionOptions = options_of(SelectionOptions)
+    averaging: Averaging = options_of(Averaging)
+    interval: int = option(1, positive_int)
     positional = ("optim_spec", "p_sparta")
 
+    judged = "own"
+    round_steps = property(lambda self: self.interval)
+    state = State("sparse")
+    plain_steps = True
 
-class _BothOptions(SpartaOptions, DiLoCoOptions):
-    """`p_sparta`, `index_selector` and `interval` (also `sparta_interval`) besides DiLoCo's."""
+    def prepare(self) -> None:
+        """Lay the parameters out flat."""
+        self.sparse = SparseMean(self, self.selection.selector(), self.averaging.charged(self))
+
+    def step(self) -> None:
+        """A local step, and the sparse mean."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """Average the chosen values, if this step is due."""
+        if step % self.interval == 0:
+            self.sparse.take()
 
 
-class SPARTADiLoCoStrategy(Composition, name="SPARTA+DiLoCo"):
+class SparseCommunicator(SPARTAStrategy, part="SPARTA", positional=("index_selector", "interval")):
+    """SPARTA as a member of a `Chain`."""
+
+
+class SPARTADiLoCoStrategy(
+    DiLoCoStrategy,
+    name="SPARTA+DiLoCo",
+    positional=("optim_spec", "outer_optim_spec", "p_sparta", "interval", "H"),
+):
     """Local updates, a sparse average every `interval` steps, an outer step every `H` steps.
 
     Bytes: the sum of SPARTA's and DiLoCo's. `codec`, `error_feedback` and `aggregate` are of the pseudo-gradients;
@@ -114,18 +127,34 @@ class SPARTADiLoCoStrategy(Composition, name="SPARTA+DiLoCo"):
         optim_spec: the local optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         p_sparta: the share averaged each time, above 0 and at most 1.
-        interval: average every so many steps.
+        interval: average every so many steps; also `sparta_interval`.
         H: local steps a DiLoCo round.
-        options: of `SpartaOptions` and `DiLoCoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        index_selector: of the values averaged, see `SelectionOptions`.
+        options: of DiLoCo, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         SPARTAStrategy's, openreview stFPf3gzq1, and DiLoCoStrategy's, arXiv 2311.08105.
     """
 
-    Options = _BothOptions
-    positional = ("optim_spec", "outer_optim_spec", "p_sparta", "interval", "H")
+    selection: SelectionOptions = options_of(SelectionOptions)
+    interval: int = option(1, positive_int)
 
-    def compose(self, options: _BothOptions) -> list[Module]:
-        """SPARTA's average, then DiLoCo's round."""
-        sparse = SparseCommunicator(options.index_selector, options.interval, p_sparta=options.p_sparta)
-        return [sparse, DiLoCoCommunicator(**{name: vars(options)[name] for name in DiLoCoOptions.names()})]
+    round_steps = property(lambda self: math.lcm(self.interval, self.H))
+    state = State("sparse")
+    plain_steps = True
+
+    def prepare(self) -> None:
+        """Lay the parameters out flat, and begin with the same theta on every worker."""
+        super().prepare()
+        self.sparse = SparseMean(self, self.selection.selector(), Averaging())
+
+    def communicate(self, step: int) -> None:
+        """The sparse mean, then DiLoCo's round."""
+        if step % self.interval == 0:
+            self.sparse.take()
+        super().communicate(step)
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """Steps up to the next mean or round."""
+        return min(super().steps_to_exchange, *(n - self.local_step % n for n in (self.interval, self.H)))

@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-import torch
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import option, options_of, positive_int, share, whole_number
+from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments
+from exogym_core.strategy.parts.state import State
 
-from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import option, share
-from exogym_core.strategy.parts.rounds import FragmentOptions, Fragments
-
-if TYPE_CHECKING:
-    from exogym_core.strategy.parts.outer import Round
-
-__all__ = ["StreamingDiLoCoCommunicator", "StreamingDiLoCoStrategy", "StreamingOptions"]
+__all__ = ["StreamingDiLoCoCommunicator", "StreamingDiLoCoStrategy"]
 
 
-class StreamingOptions(FragmentOptions):
-    """Options of Streaming DiLoCo besides.
-
-    Args:
-        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
-    """
-
-    alpha: float = option(0.5, share)
-
-
-class StreamingDiLoCoCommunicator(Fragments, name="StreamingDiLoCo"):
-    """A round of fragment p of P begins after step `floor((p + 1) H / P)` of every H, and ends tau steps later.
-
-    Args:
-        H: steps between two rounds of a fragment.
-        options: of `StreamingOptions`.
-    """
-
-    Options = StreamingOptions
-    options: StreamingOptions
-    round_steps = property(lambda self: self.options.H)
-
-    positional = ("H",)
-
-    def leaves(self, p: int, step: int) -> bool:
-        """True if a fragment leaves, at torchft's steps: the first round is shorter."""
-        H = self.options.H  # noqa: N806
-        return (step - (p + 1) * H // len(self.outers)) % H == 0
-
-    @torch.no_grad()
-    def merge(self, p: int, outer_round: Round) -> None:
-        """An outer step on phi_p; `theta_p = alpha theta_p + (1 - alpha) phi_p`."""
-        self.outers[p].apply(outer_round.wait())
-        self.outers[p].mix(self.options.alpha)
-
-
-class StreamingDiLoCoStrategy(Composition, name="StreamingDiLoCo"):
+class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
     """DiLoCo fragment by fragment, overlapped: phi_p and its momentum are equal on all ranks.
 
     Bytes: each of P fragments sends `2 (n - 1) / n` times its encoded bytes per worker every `H` steps: in all as
@@ -64,13 +25,81 @@ class StreamingDiLoCoStrategy(Composition, name="StreamingDiLoCo"):
     Args:
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.4, Nesterov momentum 0.9 by default).
-        H: steps between two rounds of a fragment (100).
-        options: of `StreamingOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        H: steps between two rounds of a fragment (100); also `sync_every`.
+        tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
+        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
+        num_fragments, fragments, pattern: see `FragmentOptions`.
+        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512.
         Departures follow torchft's local_sgd.py.
     """
 
-    module = StreamingDiLoCoCommunicator
+    H: int = option(100, positive_int)
+    tau: int = option(1, whole_number)
+    alpha: float = option(0.5, share)
+    outer_optimizer: FragmentOptimizer = options_of(FragmentOptimizer)
+    cut: FragmentOptions = options_of(FragmentOptions)
+    averaging: Averaging = options_of(Averaging)
     positional = ("optim_spec", "outer_optim_spec", "H")
+
+    judged = "outer"
+    round_steps = property(lambda self: self.H)
+    state = State("outer", "num_rounds")
+    plain_steps = True
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        self.cut.check_rounds(self.where, self.H, self.tau)
+
+    def prepare(self) -> None:
+        """Cut the parameters into fragments, with the same phi on every rank."""
+        self.outer = self.fragments = Fragments(
+            self, self.cut, self.H, self.outer_optimizer.outer_optim(), self.averaging
+        )
+        self.num_rounds = 0  # of all fragments
+
+    def step(self) -> None:
+        """A local step, and the fragments that leave or are back."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+    def communicate(self, step: int) -> None:
+        """Fragment p of P leaves after step `floor((p + 1) H / P)` of every H, and is merged tau steps later."""
+        fragments = self.fragments
+        fragments.go_on()
+        for p in range(len(fragments)):
+            if p in fragments.rounds and step == fragments.sent_at[p] + self.tau:
+                self.merge(p)
+            if (
+                step - (p + 1) * self.H // len(fragments)
+            ) % self.H == 0:  # as torchft: the first round is shorter
+                fragments.sent_at[p] = step
+                fragments.send(p)
+                if not self.tau:
+                    self.merge(p)
+
+    def merge(self, p: int) -> None:
+        """An outer step on phi_p; `theta_p = alpha theta_p + (1 - alpha) phi_p`."""
+        outer, delta = self.fragments.outers[p], self.fragments.rounds.pop(p).wait()
+        outer.apply(delta)
+        outer.mix(self.alpha)
+        self.num_rounds += 1
+
+    def finish(self) -> None:
+        """Merge what is in flight."""
+        for p in sorted(self.fragments.rounds):
+            self.merge(p)
+        super().finish()
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """A fragment may leave after any step."""
+        return min(super().steps_to_exchange, 1)
+
+
+class StreamingDiLoCoCommunicator(StreamingDiLoCoStrategy, part="StreamingDiLoCo", positional=("H",)):
+    """Streaming DiLoCo as a member of a `Chain`."""

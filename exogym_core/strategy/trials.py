@@ -9,7 +9,6 @@ import torch
 
 from exogym_core.reach import reachable
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
 from exogym_core.strategy.parts.exchange import low_rank_of
 from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
@@ -59,7 +58,7 @@ def coding_trials(
 def own_codec_trials(
     strategy: Strategy, num_values: int, num_ranks: int, device: torch.device | None = None
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
-    """Codecs of one's own: those in the strategy's attributes and options, and in its modules'."""
+    """Codecs of one's own: those in the strategy's attributes and options, and in its members'."""
     part = _values(num_values / num_ranks, device)
     codecs = [each for each in reachable(strategy, _has_codecs) if isinstance(each, Codec)]
     for name, codec in sorted({codec_name(codec): codec for codec in codecs}.items()):
@@ -68,7 +67,7 @@ def own_codec_trials(
 
 
 def _has_codecs(value: object) -> bool:
-    return isinstance(value, Strategy | Module) or (is_dataclass(value) and not isinstance(value, Codec))
+    return isinstance(value, Strategy) or (is_dataclass(value) and not isinstance(value, Codec))
 
 
 def _ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], Callable[[], Any]]]:

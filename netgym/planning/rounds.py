@@ -18,7 +18,6 @@ from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.request import with_servers
-from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
 from netgym.planning.models import worker_memory
@@ -349,15 +348,14 @@ class SimulatedRounds:
             return
         mine = runner.strategy
         mine.local_step = self._start
-        part = Participation(mine, comm)
-        self.has_absences = part.absence is not None
+        self.has_absences = mine.workers.number is not None
         if comm.rank:
             runner.still_optimizers()
         step = 0
         while step < num_steps:
             if step and not self.has_absences:
                 step += runner.compute_ahead(num_steps - 1 - step)
-            if part.skips(step):
+            if mine.workers.skips(step):
                 mine.skip_step()
                 mine.row()  # forgets that a round was missed
             else:
@@ -377,7 +375,7 @@ class SimulatedRounds:
                         "wan_bytes": traffic.wan_bytes,
                         "coded_values": traffic.charged_values,
                         "coding": coding_report(traffic, mine.trainable),
-                        "took_part": part.absence is None or "averaged_ranks" in mine.row(),
+                        "took_part": not self.has_absences or "averaged_ranks" in mine.row(),
                     }
                 )
         mine.finish()  # calls in flight complete, after the last row

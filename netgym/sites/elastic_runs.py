@@ -24,7 +24,6 @@ from exogym_core.run.resumption import (
     run_mark,
     there_is,
 )
-from exogym_core.strategy.participation.absence import absence_of
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.rank import TorchrunHost
@@ -312,7 +311,7 @@ def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listen
     """
     request, before = program.request, RandomStates.of_process()
     MeetingPlace.from_environment().check(request.num_nodes)
-    if absence_of(request.strategy) is None:
+    if request.strategy.patience.patience(request.strategy.where) is None:
         raise InputError(
             f"fit: {type(request.strategy).__name__} waits for every rank, and sites that meet at a rendezvous come "
             "and go; use one with time-outs, such as DiLoCo with averaging_timeout (NETGYM_RENDEZVOUS is set: "

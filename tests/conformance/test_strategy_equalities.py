@@ -83,7 +83,7 @@ def test_cocodc_chooses_and_corrects_as_written(
     P, tau, transmissions = min(P, H), min(tau, H - 1), min(share, H)  # noqa: N806
     model, batches = reference.make_problem(**problem)
     cut = fragments_of(
-        [name for name, _ in model.named_parameters()], FragmentOptions(num_fragments=P, H=H), ""
+        [name for name, _ in model.named_parameters()], FragmentOptions(num_fragments=P), H, ""
     )
     sent: list[int] = []
     exchange = outer_references.cocodc(
@@ -140,7 +140,7 @@ def test_behind_sites_it_is_one_rank_a_site_with_the_sites_batch(kind: Any, code
     if kind is CoCoDCStrategy:
         options = {"num_fragments": 2, "tau": 2, "transmissions": 3}
     alone = kind(adamw, H=3, codec=codec, **options)
-    of_sites = Chain([Sites(2), *kind(adamw, H=3, codec=codec, **options).modules], adamw)
+    of_sites = Chain([Sites(2), kind(H=3, codec=codec, **options)], adamw)
     got = reference.run_strategy(of_sites, model, batches).results
     want = reference.run_strategy(alone, model, joined).results  # type: ignore[arg-type]
     for rank in range(4):
@@ -188,7 +188,7 @@ def test_layers_and_fragments() -> None:
         def body(comm: Any) -> list[list[int]]:
             strategy = StreamingDiLoCoStrategy(**options)
             strategy.setup(model, comm, 1, 0)
-            return strategy.modules[0].members
+            return strategy.fragments.members
 
         return reference.run_ranks(body, 1).results[0]
 

@@ -81,7 +81,7 @@ def main(rendezvous: str, result: str, rank: int) -> None:
             take_steps(model, optimizer, rank, 0, STEPS)
             found[name] = whole(model)
             kept = optimizer.state_dict()
-            own = sum(value.numel() for value in optimizer._outer.flats)
+            own = sum(value.numel() for value in optimizer.strategy.outer.flats)
             found["share"] = own / sum(value.numel() for value in make_model().parameters())
             # Each site keeps its own, each rank its part; who reads it has other values and the same shapes.
             site = torch.distributed.new_group(

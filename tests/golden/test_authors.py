@@ -25,12 +25,10 @@ from exogym_core.strategy import (
     DionStrategy,
     HALoSStrategy,
     MuLoCoStrategy,
-    NoLoCoCommunicator,
     NoLoCoStrategy,
     SlowMoStrategy,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.dion import DionDirections
 
 NUMBERS: dict[str, Any] = json.loads((Path(__file__).parent / "authors.json").read_text())
 
@@ -177,19 +175,19 @@ def test_dion_ends_where_its_authors_code_does(
     shape: str, inputs: int, hidden: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker, from the same Q; wide matrices are transposed."""
-    made = DionDirections._init_node
+    made = DionStrategy.prepare
 
-    def from_their_q(module: DionDirections, model: torch.nn.Module, rank: int, num_nodes: int) -> None:
-        made(module, model, rank, num_nodes)
-        columns = module.right[0].shape[1]
-        rows = range(len(module.right[0]))
-        module.right = [
+    def from_their_q(strategy: DionStrategy) -> None:
+        made(strategy)
+        columns = strategy.factors.right[0].shape[1]
+        rows = range(len(strategy.factors.right[0]))
+        strategy.factors.right = [
             fp64(
                 [[((3 * i + 5 * j) % 7 - 3) / 3 + (0.1 * i - 0.2 * j) for j in range(columns)] for i in rows]
             )
         ]
 
-    monkeypatch.setattr(DionDirections, "_init_node", from_their_q)
+    monkeypatch.setattr(DionStrategy, "prepare", from_their_q)
     model, batches = reference.make_problem(1, 5, inputs, hidden, seed=61)
     model.mixed.requires_grad_(False)
     (got,) = reference.run_strategy(DionStrategy(lr=0.01, rank_fraction=0.5), model, batches).results
@@ -243,8 +241,8 @@ MIXING_NUMBERS: dict[str, Any] = json.loads((Path(__file__).parent / "mixing_aut
 def test_noloco_ends_where_its_authors_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """With their pairs, which they draw from the number of inner steps; to the last digits of fp64."""
 
-    def group(module: NoLoCoCommunicator, rank: int, num_ranks: int, round_number: int) -> list[int]:
-        inner_steps = module.options.H * (round_number + 1)
+    def group(module: NoLoCoStrategy, rank: int, num_ranks: int, round_number: int) -> list[int]:
+        inner_steps = module.H * (round_number + 1)
         order = [int(peer) for peer in np.random.default_rng(inner_steps + 1).permutation(num_ranks)]
         return next(
             sorted(order[k :: num_ranks // 2])
@@ -252,7 +250,7 @@ def test_noloco_ends_where_its_authors_code_does(monkeypatch: pytest.MonkeyPatch
             if rank in order[k :: num_ranks // 2]
         )
 
-    monkeypatch.setattr(NoLoCoCommunicator, "group", group)
+    monkeypatch.setattr(NoLoCoStrategy, "group", group)
     model, batches = reference.make_problem(4, 6, 2, 3, seed=21)
     run = reference.run_strategy(NoLoCoStrategy("adam", lr=0.01, H=2), model, batches)
     for got, numbers in zip(run.results, MIXING_NUMBERS["NoLoCo"], strict=True):

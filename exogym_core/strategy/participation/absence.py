@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.plain import decode, encode
-from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.participation.site import ShardingOptions, Site
-from exogym_core.strategy.participation.sites import Sites
-from exogym_core.strategy.parts.rounds import OuterRounds
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, located, unknown_name
 from netsim.units import parse_seconds
@@ -23,22 +19,17 @@ from netsim.units import parse_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
-
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.parts.gradients import GradientAverager
     from exogym_core.strategy.parts.outer import OuterStep
 
 __all__ = [
     "LOST",
     "Absence",
-    "ParticipatingRounds",
-    "Participation",
+    "Everyone",
     "Patience",
     "PatienceOptions",
     "Seconds",
-    "absence_of",
 ]
 
 
@@ -167,6 +158,12 @@ class PatienceOptions(Options):
         )
         return Patience(matching + waiting, averaging, _join_times(where, "join_at", self.join_at or {}))
 
+    def workers(self, strategy: Strategy) -> Everyone:
+        """Who takes part in the rounds of a strategy that is connected."""
+        patience = self.patience(strategy.where)
+        is_alone = patience is None or strategy.comm.world_size == 1
+        return Everyone(strategy) if is_alone or patience is None else Absence(strategy, patience)
+
 
 #: Round of a rank that can reach no other any more: it has no step left to do.
 LOST = 1 << 62
@@ -175,20 +172,78 @@ LOST = 1 << 62
 BEFORE_ROUNDS = -1
 
 
-class Absence(Stateful):
+class Everyone(Stateful):
+    """All ranks take every step and part in every round.
+
+    The strategy, the loop, snapshots and plans ask here who takes part.
+
+    Attributes:
+        number: the rounds that this rank's parameters have behind them, its own or others'; None: not counted here.
+    """
+
+    number: int | None = None
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy, self._comm = strategy, strategy.comm
+        self._goes_alone = not strategy.is_synchronous or strategy.num_nodes == 1
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks that take part in rounds now."""
+        return list(range(self._comm.world_size))
+
+    @property
+    def is_alone(self) -> bool:
+        """True if this rank steps without waiting for others."""
+        return self._goes_alone or self._comm.rank not in self.present
+
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that step together."""
+        present = self.present
+        whole = len(present) == self._comm.world_size
+        return self._comm if whole else self._comm.group(present, reuse=True)
+
+    def begin(self) -> None:
+        """Catch up where members change: the others may be ahead by many rounds."""
+
+    def join(self) -> None:
+        """Take over the newest state of the others, where some have begun before."""
+
+    def skips(self, step: int) -> bool:
+        """True if others did the step after `step` steps while this rank was absent."""
+        return False
+
+    def announced(self, step: int) -> dict[str, int] | None:
+        """Place of a step whose row is marked before the exchange too; None where it is not.
+
+        Others may finish a round in which this rank dies before it has marked the step.
+        """
+        return None
+
+    def row(self, step: int) -> dict[str, Any]:
+        """Values of a step's row on its round."""
+        return {}
+
+    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
+        """Mean displacement over all that take part; None: this rank did not, and has caught up with them."""
+        return outer.mean_displacement(self.strategy.site)
+
+    def publish(self, outer: OuterStep) -> None:
+        """Publish what a round has led to, for those that come later."""
+
+
+class Absence(Everyone):
     """Membership of rounds that continue without ranks that are late or cut off.
 
     Ranks of a round publish the state that it led to. A rank that is late or cut off loses its steps of that round,
     downloads the newest state that the others have published, and takes part again in the round after that.
 
-    Before `connect` it is only what users say, and can be copied.
-
     Args:
+        strategy: whose rounds these are, of `strategy.round_steps` steps each.
         patience: how long ranks wait for each other.
-        steps_a_round: local steps.
 
     Attributes:
-        number: the rounds that this rank's parameters have behind them, its own or others'.
         present: the ranks of the last round, whose models are evaluated together; before the first round, those that
             are there from the start.
 
@@ -196,39 +251,33 @@ class Absence(Stateful):
     done between sites for its own part.
     """
 
-    state = State("number", "present", has_begun="_has_begun", news="_news")
+    state = State("number", present="_present", has_begun="_has_begun", news="_news")
+    number: int
 
-    def __init__(self, patience: Patience, steps_a_round: int) -> None:
-        self.patience, self.steps_a_round = patience, steps_a_round
+    def __init__(self, strategy: Strategy, patience: Patience) -> None:
+        super().__init__(strategy)
+        comm = strategy.comm
+        self._site_size = comm.world_size // strategy.site.between.world_size
+        patience.check(strategy.where, comm, self._site_size)
+        self.patience, self.steps_a_round = patience, strategy.round_steps or 1
+        late = patience.join_at
+        self._present = [rank for rank in range(comm.world_size) if rank // self._site_size not in late]
         self.number = 0
-        self.present: list[int] = []
         self._has_begun = False
         self._news: dict[str, Any] = {}
 
-    def connect(self, comm: Communicator, ranks_per_site: int, where: str) -> None:
-        """Connect with the other sites over `comm`.
-
-        Raises InputError, beginning with `where`, where time-outs do not go with the rest.
-        """
-        self.patience.check(where, comm, ranks_per_site)
-        self._comm, self._site_size, self._site = comm, ranks_per_site, Site(None, comm)
-        late = self.patience.join_at
-        self.present = [rank for rank in range(comm.world_size) if rank // ranks_per_site not in late]
-
-    def follow(
-        self, outer: OuterStep, site: Site | None = None, gradients: GradientAverager | None = None
-    ) -> None:
-        """Rounds are those of `outer`, by way of `site`; `gradients` are averaged inside it."""
-        self._outer, self._gradients = outer, gradients
-        self._site = self._site if site is None else site
+    @property
+    def present(self) -> list[int]:
+        """Ranks that take part in rounds now."""
+        return list(self._present)
 
     @property
     def _meeting(self) -> Communicator:
         """Connects this rank to its like in other sites."""
-        return self._site.between
+        return self.strategy.site.between
 
     def _sites(self) -> list[int]:
-        return sorted({rank // self._site_size for rank in self.present})
+        return sorted({rank // self._site_size for rank in self._present})
 
     def _all_at_begin(self) -> list[int]:
         """Sites to wait for at the begin: those present at a checkpoint, and all that do not join late."""
@@ -248,15 +297,20 @@ class Absence(Stateful):
             work, *waits, weight=weight, number=number, awaited=awaited
         )
         size = self._site_size
-        self.present = [site * size + place for site in sites for place in range(size)]
+        self._present = [site * size + place for site in sites for place in range(size)]
         return result
 
-    def is_ahead(self, step: int) -> bool:
+    def skips(self, step: int) -> bool:
         """True if the others have done the step after `step` steps while this rank was away."""
-        self.begin()
+        self.join()
         return step < self.number * self.steps_a_round
 
     def begin(self) -> None:
+        """Catch up where members change: the others may be ahead by many rounds."""
+        if self._comm.members_change:
+            self.join()
+
+    def join(self) -> None:
         """Join, late where `join_at` says so, with the newest state of the others; called before the first step."""
         if self._has_begun:
             return
@@ -292,37 +346,38 @@ class Absence(Stateful):
             self._take_over(tensors)
         self._publish()
 
-    def round(self) -> None:
-        """End a round: take the outer step with the ranks that arrive in time, or catch up with them."""
-        outer = self._outer
+    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
+        """Mean displacement over the ranks that arrive in time; None: this one did not, and has caught up with them."""
 
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
-            return outer.averaged(self._site, peers, residuals), residuals
+            return outer.averaged(self.strategy.site, peers, residuals), residuals
 
         result = self._together(average, self.number, self._sites())
         if result is None:
             self._catch_up(self.number + 1, self.number + 1)
-            return
-        gradients, outer.residuals = result
-        outer.spread(self._site, gradients)
-        outer.apply(gradients)
-        outer.reset_parameters()
+            return None
+        gradients: list[Tensor] = result[0]
+        outer.residuals = result[1]
+        outer.spread(self.strategy.site, gradients)
+        return gradients
+
+    def publish(self, outer: OuterStep) -> None:
+        """Publish the state that a round has led to, for those that come later."""
         self.number += 1
-        self._news = {"averaged_ranks": list(self.present)}
+        self._news = {"averaged_ranks": self.present}
         self._publish()
 
     def _mine(self) -> list[Tensor]:
         """State published by this rank: nothing where another rank of its site publishes the same."""
-        return _packed(self._outer) if self._site.is_first else []
+        return _packed(self.strategy.outer) if self.strategy.site.is_first else []
 
     def _publish(self) -> None:
         self._meeting.publish(self.number, self._mine())
 
     def _take_over(self, state: list[Tensor]) -> None:
-        _unpack(self._outer, self._site.shared(state))
-        if self._gradients is not None:
-            self._gradients.gather()
+        _unpack(self.strategy.outer, self.strategy.site.shared(state))
+        self.strategy.site.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
         fetched = self._meeting.fetch(at_least)
@@ -342,138 +397,17 @@ class Absence(Stateful):
         """The round in which a step is."""
         return {"round": -(-step // self.steps_a_round)}
 
+    def announced(self, step: int) -> dict[str, int] | None:
+        """Place of a step that ends a round, where members change."""
+        if not self._comm.members_change or (step + 1) % self.steps_a_round:
+            return None
+        return self.place(step + 1)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         super().load_state_dict(state)
         if self._comm.members_change:  # other ranks may be present now
             self._has_begun = False
-
-
-class ParticipatingRounds(OuterRounds):
-    """Outer rounds that sites take, and with time-outs those that are present: `SiteOptions` and `PatienceOptions`.
-
-    A site that is absent loses its own steps of the round, and continues from the newest state of the others.
-
-    Attributes:
-        absence: membership of rounds; None where all take part, always.
-    """
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        patience = self.options.patience(type(self).__name__)
-        self.absence = None if patience is None else Absence(patience, self.H)
-
-    def parts(self) -> Sequence[Module]:
-        """The module, behind the sites that its ranks form."""
-        options = self.options
-        if options.ranks_per_worker == 1:
-            return [self]
-        division = {name: vars(options)[name] for name in ShardingOptions.names()}
-        return [Sites(options.ranks_per_worker, **division), self]
-
-    def check_beside(self, others: Sequence[Module], where: str) -> None:
-        """Refuse modules that wait for all, and a second one with absences of its own."""
-        for each in others if self.absence is not None else ():
-            if each.goes_first:
-                continue
-            with_what, remedy = f"{type(each).__name__}, which waits for all", "leave the time-outs out"
-            if (
-                isinstance(each, ParticipatingRounds) and each.absence is not None
-            ):  # of which others would be absent
-                with_what, remedy = "those of a second module", "leave one of both modules out"
-            raise InputError(
-                f"{where}: rounds that continue without absent ranks do not combine with {with_what}; {remedy}"
-            )
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Prepare the rounds, and connect with the other sites."""
-        super()._init_node(model, rank, num_nodes)
-        if self.absence is None or self.comm.world_size == 1:
-            self.absence = None
-            return
-        self.absence.connect(self.comm, self.options.ranks_per_worker, type(self.strategy).__name__)
-        self.absence.follow(self.outer, self.scope.site, self.scope.gradients)
-
-    def end_round(self, number: int) -> None:
-        """Take the outer step, with the ranks that are present."""
-        if self.absence is None:
-            super().end_round(number)
-        else:
-            self.absence.round()
-
-    def step_row(self) -> dict[str, Any]:
-        """The step's round, and at its end its members."""
-        return {} if self.absence is None else self.absence.row(self.strategy.local_step)
-
-    @property
-    def judged_version(self) -> int:
-        """Rounds of the ranks that take part."""
-        return super().judged_version if self.absence is None else self.absence.number
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the rounds and of their membership."""
-        absence = {} if self.absence is None else {"absence": self.absence.state_dict()}
-        return {**super().state_dict(), **absence}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the rounds from a `state_dict`, and the absences where they are kept."""
-        super().load_state_dict(state)
-        if self.absence is not None:
-            self.absence.load_state_dict(state["absence"])
-
-
-def absence_of(strategy: Strategy) -> Absence | None:
-    """Absence from the rounds of a strategy; None where everyone takes part, always."""
-    modules = strategy.modules if isinstance(strategy, Chain) else []
-    found = (each.absence for each in modules if isinstance(each, ParticipatingRounds))
-    return next(filter(None, found), None)
-
-
-class Participation:
-    """Participation of a rank in a run: its steps, and the ranks that take part in its rounds.
-
-    By default every rank takes every step. The loop, snapshots and plans ask for it here.
-    """
-
-    def __init__(self, strategy: Strategy, comm: Communicator) -> None:
-        self.absence, self._comm = absence_of(strategy), comm
-        self._goes_alone = not strategy.is_synchronous or strategy.num_nodes == 1
-
-    @property
-    def present(self) -> list[int]:
-        """Ranks that take part in rounds now."""
-        return list(range(self._comm.world_size) if self.absence is None else self.absence.present)
-
-    @property
-    def is_alone(self) -> bool:
-        """True if this rank steps without waiting for others."""
-        return self._goes_alone or self._comm.rank not in self.present
-
-    @property
-    def peers(self) -> Communicator:
-        """Connects the ranks that step together."""
-        present = self.present
-        whole = len(present) == self._comm.world_size
-        return self._comm if whole else self._comm.group(present, reuse=True)
-
-    def begin(self) -> None:
-        """Catch up where members change: the others may be ahead by many rounds."""
-        if self.absence is not None and self._comm.members_change:
-            self.absence.begin()
-
-    def skips(self, step: int) -> bool:
-        """True if others did this step while this rank was absent."""
-        return self.absence is not None and self.absence.is_ahead(step)
-
-    def announced(self, step: int) -> dict[str, int] | None:
-        """Place of a step whose row is marked before the exchange too; None where it is not.
-
-        Others may finish a round in which this rank dies before it has marked the step.
-        """
-        absence = self.absence
-        if absence is None or not self._comm.members_change or (step + 1) % absence.steps_a_round:
-            return None
-        return absence.place(step + 1)
 
 
 def _packed(outer: OuterStep) -> list[Tensor]:

@@ -8,38 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.base import ConfiguredStrategy
-from exogym_core.strategy.options import Options, flag, option, positive_int
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import flag, option, positive_int
 from exogym_core.strategy.parts.flat import flatten, unflatten, widened, write_back
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import nn
-
-    from exogym_core.strategy.parts.outer import DelayedNesterov
-
-
 __all__ = [
     "ROUNDING_STEPS",
-    "ServedOptions",
     "ServedStrategy",
     "from_message",
     "to_message",
 ]
-
-
-class ServedOptions(Options):
-    """Options of strategies with a server.
-
-    Args:
-        H: local steps a round (of the fastest worker, with `dylu`).
-        dylu: workers do `floor(H v / max v)` local steps, v their steps a second (dynamic local updates).
-    """
-
-    H: int = option(50, positive_int)
-    dylu: bool = option(False, flag)
 
 
 class _WithoutValues(Tensor):
@@ -92,12 +74,16 @@ ROUNDING_STEPS = 1e-4
 _TAIL = 2  # values behind the parameters: local steps, and their speed
 
 
-class ServedStrategy(ConfiguredStrategy):
+class ServedStrategy(Strategy):
     """Workers train alone for a round, send their displacement to their server, and continue from its answer.
 
     Subclasses say what the server does with a displacement (`outer`, or `arrived`); it answers `self.phi`. Messages are
     flat, in fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed,
     the answer with the fastest one's.
+
+    Args:
+        H: local steps a round (of the fastest worker, with `dylu`).
+        dylu: workers do `floor(H v / max v)` local steps, v their steps a second (dynamic local updates).
 
     Attributes:
         phi: on a server its parameters, on a worker those that it began its round with; flat.
@@ -108,26 +94,27 @@ class ServedStrategy(ConfiguredStrategy):
             them out.
     """
 
+    H: int = option(50, positive_int)
+    dylu: bool = option(False, flag)
+    positional = ("optim_spec",)
+
     num_servers = 1
     accepted_servers: tuple[int, float] = (1, 1)
     is_synchronous = False
     judged = "server"
+    round_steps = property(lambda self: self.H)
     answers_box = "answers"
     num_sharing = 1
-    round_steps = property(lambda self: self.options.H)
-    arithmetic: tuple[str, ...] = ("arrived",)
-    Options: ClassVar[type[Any]] = ServedOptions
+    arithmetic: ClassVar[tuple[str, ...]] = ("arrived",)
     state = State(
         *("phi", "num_arrived", "_fastest", "_round_steps", "_steps_left", "_round_began", "_served")
     )
-    options: ServedOptions
-    outer: DelayedNesterov
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
+    def prepare(self) -> None:
+        """Begin with the same parameters on workers and servers."""
         self.phi = self._flat()
         self.num_arrived = 0
-        self._round_steps, self._steps_left = self.options.H, self.options.H
+        self._round_steps, self._steps_left = self.H, self.H
         self._round_began = 0.0
         self._fastest: dict[int, float] = {}  # worker -> steps a second, as the server has heard
         self._served = 0.0  # local steps behind what the server has taken in
@@ -166,9 +153,9 @@ class ServedStrategy(ConfiguredStrategy):
         self._round_began = self.comm.now()
 
     def _next_steps(self, speed: float, fastest: float) -> int:
-        if not self.options.dylu or not speed or not fastest:
-            return self.options.H
-        return max(1, self._whole_steps(self.options.H * min(speed / fastest, 1.0)))
+        if not self.dylu or not speed or not fastest:
+            return self.H
+        return max(1, self._whole_steps(self.H * min(speed / fastest, 1.0)))
 
     def _whole_steps(self, steps: float) -> int:
         return math.floor(steps + ROUNDING_STEPS)
@@ -207,7 +194,3 @@ class ServedStrategy(ConfiguredStrategy):
     def judged_version(self) -> int:
         """Displacements that the server has taken in."""
         return self.num_arrived
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; older checkpoints have a part of it under `kept`."""
-        super().load_state_dict({**state, **state.get("kept", {})})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,16 @@ from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
-from exogym_core.strategy.options import Options, option
+from exogym_core.strategy.options import Options, option, positive_int
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
 from exogym_core.strategy.parts.flight import run
-from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager, received_gradient
+from exogym_core.strategy.parts.gradients import (
+    DEFAULT_BUCKET_BYTES,
+    GradientAverager,
+    clip_norm,
+    received_gradient,
+)
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -27,24 +33,26 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import StepContext, Strategy
     from exogym_core.strategy.optimizers import OptimSpec
-    from exogym_core.strategy.parts.average import Averaging
     from exogym_core.strategy.parts.flight import Steps
     from exogym_core.strategy.parts.outer import OuterStep
 
 __all__ = [
     "SHARDINGS",
+    "GradientOptions",
     "ShardedReplica",
     "ShardingOptions",
     "Site",
     "SiteExchange",
+    "SiteOptions",
+    "SitesOptions",
     "cut_by_torch",
     "is_cut",
     "load_outer",
     "outer_to_keep",
     "part_of",
     "part_to_keep",
-    "refuse_other_sites",
 ]
 
 
@@ -57,15 +65,23 @@ class SiteExchange(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Connections of a rank: to the ranks of its site, and to the rank in its place of every site.
+    """A rank's site: the average of gradients inside it, and what it brings together with other sites.
 
     Attributes:
         inside: the ranks of this rank's site; None if it is the only one.
         between: the ranks with this rank's place, one a site.
+        parameters: of the model, those that take gradients.
+        held: of these, what this rank brings together: all, or its parts of them.
+        gradients: averages gradients inside; None where nothing does.
+        ranks: of the site, for weights of samples; none: all.
     """
 
     inside: Communicator | None
     between: Communicator
+    parameters: Sequence[Tensor] = ()
+    held: Sequence[Tensor] = ()
+    gradients: GradientAverager | None = None
+    ranks: Sequence[int] = ()
 
     @classmethod
     def of(cls, comm: Communicator, ranks_per_site: int, where: str, name: str = "ranks_per_worker") -> Site:
@@ -85,6 +101,60 @@ class Site:
         first = comm.rank - place
         inside = comm.group(range(first, first + ranks_per_site))
         return cls(inside, comm.group(range(place, comm.world_size, ranks_per_site)))
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_single(self) -> bool:
+        """True if ranks act alone."""
+        return self.inside is None and self.gradients is None
+
+    def _weight(self, context: StepContext) -> float:
+        return context.weight_among(self.ranks or None)
+
+    def listen(self, last_micro_batch: bool, context: StepContext) -> None:
+        """Prepare for a backward pass; gradients may leave in that of the `last_micro_batch`."""
+        if self.gradients is not None:
+            self.gradients.listen(last_micro_batch, self._weight(context))
+
+    def average_gradients(self, context: StepContext) -> None:
+        """Average the gradients over the ranks of the site, weighed by samples."""
+        if self.gradients is not None:
+            scaled = context.scaler is not None
+            self.gradients.average(self._weight(context), scaled=scaled)
+            if scaled:
+                self.gradients.share_overflow()
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the norm of the gradients to `max_norm`; returns what it was."""
+        if self.gradients is None:
+            return clip_norm(self.parameters, max_norm)
+        return self.gradients.clip(max_norm)
+
+    def build(self, spec: OptimSpec, model: nn.Module) -> Optimizer:
+        """The local optimizer of this rank."""
+        return spec.build(model) if self.gradients is None else self.gradients.build(spec, spec.groups(model))
+
+    def gather(self) -> None:
+        """Complete the parameters after an update, where a rank has made only a part of it."""
+        if self.gradients is not None:
+            self.gradients.gather()
+
+    def close(self) -> None:
+        """Release the model: remove hooks from it."""
+        if self.gradients is not None:
+            self.gradients.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What codecs have rounded off the gradients."""
+        return {} if self.gradients is None else self.gradients.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if self.gradients is not None:
+            self.gradients.load_state_dict(state)
+
+    # --- between --------------------------------------------------------------------------------------------
 
     def steps(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
         """Average `flat` over sites, in place; the ranks of a site have the same values.
@@ -224,6 +294,111 @@ class ShardingOptions(Options):
         return machines.inside, machines.between if machines.between.world_size > 1 else None
 
 
+class Division(ShardingOptions):
+    """Ranks that form sites, in which gradients are averaged.
+
+    Attributes:
+        ranks_per_worker: consecutive ranks of a site; None: all are one.
+        divides: ranks form sites at all.
+        bucket_bytes: size of a bucket of gradients.
+    """
+
+    ranks_per_worker: ClassVar[Any] = None
+    divides: ClassVar[Any] = True
+    bucket_bytes: ClassVar[Any] = DEFAULT_BUCKET_BYTES
+
+    @property
+    def overlaps_backward(self) -> bool:
+        """True if gradients leave during the backward pass."""
+        return self.ranks_per_worker != 1 and self.gradient_averaging() == Averaging()
+
+    def gradient_averaging(self) -> Averaging:
+        """How gradients are averaged inside a site."""
+        return Averaging()
+
+    def enter(self, strategy: Strategy) -> Site:
+        """The site of this rank, all connections made.
+
+        Raises:
+            InputError: ranks cannot be cut into such sites, or torch has cut the parameters otherwise.
+        """
+        return self.filled(self.connected(strategy), strategy)
+
+    def connected(self, strategy: Strategy) -> Site:
+        """Connections of this rank's site alone; raises InputError as `enter`."""
+        comm, where = strategy.comm, strategy.where
+        size = self.ranks_per_worker or comm.world_size
+        refuse_other_sites(where, strategy.trainable, size, self.sharding)
+        if not self.divides:
+            return Site(None, comm)
+        is_whole = size == comm.world_size
+        return Site(comm, comm.group([comm.rank])) if is_whole else Site.of(comm, size, where)
+
+    def filled(self, site: Site, strategy: Strategy) -> Site:
+        """A site that is `connected`, with the parameters of a strategy and the average of their gradients."""
+        parameters, comm = strategy.trainable, strategy.comm
+        held = [part_of(parameter) for parameter in parameters]
+        if cut_by_torch(parameters):  # it averages gradients inside the site
+            return Site(None, site.between, parameters, held)
+        if not self.divides:
+            return replace(site, parameters=parameters, held=held)
+        inside = comm.group([comm.rank]) if site.inside is None else site.inside
+        averaging = self.gradient_averaging().charged(strategy)
+        gradients = self.averager(parameters, inside, self.bucket_bytes, averaging)
+        site, size = gradients.between(site), inside.world_size
+        first = comm.rank // size * size
+        ranks = range(first, first + size) if size < comm.world_size else ()
+        return Site(site.inside, site.between, parameters, gradients.held, gradients, ranks)
+
+
+class SiteOptions(Division):
+    """Ranks that form one site.
+
+    Args:
+        ranks_per_worker: how many consecutive ranks; it must divide their number. Also `ranks_per_site`.
+    """
+
+    ranks_per_worker: int = option(1, positive_int)  # type: ignore[misc]
+
+    @property
+    def divides(self) -> bool:
+        """True if ranks form sites at all."""
+        return self.ranks_per_worker != 1
+
+
+class GradientOptions(Division, Averaging):
+    """Options of the average of gradients.
+
+    Args:
+        bucket_bytes: size at which a bucket is closed; the first one at 1 MiB (DDP's defaults).
+    """
+
+    bucket_bytes: int = option(DEFAULT_BUCKET_BYTES, positive_int)  # type: ignore[misc]
+
+    def check(self, where: str) -> None:
+        """Refuse shards that are to be rounded."""
+        super().check(where)
+        if self.sharding != "NO_SHARD" and self.averaging() != Averaging():
+            name = "aggregate=" if self.codec is None else "codec="
+            raise InputError(
+                f"{where}: gradients in shards travel as they are; leave out {name} or sharding="
+            )
+
+    def gradient_averaging(self) -> Averaging:
+        """How gradients are averaged inside a site: by these options."""
+        return self.averaging()
+
+
+class SitesOptions(GradientOptions):
+    """Options of `Sites`: the number of ranks that share a replica.
+
+    Args:
+        ranks_per_worker: consecutive ranks of a site; all, if it is not given. Also `ranks_per_site`.
+    """
+
+    ranks_per_worker: int | None = option(None, positive_int)  # type: ignore[misc]
+
+
 class ShardedReplica(GradientAverager):
     """A replica in shards: this rank averages, updates and hands out its part of every bucket.
 
@@ -268,6 +443,8 @@ class ShardedReplica(GradientAverager):
         self.held = [self._piece_of[parameter] for parameter in parameters]
         self._is_gathered = True
         self._check_size()
+
+    is_one_call = False
 
     def listen(self, on: bool, weight: float = 1.0) -> None:
         """A backward pass comes: gather for it, where parameters were given up after the forward pass."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +25,6 @@ __all__ = [
     "AGGREGATES",
     "CARRIERS",
     "Averaging",
-    "AveragingOptions",
     "decoded",
     "gathering",
     "served_mean",
@@ -171,29 +170,32 @@ on, and of the means that it made (times the number of ranks, so that the next m
 AGGREGATES = ("mean", "median", "trimmed-mean")
 
 
-@dataclass(frozen=True)
-class Averaging:
+class Averaging(Options):
     """Average of flat tensors.
 
     Args:
-        codec: what travels; None is the tensors' own dtype.
-        aggregate: "mean", or one that a few wrong ranks cannot pull away: "median" or "trimmed-mean".
-        error_feedback: what encoding rounds off is added to what is sent next.
-
-    Raises:
-        UnknownNameError: no such aggregate.
-        InputError: error feedback without a codec, or with a robust aggregate.
+        codec: how values travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...; also
+            `hivemind_compression` and `grad_compression`.
+        error_feedback: what the codec rounds off is added to what is sent next.
+        aggregate: of the ranks' values: "mean", or "median" or "trimmed-mean" against ranks that send nonsense;
+            these two send `n - 1` times the encoded bytes.
     """
 
-    codec: Codec | None = None
-    aggregate: str = "mean"
-    error_feedback: bool = False
+    codec: Codec | None = option(None, lambda where, name, value: codec_named(value))
+    error_feedback: bool = option(default=False, check=flag)
+    aggregate: str = option("mean")
 
-    def __post_init__(self) -> None:
+    def check(self, where: str) -> None:
+        """Refuse what does not go together."""
+        super().check(where)
         if self.aggregate not in AGGREGATES:
             raise unknown_name("aggregate", str(self.aggregate), AGGREGATES)
         if self.error_feedback and (self.codec is None or self.aggregate != "mean"):
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
+
+    def averaging(self) -> Averaging:
+        """These options alone, of a class with others besides."""
+        return Averaging(self.codec, self.error_feedback, self.aggregate)
 
     def charged(self, strategy: Strategy) -> Averaging:
         """Copy whose codec's work takes virtual time where the strategy's does.
@@ -228,31 +230,6 @@ class Averaging:
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average `flat`, and wait for it."""
         return run(self.steps(comm, flat, residual, waits=True))
-
-
-class AveragingOptions(Options):
-    """Options of an average.
-
-    Args:
-        codec: how values travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...; also
-            `hivemind_compression` and `grad_compression`.
-        error_feedback: what the codec rounds off is added to what is sent next.
-        aggregate: of the ranks' values: "mean", or "median" or "trimmed-mean" against ranks that send nonsense;
-            these two send `n - 1` times the encoded bytes.
-    """
-
-    codec: Codec | None = option(None, lambda where, name, value: codec_named(value))
-    error_feedback: bool = option(default=False, check=flag)
-    aggregate: str = option("mean")
-
-    def check(self, where: str) -> None:
-        """Refuse what does not go together."""
-        super().check(where)
-        self.averaging()
-
-    def averaging(self) -> Averaging:
-        """Average of these options."""
-        return Averaging(self.codec, self.aggregate, self.error_feedback)
 
 
 def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.average import Averaging, decoded, gathering
 from exogym_core.strategy.parts.flat import in_buckets, widened
 from exogym_core.strategy.parts.flight import run
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.gradients import dense_gradient
-from exogym_core.strategy.parts.state import State
+from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = [
-    "GradientExchange",
     "PowerIteration",
     "as_matrix",
+    "average",
+    "gathered",
     "interleaved",
     "low_rank_of",
     "orthonormal",
+    "own_gradients",
+    "set_gradients",
     "split",
+    "zeros_like_gradients",
 ]
 
 
@@ -64,74 +68,61 @@ def interleaved(chosen: Sequence[Tensor], others: Sequence[Tensor], mask: Sequen
     return [next(ones) if each else next(rest) for each in mask]
 
 
-class GradientExchange(Module):
-    """Once a step, after the backward pass: every gradient becomes what all ranks have made of theirs together.
+@torch.no_grad()
+def own_gradients(strategy: Strategy) -> list[Tensor]:
+    """This rank's gradients, one a parameter, weighed by its samples, in fp32 at least; zeros where there is none.
 
-    Gradients are weighed by samples; a parameter without one counts as zero. Under a GradScaler they are unscaled
-    first, and what has overflowed on this rank counts as zero, so that no rank drops out.
-
-    Attributes:
-        work: the name of its coding in `compute.coding`.
+    Under a GradScaler they are unscaled first, and what has overflowed on this rank counts as zero, so that no rank
+    drops out.
     """
-
-    work = ""
-    takes_sites = False
-    round_steps = 1
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Join a chain of single ranks.
-
-        Raises:
-            InputError: the chain has sites, or `compute.coding` has no speed for `work`.
-        """
-        self.spend("encode", 0)
-
-    @torch.no_grad()
-    def before_update(self) -> None:
-        """Unscale the gradients, exchange them, and store the means as gradients."""
-        strategy, parameters = self.strategy, self.scope.parameters
-        strategy.unscale_gradients()
-        weight = strategy.context.weight
-        gradients = [weight * widened(dense_gradient(parameter)) for parameter in parameters]
-        for parameter, gradient in zip(parameters, self.exchange(gradients), strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
-
-    @abstractmethod
-    def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Exchange this rank's `gradients`, one a parameter, in fp32 at least; returns those for the optimizer."""
-
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replace `tensors` by their means over ranks, as they are."""
-        in_buckets(tensors, partial(Averaging().flat, self.comm))
-
-    def gathered(self, codec: Codec, flat: Tensor) -> Iterator[Tensor]:
-        """Gather all ranks' `flat` in rank order, each encoded once and sent to all."""
-        codec = codec.on(flat.device)
-        return decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat)
-
-    def zeros_like_gradients(self) -> list[Tensor]:
-        """Tensors of zeros, one per parameter, in the dtype in which gradients are exchanged."""
-        return [torch.zeros_like(widened(parameter.detach())) for parameter in self.scope.parameters]
-
-    def spend(self, way: str, num_values: int) -> None:
-        """The virtual time that coding so many values takes, `way` being "encode" or "decode"."""
-        self.strategy.charge(self.work, way, num_values)
+    strategy.unscale_gradients()
+    weight = strategy.context.weight
+    return [weight * widened(dense_gradient(parameter)) for parameter in strategy.held]
 
 
-class PowerIteration(GradientExchange):
-    """Exchange of matrices as two thin factors each.
+def set_gradients(strategy: Strategy, gradients: Sequence[Tensor]) -> None:
+    """Store what all ranks have made of their gradients together, for the optimizer."""
+    for parameter, gradient in zip(strategy.held, gradients, strict=True):
+        parameter.grad = gradient.to(parameter.dtype)
+
+
+def zeros_like_gradients(strategy: Strategy) -> list[Tensor]:
+    """Tensors of zeros, one a parameter, in the dtype in which gradients are exchanged."""
+    return [torch.zeros_like(widened(parameter.detach())) for parameter in strategy.held]
+
+
+def average(comm: Communicator, tensors: Sequence[Tensor]) -> None:
+    """Replace `tensors` by their means over ranks, as they are."""
+    in_buckets(tensors, partial(Averaging().flat, comm))
+
+
+def gathered(comm: Communicator, codec: Codec, flat: Tensor) -> Iterator[Tensor]:
+    """Gather all ranks' `flat` in rank order, each encoded once and sent to all."""
+    codec = codec.on(flat.device)
+    return decoded(codec, run(gathering(comm, codec.encode(flat))), flat)
+
+
+class PowerIteration(Stateful):
+    """Mean of matrices over ranks as two thin factors each.
+
+    Args:
+        strategy: whose ranks these are.
+        matrices: tensors like them.
+        ranks: r of each matrix.
+        name: of the draw of the first Q.
 
     Attributes:
         right: Q of every matrix, [columns, r], equal on all ranks.
     """
 
-    work = "low-rank"
     state = State("right")
-    right: list[Tensor]
 
-    def draw(self, matrices: Sequence[Tensor], ranks: Sequence[int], name: str) -> None:
-        """Draw the first Q of every matrix, of so many columns."""
-        generator = shared_generator(self.seed, name)
+    def __init__(
+        self, strategy: Strategy, matrices: Sequence[Tensor], ranks: Sequence[int], name: str
+    ) -> None:
+        self._comm, self._charge = strategy.comm, partial(strategy.charge, "low-rank")
+        self._charge("encode", 0)  # a speed that is missing is missed now
+        generator = shared_generator(strategy.seed, name)
         sizes = [(matrix.shape[1], r) for matrix, r in zip(matrices, ranks, strict=True)]
         drawn = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
         self.right = [orthonormal(q).to(matrix) for q, matrix in zip(drawn, matrices, strict=True)]
@@ -152,11 +143,11 @@ class PowerIteration(GradientExchange):
             Vogels et al., PowerSGD, arXiv 1905.13727, algorithm 1, lines 3 to 7.
         """
         num_values = sum(matrix.numel() for matrix in matrices)
-        self.spend("encode", num_values)
+        self._charge("encode", num_values)
         left = [matrix @ columns for matrix, columns in zip(matrices, self.right, strict=True)]
-        self.average([*dense, *left])
+        average(self._comm, [*dense, *left])
         left = [orthonormal(columns) for columns in left]
         back = [matrix.T @ columns for matrix, columns in zip(matrices, left, strict=True)]
-        self.average(back)
-        self.spend("decode", num_values)
+        average(self._comm, back)
+        self._charge("decode", num_values)
         return left, back

@@ -32,7 +32,9 @@ def layers_of(names: Sequence[str]) -> list[list[int]]:
     return list(layers.values())
 
 
-def fragments_of(names: Sequence[str], options: FragmentOptions, where: str) -> list[list[int]]:
+def fragments_of(
+    names: Sequence[str], options: FragmentOptions, num_steps: int, where: str
+) -> list[list[int]]:
     """Indices of the parameters called `names`, by fragment, each in the model's order.
 
     Raises:
@@ -40,7 +42,7 @@ def fragments_of(names: Sequence[str], options: FragmentOptions, where: str) -> 
     """
     named = options.fragments
     cut = _by_layer(names, options, where) if named is None else _named(names, named, where)
-    if len(cut) > options.H:
+    if len(cut) > num_steps:
         raise InputError(f"{where}: {len(cut)} fragments need an H of as many steps at least")
     return cut
 

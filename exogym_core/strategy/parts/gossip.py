@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Module
-from exogym_core.strategy.options import Options, option
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.generators import shared_generator
 from netsim.errors import InputError, unknown_name
@@ -18,12 +16,13 @@ from netsim.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["GRAPHS", "Gossip", "GossipOptions", "Graph", "Mixing", "parse_graph"]
+__all__ = ["GRAPHS", "Graph", "Mixing", "begin_mixing", "parse_graph"]
 
 
 Edges = list[list[int]]
@@ -105,6 +104,15 @@ class Graph:
             return [sorted(to) for to in self.given]
         return [sorted(set(to) - {rank}) for rank, to in enumerate(GRAPHS[self.given](size, number, seed))]
 
+    def row(self, strategy: Strategy, number: int, *, balanced: bool = True) -> Mixing:
+        """Row of this rank (this site) in the matrix of the 0-based exchange `number`.
+
+        With `balanced` rows and columns of the matrix sum to 1; else only its columns do.
+        """
+        between = strategy.site.between
+        edges = self.edges(between.world_size, number, strategy.seed)
+        return (self.balanced if balanced else self.pushed)(between.rank, edges)
+
     def balanced(self, rank: int, edges: Edges) -> Mixing:
         """The row of a matrix whose rows and columns sum to 1: w_ij = 1 / (1 + max(d_i, d_j)), d degrees.
 
@@ -180,47 +188,6 @@ def parse_graph(where: str, name: str, value: object) -> Graph:
     return Graph(tuple(tuple(to) for to in rows))
 
 
-class GossipOptions(Options):
-    """Options of modules that mix with neighbours.
-
-    Args:
-        graph: a name of `exogym_core.strategy.parts.gossip:GRAPHS`, or of each rank the list of those that it sends
-            to. Behind `Sites` its ranks are sites.
-    """
-
-    graph: Graph = option(Graph("ring"), parse_graph)
-
-
-class Gossip(Module):
-    """Exchanges with neighbours. Judged is every rank's own model.
-
-    Attributes:
-        graph: receivers of each rank.
-        balanced: rows and columns of the mixing matrix sum to 1; else only its columns do.
-    """
-
-    Options: ClassVar[type[Options]] = GossipOptions
-    judged = "own"
-    balanced: bool = True
-    round_steps: int | None = 1
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Refuse a graph that is not one of so many ranks, or mixes otherwise than the strategy does.
-
-        Raises:
-            InputError: the graph is not one of so many ranks.
-        """
-        self.options.graph.check(
-            self.scope.site.between.world_size, type(self.strategy).__name__, self.balanced
-        )
-
-    def row(self, number: int) -> Mixing:
-        """Row of this rank (this site) in the matrix of the 0-based exchange `number`."""
-        between = self.scope.site.between
-        graph: Graph = self.options.graph
-        edges = graph.edges(between.world_size, number, self.seed)
-        return (graph.balanced if self.balanced else graph.pushed)(between.rank, edges)
-
-    def begin(self, flats: Sequence[Tensor], row: Mixing) -> list[Flight[Tensor]]:
-        """Post the exchange of `flats`; they are mixed when it is waited for."""
-        return [Flight(self.scope.site.steps(row, flat)) for flat in flats]
+def begin_mixing(strategy: Strategy, flats: Sequence[Tensor], row: Mixing) -> list[Flight[Tensor]]:
+    """Post the exchange of `flats` with the neighbours'; they are mixed when it is waited for."""
+    return [Flight(strategy.site.steps(row, flat)) for flat in flats]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
-from exogym_core.strategy.options import number, option, positive_int
-from exogym_core.strategy.parts.average import Averaging, AveragingOptions
+from exogym_core.strategy.options import Options, number, option
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
 from exogym_core.strategy.parts.flight import Flight, run
 from exogym_core.strategy.parts.state import State, Stateful
@@ -19,31 +19,34 @@ from exogym_core.strategy.parts.state import State, Stateful
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch.optim import Optimizer
+
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.participation.site import Site
-    from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["DelayedNesterov", "OuterOptions", "OuterStep", "Round", "nesterov"]
+__all__ = ["DelayedNesterov", "GlobalModel", "OuterOptimizer", "OuterStep", "Round", "nesterov"]
 
 
-def nesterov(lr: float | None, momentum: float | None) -> OptimSpec:
-    """SGD with Nesterov momentum, by default DiLoCo's; without momentum plain SGD."""
-    lr, momentum = 0.7 if lr is None else lr, 0.9 if momentum is None else momentum
+def nesterov(lr: float, momentum: float) -> OptimSpec:
+    """SGD with Nesterov momentum; without momentum plain SGD."""
     return OptimSpec(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
 
-class OuterOptions(AveragingOptions):
-    """Rounds of local steps that end in an outer step.
+class OuterOptimizer(Options):
+    """Options of the optimizer that takes outer steps.
 
     Args:
-        H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
         outer_optim_spec: the outer optimizer (SGD with Nesterov momentum); also `outer_optim` and
             `outer_optimizer`.
         outer_lr: its learning rate (0.7), if not said in `outer_optim_spec`; a default is of SGD alone.
         outer_momentum: its momentum (0.9), likewise.
+
+    Attributes:
+        default_lr: the learning rate of the default.
     """
 
-    H: int = option(100, positive_int)
+    default_lr: ClassVar[float] = 0.7
+
     outer_optim_spec: OptimSpec | None = option(None, lambda where, name, value: ensure_optim_spec(value))
     outer_lr: float | None = option(None, number)
     outer_momentum: float | None = option(None, number)
@@ -56,10 +59,26 @@ class OuterOptions(AveragingOptions):
     def outer_optim(self) -> OptimSpec:
         """The outer optimizer yet to be built."""
         if self.outer_optim_spec is None:
-            return nesterov(self.outer_lr, self.outer_momentum)
-        given, defaults = {"lr": self.outer_lr, "momentum": self.outer_momentum}, self.defaults()
-        options: dict[str, Any] = {k: value for k, value in given.items() if value != defaults[f"outer_{k}"]}
-        return ensure_optim_spec(self.outer_optim_spec, **options)
+            lr, momentum = self.outer_lr, self.outer_momentum
+            return nesterov(self.default_lr if lr is None else lr, 0.9 if momentum is None else momentum)
+        given: dict[str, Any] = {"lr": self.outer_lr, "momentum": self.outer_momentum}
+        return ensure_optim_spec(
+            self.outer_optim_spec, **{name: value for name, value in given.items() if value is not None}
+        )
+
+
+class GlobalModel(Stateful):
+    """The model that rounds lead to: what could be shipped of a strategy whose `judged` is "outer"."""
+
+    @property
+    def theta(self) -> list[Tensor]:
+        """Its parameters, in the order in which they were given."""
+        raise NotImplementedError
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Optimizers that update it."""
+        return []
 
 
 class Round:
@@ -94,10 +113,10 @@ class Round:
         return {"sent": sent, "owed": owed, "calls": [flight.calls for flight in self._flights]}
 
 
-class OuterStep(Stateful):
+class OuterStep(GlobalModel):
     """The global parameters `theta` and the optimizer that updates them, equal on every rank.
 
-    `begin` sends the pseudo-gradients `theta - theta_i`, `apply` updates `theta` with their mean. No rank is
+    `mean_displacement` averages the pseudo-gradients `theta - theta_i`, `step` updates `theta` with them. No rank is
     special, and nothing but the pseudo-gradients travels. With one site it is the same without a message. Every
     rank holds the whole of `theta` and of the optimizer's state, also where a site has several ranks.
     """
@@ -123,39 +142,44 @@ class OuterStep(Stateful):
         anchors = zip(chain.from_iterable(self.plan), chain.from_iterable(self.anchors), strict=True)
         return [anchor.detach() for _, anchor in sorted(anchors, key=itemgetter(0))]
 
-    @torch.no_grad()
-    def begin(self, site: Site | None, *, blocking: bool = False) -> Round:
-        """Send this site's pseudo-gradients on their way to the mean over sites.
-
-        Args:
-            site: this rank's; None: a rank alone.
-            blocking: the round is waited for at once, so that nothing is kept of what was sent.
-        """
-        gradients = self.pseudo_gradients(site.between if blocking and site is not None else None)
-        return Round((), self._flights(gradients, site)) if blocking else self._round(gradients, site)
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The outer optimizer."""
+        return [self.optim]
 
     @torch.no_grad()
-    def resumed(self, site: Site | None, saved: Mapping[str, Any]) -> Round:
+    def mean_displacement(self, site: Site) -> list[Tensor]:
+        """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all; waits for them."""
+        flats = self.pseudo_gradients(site.between)
+        work = zip(flats, self.residuals, strict=True)
+        flights = [Flight(site.steps(self.averaging, flat, residual)) for flat, residual in work]
+        return [flight.wait() for flight in flights]
+
+    @torch.no_grad()
+    def begin(self, site: Site) -> Round:
+        """Send this site's pseudo-gradients on their way to the mean over sites."""
+        return self._round(self.pseudo_gradients(), site)
+
+    @torch.no_grad()
+    def resumed(self, site: Site, saved: Mapping[str, Any]) -> Round:
         """Round of a `Round.state_dict`, sent again."""
         for residual, owed in zip(self.residuals, saved["owed"], strict=False):
             if residual is not None:
                 residual.copy_(owed)
         return self._round(saved["sent"], site, saved["calls"])
 
-    def _round(self, sent: Sequence[Tensor], site: Site | None, calls: Sequence[Any] = ()) -> Round:
+    def _round(self, sent: Sequence[Tensor], site: Site, calls: Sequence[Any] = ()) -> Round:
         owed = [residual.clone() for residual in self.residuals if residual is not None]
-        copies = [flatten([flat], None if site is None else site.between) for flat in sent]
-        return Round(sent, self._flights(copies, site, calls), owed)
-
-    def _flights(
-        self, gradients: Sequence[Tensor], site: Site | None, calls: Sequence[Any] = ()
-    ) -> list[Flight[Tensor]]:
-        """Flights of `gradients`, changed in place, to their mean."""
-        comm, again = None if site is None else site.between, calls or [()] * len(gradients)
-        return [
-            Flight(_mean(site, self.averaging, flat, residual), comm, numbers)
-            for flat, residual, numbers in zip(gradients, self.residuals, again, strict=True)
-        ]
+        copies = [flatten([flat], site.between) for flat in sent]
+        work = zip(copies, self.residuals, calls or [()] * len(sent), strict=True)
+        return Round(
+            sent,
+            [
+                Flight(site.steps(self.averaging, flat, residual), site.between, numbers)
+                for flat, residual, numbers in work
+            ],
+            owed,
+        )
 
     @torch.no_grad()
     def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
@@ -173,6 +197,11 @@ class OuterStep(Stateful):
         """Complete what `averaged` gave, among the ranks of the site."""
         for gradient in gradients:
             run(site.spread_steps(gradient))
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Update the global parameters with flat gradients; every worker continues from them."""
+        self.apply(gradients)
+        self.reset_parameters()
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor]) -> None:
@@ -207,10 +236,6 @@ class OuterStep(Stateful):
                 parameter.grad = None
             replica.append(flatten(bucket, comm))
         return [torch.sub(flat, own, out=own) for flat, own in zip(self.flats, replica, strict=True)]
-
-
-def _mean(site: Site | None, averaging: Averaging, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
-    return flat if site is None else (yield from site.steps(averaging, flat, residual))
 
 
 class DelayedNesterov(Stateful):

@@ -42,10 +42,9 @@ class Stateful:
     {'velocity': tensor([1., 1.]), 'num_steps': 3}
     """
 
-    @classmethod
-    def _declared(cls) -> dict[str, str]:
+    def declared_state(self) -> dict[str, str]:
         """Attribute by key, of the bases first."""
-        declared = [each for base in reversed(cls.__mro__) for each in vars(base).values()]
+        declared = [each for base in reversed(type(self).__mro__) for each in vars(base).values()]
         return {
             k: name for each in declared if isinstance(each, State) for k, name in each.attributes.items()
         }
@@ -56,17 +55,17 @@ class Stateful:
         Raises:
             InputError: the object lacks one of them.
         """
-        for name in self._declared().values():
+        for name in self.declared_state().values():
             if not hasattr(self, name):
                 where = type(self).__name__
                 raise InputError(
                     f"{where}: declares State({name!r}) and has no attribute {name!r}; set it in setup()"
                 )
-        return {key: _saved(getattr(self, name)) for key, name in self._declared().items()}
+        return {key: _saved(getattr(self, name)) for key, name in self.declared_state().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, tensors in place, since others may have views of them."""
-        for key, name in self._declared().items():
+        for key, name in self.declared_state().items():
             if not _restored(getattr(self, name), state[key]):
                 setattr(self, name, copy.deepcopy(state[key]))
 
