@@ -37,13 +37,20 @@ class _Forgiving:
         return getattr(self._stream, name)
 
 
+def _keep_compiled() -> None:
+    """Have torch keep what it compiles; it does so among temporary files by default, and on a read-only disk."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "netgym" / "torchinductor"
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+
+
 def main() -> int:
     """Run the command line; returns the exit code: 130 after Ctrl-C, at whatever instant."""
     if sys.stderr is not None:
         sys.stderr = _Forgiving(sys.stderr)
-    # By default torch leaves this folder among temporary files.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "netgym"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "torchinductor"))
+    _keep_compiled()
     signal.signal(signal.SIGINT, interrupt)
     try:
         from netgym.cli.main import main as run

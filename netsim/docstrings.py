@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections import defaultdict
 from inspect import cleandoc
 from typing import TYPE_CHECKING
 
@@ -29,5 +31,7 @@ def documented_lines(documented: type | Callable[..., object], title: str = "Att
         documented: class or function.
         title: of the section.
     """
+    if sys.flags.optimize > 1:  # python -OO leaves no docstrings: nothing is described then
+        return defaultdict(str)
     entries = re.split(r"^    (\w+): ", section_of(documented, title), flags=re.M)[1:]
     return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}

@@ -589,7 +589,7 @@ class Program:
         request, compute = self.request, self.compute
         if compute is None or request.topology is None:
             return None
-        hosts = request.topology.place(request.num_ranks, request.placement)
+        hosts = request.topology.place(request.num_ranks, request.places)
         host = request.topology.hosts[hosts[rank]]
         seconds = compute.step_seconds(
             self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None

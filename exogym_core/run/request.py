@@ -98,7 +98,6 @@ class FitRequest(RunConfig):
         request._check_transport()
         request._check_graphs()
         request._settle_servers()
-        request._place_servers()
         request._settle_failures()
         if not request.is_joining and not request.is_apart:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
@@ -169,19 +168,13 @@ class FitRequest(RunConfig):
                         f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'"
                     )
 
-    def _place_servers(self) -> None:
-        """Workers as without servers, and each kind of servers spread likewise."""
-        if self.topology is not None:
-            groups = self.strategy.server_groups
-            self.placement = with_servers(self.topology, self.num_nodes, self.placement, groups)
-
     def _settle_failures(self) -> None:
         """Add the crashes of workers' hosts to the topology's weather."""
         if self.failures is None or self.topology is None:
             return
         if self.until is None:
             raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
-        hosts = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
+        hosts = self.topology.place(self.num_ranks, self.places)[: self.num_nodes]
         crashes = random_crashes(
             sorted(set(hosts)), self.failures["mtbf"], self.failures["repair"], self.until, self.seed
         )
@@ -206,11 +199,18 @@ class FitRequest(RunConfig):
         return replace(self.topology, weather=replace(weather, host_events=given)).weather_after(seconds)
 
     @property
+    def places(self) -> Sequence[str] | None:
+        """The `placement` of workers and servers: workers as without servers, and each kind of those spread likewise."""
+        if self.topology is None:
+            return self.placement
+        return with_servers(self.topology, self.num_nodes, self.placement, self.strategy.server_groups)
+
+    @property
     def hosts(self) -> list[str]:
         """The host of each worker, by name; none without a topology."""
         if self.topology is None:
             return []
-        placed = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
+        placed = self.topology.place(self.num_ranks, self.places)[: self.num_nodes]
         return [self.topology.hosts[host].name for host in placed]
 
     @property

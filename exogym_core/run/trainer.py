@@ -102,7 +102,7 @@ def _carry(
         request.topology,
         request.transport,
         program.workers(),
-        placement=request.placement,
+        placement=request.places,
         protocol=request.protocol,
         collectives=request.collectives,
         seed=request.seed,
