@@ -26,33 +26,68 @@ _PATIENCE = "ranks that drop out are listed in the summary's dropped_peers; leav
 _OF_THE_TRAINER = "the Trainer gives it to the strategy; leave it out"
 _OF_THE_STRATEGY = "it belongs to the strategy, as in DiLoCoStrategy({})"
 
+_OF_MICRO_BATCHES = "give minibatch_size=, which is batch_size divided by the number of accumulated batches"
+_OF_ROWS = "give on_event=, a function that is called with each finished row"
+_OF_LOGS = (
+    "they are run_name= (CSV files), wandb_project=, out= (a folder with a page), and loggers: of experiments"
+)
+_OF_TARGETS = "target_loss= tells when a loss was reached and held; the run ends at max_steps= or until="
+
 #: Arguments of Trainer and fit -> their successors.
 FIT_ARGUMENTS: Mapping[str, str] = {
+    "accelerator": "it is device=",
+    "accumulate_grad_batches": _OF_MICRO_BATCHES,
     "announce_maddrs": _NETWORK,
     "averaging_timeout": _OF_THE_STRATEGY.format("averaging_timeout=..."),
+    "bf16": "it is autocast='bf16'",
+    "callback": _OF_ROWS,
+    "callbacks": _OF_ROWS,
+    "ckpt_path": "it is resume_from=",
+    "compute_metrics": "it is accuracy=",
+    "dataloader_num_workers": "it is dataloader_kwargs={'num_workers': ...}",
     "dht": _NETWORK,
+    "early_stopping": _OF_TARGETS,
+    "early_stopping_patience": _OF_TARGETS,
     "epochs": "it is num_epochs=",
     "eval_interval": "it is val_interval=",
     "eval_size": "it is val_size=",
+    "eval_steps": "it is val_interval=",
     "fail_rank_drop": _PATIENCE,
     "force_minibatch_recalculate": "minibatch_size='auto' measures it again each time",
+    "fp16": "it is autocast='fp16'",
     "galaxy_size": "it is num_nodes=",
+    "gradient_accumulation_steps": _OF_MICRO_BATCHES,
+    "gradient_clip_val": _OF_THE_STRATEGY.format("max_norm=..."),
     "host_maddrs": _NETWORK,
     "initial_peers": _NETWORK,
     "kwargs": "name each argument by itself, as in fit(..., val_size=64)",
     "lazily_load_dataset": "a dataset is never copied, and files are mapped lazily; leave it out",
+    "learning_rate": _OF_THE_STRATEGY.format("lr=..."),
     "local_steps": _OF_THE_STRATEGY.format("H=..."),
     "log_dir": "logs/<run_name>/ is written where run_name= is given",
+    "logger": _OF_LOGS,
+    "loggers": _OF_LOGS,
     "lr": _OF_THE_STRATEGY.format("lr=..."),
     "lr_scheduler": _OF_THE_STRATEGY.format("lr_scheduler=..."),
     "matchmaking_time": _OF_THE_STRATEGY.format("matchmaking_time=..."),
+    "max_epochs": "it is num_epochs=",
+    "max_grad_norm": _OF_THE_STRATEGY.format("max_norm=..."),
+    "max_time": "it is until=, in virtual time",
     "num_steps": "it is max_steps=",
+    "num_train_epochs": "it is num_epochs=",
     "optimizer": _OF_THE_STRATEGY.format("optim_spec=..."),
     "outer_lr": _OF_THE_STRATEGY.format("outer_lr=..."),
+    "output_dir": "it is out=",
+    "patience": _OF_TARGETS,
     "per_device_train_batch_size": "it is minibatch_size=",
     "port": "nothing listens on a port; leave it out",
     "precision": "it is autocast=, 'bf16' or 'fp16'",
     "project": "it is wandb_project=",
+    "report_to": _OF_LOGS,
+    "resume_from_checkpoint": "it is resume_from=",
+    "save_steps": "it is checkpoint_interval=",
+    "seed_everything": "it is seed=",
+    "stop_at_target": _OF_TARGETS,
     "timeout_waiting_for_peers": _OF_THE_STRATEGY.format("timeout_waiting_for_peers=..."),
     "total_batch_size": "it is batch_size=, of each process: a worker's batch divided by ranks_per_worker",
     "total_steps": "it is max_steps=",
@@ -61,6 +96,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "warmup_steps": _OF_THE_STRATEGY.format(
         "lr_scheduler='lambda_cosine', lr_scheduler_kwargs={'warmup_steps': ...}"
     ),
+    "weight_decay": _OF_THE_STRATEGY.format("optim_spec=OptimSpec('adamw', weight_decay=...)"),
     "world_rank": _NETWORK,
     "world_size": "it is num_nodes=",
 }

@@ -8,33 +8,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
+from exogym_core.results.disk import Forgiving
 from netsim import interrupt
 
 __all__ = ["main"]
-
-
-class _Forgiving:
-    """A text stream whose failed writes (a full disk, a closed terminal) are ignored."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write as far as the stream takes it: a closed terminal ends no command."""
-        try:
-            return int(self._stream.write(text))
-        except OSError:
-            return len(text)
-
-    def flush(self) -> None:
-        """Flush as far as the stream takes it: a closed terminal ends no command."""
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def _keep_compiled() -> None:
@@ -49,7 +27,7 @@ def _keep_compiled() -> None:
 def main() -> int:
     """Run the command line; returns the exit code: 130 after Ctrl-C, at whatever instant."""
     if sys.stderr is not None:
-        sys.stderr = _Forgiving(sys.stderr)
+        sys.stderr = Forgiving(sys.stderr)
     _keep_compiled()
     signal.signal(signal.SIGINT, interrupt)
     try:

@@ -102,7 +102,7 @@ def compare(
         RankError: the only strategy failed. Where others go on, the summary marks it and a line on stderr says so.
     """
     _refuse_unknown(compare, changes, Changes)
-    loaded = _load(experiment, changes)
+    loaded = _load(experiment, changes, "netgym.compare")
     return _train(loaded if strategy is None else loaded.only(strategy), changes)
 
 
@@ -119,7 +119,7 @@ def run(
         InputError: as in `compare`; or the experiment has several strategies and none is named.
     """
     _refuse_unknown(run, changes, Changes)
-    loaded = _load(experiment, changes)
+    loaded = _load(experiment, changes, "netgym.run")
     if strategy is None and len(loaded.strategies) > 1:
         labels = ", ".join(str(entry.label) for entry in loaded.strategies)
         raise loaded.document.error(
@@ -271,8 +271,8 @@ def _document(
     return apply_values(document, values | overrides, caller), folder, name, code
 
 
-def _load(experiment: str | Path | Mapping[str, Any], changes: Changes) -> Experiment:
-    return Experiment.from_document(*_document(experiment, changes, "netgym.compare"))
+def _load(experiment: str | Path | Mapping[str, Any], changes: Changes, caller: str) -> Experiment:
+    return Experiment.from_document(*_document(experiment, changes, caller))
 
 
 @contextmanager

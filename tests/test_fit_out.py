@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +14,25 @@ import numpy as np
 import pytest
 import torch
 from experiments import Squares, fit, samples
-from torch.utils.data import TensorDataset
+from forks import Fork
+from torch.utils.data import Dataset, TensorDataset
 
 import netgym
 from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.report import Results
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, OptimSpec, SPARTAStrategy, Strategy
+from exogym_core.strategy import (
+    STRATEGIES,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    OptimSpec,
+    SPARTAStrategy,
+    Strategy,
+    build_strategy,
+)
 from netgym.cli.main import main
 from netgym.tasks import MLP
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 
 
 class Mine(Strategy):
@@ -328,3 +339,101 @@ def test_what_fails_at_the_end_loses_nothing(tmp_path: Path, monkeypatch: pytest
     assert "run: has no page yet (netgym report writes one): OSError: [Errno 28]" in lines
     assert model.fit_result.complete
     assert netgym.load(tmp_path / "run").summary[0]["steps"] == 8
+
+
+def raising(name: str) -> Any:
+    """A dataset, a measure, a listener or a model that fails in an odd way."""
+
+    class Short(Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            if index > 3:
+                raise StopIteration
+            return samples()[index]
+
+    class Keyed(Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            return {"inputs": torch.ones(6), "labels": torch.ones(1)}
+
+    class Named(Squares):
+        def forward(self, inputs: Any = None, labels: Any = None) -> Any:
+            return self.layer(inputs.float()).mean()
+
+    def accuracy(model: Any, batch: Any) -> Any:
+        return "good"
+
+    def listener(row: Mapping[str, Any]) -> None:
+        if row["step"] == 2:
+            raise StopIteration
+
+    def partly(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(list(parameters)[:1], lr=0.1)
+
+    return {
+        "samples": lambda: {"data": Short()},
+        "validation": lambda: {"validation": Short()},
+        "accuracy": lambda: {"validation": samples(8), "accuracy": accuracy},
+        "listener": lambda: {"on_event": listener},
+        "named": lambda: {"model": Named(), "data": Keyed()},
+        "optimizer": lambda: {"strategy": FedAvgStrategy(optim_spec=partly)},
+    }[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("samples", r"^rank 0 failed at test_fit_out.py:\d+: StopIteration"),
+        ("validation", r"^rank 0 failed at test_fit_out.py:\d+: StopIteration"),
+        (
+            "accuracy",
+            r"^fit: accuracy \(test_fit_out.py:\d+\) returned 'good'; return the fraction right, a number",
+        ),
+        ("listener", "^fit: on_event stopped the run at step 2; the trainer's `result` has what was done"),
+        (
+            "named",
+            r"^fit: a first batch fails: AttributeError.*this one takes inputs, labels: wrap it in a module",
+        ),
+        (
+            "optimizer",
+            r"^optimizer OptimSpec\(partly\): leaves out 'layers.0.bias' \(3 of 4 parameters\): give it all",
+        ),
+    ],
+)
+def test_odd_failures_are_a_line_that_names_the_users_code(name: str, line: str) -> None:
+    with pytest.raises(NetsimError, match=line):
+        fit(**raising(name))
+
+
+def test_progress_that_cannot_be_shown_ends_no_run(tmp_path: Path) -> None:
+    def body() -> None:
+        os.close(2)
+        assert train(progress=True, out=tmp_path / "out").fit_result.complete
+
+    assert Fork(body).end().returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_every_strategy_leaves_a_folder_that_reads_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with servers had more hosts in it than workers, and no page."""
+    if not build_strategy(name).num_servers:  # drawing a page takes long
+        monkeypatch.setattr("exogym_core.results.report.write_report", lambda folder: None)
+    fit(strategy=build_strategy(name), out=tmp_path / "out", topology="lan", compute="10 ms", num_nodes=4)
+    (entry,) = netgym.load(tmp_path / "out").summary
+    assert entry["name"] == name
+    assert "placement: null" in (tmp_path / "out" / "experiment.yaml").read_text()
+
+
+def test_a_folder_whose_disk_was_full_at_once_is_started_again(tmp_path: Path, capsys: Any) -> None:
+    train(out=tmp_path / "run", max_steps=2)
+    for path in [*(tmp_path / "run").iterdir()]:
+        if path.name != "experiment.yaml":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert main(["compare", "--resume", str(tmp_path / "run")]) == 2
+    assert "run: this run ended before it had begun: remove it, and start again" in capsys.readouterr().err

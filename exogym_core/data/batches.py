@@ -107,7 +107,7 @@ class StepReader(Dataset[Any]):
         if self.is_plain:
             return list(map(self._reader, pieces))
         with self._draws.at(*place):
-            return list(map(self._reader, pieces))
+            return [self._reader(piece) for piece in pieces]  # a StopIteration of a data set would end a map
 
     def __getitems__(self, asked: tuple[Sequence[int], Sequence[Any]]) -> list[Any]:
         """Read for a DataLoader, by indices in arrays."""

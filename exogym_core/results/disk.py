@@ -11,7 +11,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, visible
 from netsim.errors import InputError, NetsimError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCK_NAME",
     "FolderLock",
+    "Forgiving",
     "RecordError",
     "append_text",
     "make_folder",
@@ -32,6 +33,28 @@ __all__ = [
     "warned",
     "write_whole",
 ]
+
+
+class Forgiving:
+    """A text stream whose failed writes (a full disk, a closed terminal) are ignored."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write as far as the stream takes it: a closed terminal ends no command."""
+        try:
+            return int(self._stream.write(text))
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush as far as the stream takes it: a closed terminal ends no command."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class RecordError(NetsimError, RuntimeError):

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import sys
 import textwrap
 import threading
 import time
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from exogym_core.names import visible
-from exogym_core.results.disk import owner_of, write_whole
+from exogym_core.results.disk import Forgiving, RecordError, owner_of, write_whole
 from exogym_core.results.run_folder import RunFolder
 from netsim import read_bytes
 from netsim.errors import InputError
@@ -93,9 +94,14 @@ def _loss_and_time(row: Mapping[str, Any]) -> str:
     return loss if seconds is None else f"{loss}, virtual time {format_seconds(seconds)}"
 
 
+def _of(steps: int) -> str:
+    """ " of" so many steps; "" where only the ranks can count them."""
+    return f" of {steps}" if steps else ""
+
+
 def ending(result: FitResult) -> str:
     """Sentence on how a run ended: done or stopped, its steps, loss and virtual time."""
-    words = [f"step {len(result.history)} of {result.max_steps}"]
+    words = [f"step {len(result.history)}{_of(result.max_steps)}"]
     if result.final_loss is not None:
         loss = format_loss(result.final_loss)
         if result.complete or not result.validation:
@@ -159,7 +165,7 @@ class RunProgress:
     def line(self, row: Mapping[str, Any], left: float | None) -> str:
         """Label, step, loss, virtual time and time left on one line."""
         ending = "" if left is None else f", ETA {format_seconds(round(left))}"
-        return f"{self.label}: step {row['step']} of {self.status['steps']}, {_loss_and_time(row)}{ending}"
+        return f"{self.label}: step {row['step']}{_of(self.status['steps'])}, {_loss_and_time(row)}{ending}"
 
 
 _STATUS_FILE = ".status.json"
@@ -197,7 +203,8 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
         status |= {"step": 0, "steps": num_steps, "at": time.time()}
         run = RunProgress(self, visible(label), status)
         which = f" ({position} of {num_strategies})" if num_strategies > 1 else ""
-        line = f"{run.label}{which}: {format_count(num_steps, 'step')}"
+        length = format_count(num_steps, "step") if num_steps else "as many steps as its data have"
+        line = f"{run.label}{which}: {length}"
         self._show(run, line)
         self.log(line)
         self._runs.append(run)
@@ -229,7 +236,7 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
     def _write_status(self, path: Path) -> None:
         self._written = time.time()
         # A full disk is reported by the results; no run is under way.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecordError):
             first, *others = [dict(run.status) for run in list(self._runs)]
             write_whole(path, json.dumps(first | ({"others": others} if others else {})))
 
@@ -302,7 +309,9 @@ class LiveProgress(AnyProgress):
 
     def _show(self, run: RunProgress, line: str) -> None:
         run.view = self._bars.add_task(
-            textwrap.fill(run.label, _LABEL_WIDTH).ljust(14), total=run.status["steps"], status="starting"
+            textwrap.fill(run.label, _LABEL_WIDTH).ljust(14),
+            total=run.status["steps"] or None,
+            status="starting",
         )
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
@@ -366,7 +375,8 @@ def shown(
         folder: also keeps the progress, for `netgym status`; None: none does.
         is_quiet: show nothing on stderr.
     """
-    console = Console(stderr=True, quiet=is_quiet)
+    stream = None if sys.stderr is None else Forgiving(sys.stderr)
+    console = Console(file=stream, stderr=True, quiet=is_quiet)  # type: ignore[arg-type]
     log, path = (lambda line: None, None) if folder is None else (folder.log, folder.path)
     with progress_for(console, log, path) as progress:
         run = progress.begin(label, 1, 1, result.max_steps)
@@ -399,7 +409,7 @@ def progress_elsewhere(path: Path) -> str | None:
     if owner in (None, os.getpid()):
         return None
     now = _now(path)
-    return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']} of {now['steps']}"
+    return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']}{_of(now['steps'])}"
 
 
 def trains_by_wall_clock(path: Path) -> bool:

@@ -454,6 +454,10 @@ def require_own(folder: Path, kind: str) -> None:
     Raises:
         InputError: it is not this user's.
     """
+    if not (folder / _ENVIRONMENT).exists() and not RunFolder(folder).has_trained():
+        raise InputError(
+            f"{visible(folder)}: this {kind} ended before it had begun: remove it, and start again"
+        )
     if not is_own(folder):
         raise InputError(
             f"{visible(folder)}: another user made this {kind}, or its experiment.yaml was changed since: it may "

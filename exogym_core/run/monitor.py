@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +25,7 @@ from exogym_core.run.snapshots import passing_buffers
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import SnapshotThread
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ __all__ = [
     "Evaluations",
     "RunMonitor",
     "RunRecord",
+    "StoppedError",
     "make_loggers",
     "plain_arguments",
     "planned_together",
@@ -315,6 +317,19 @@ class Evaluations(SnapshotThread):
         self.stop()
 
 
+class StoppedError(NetsimError):
+    """`on_event` has raised StopIteration: no further rows are wanted."""
+
+
+def _tell(listener: Callable[[Mapping[str, Any]], None], row: Mapping[str, Any]) -> None:
+    try:
+        listener(row)
+    except StopIteration:
+        raise StoppedError(
+            f"fit: on_event stopped the run at step {row['step']}; the trainer's `result` has what was done until then"
+        ) from None
+
+
 _COMPLETE = "newest complete checkpoint"
 
 
@@ -345,7 +360,7 @@ class RunMonitor:
         self._loggers = make_loggers(request, program.model, program.checkpoints.home)
         listening = [*listeners, *(logger.event for logger in self._loggers)]
         if request.on_event is not None:
-            listening.append(request.on_event)
+            listening.append(partial(_tell, request.on_event))
         has_clock, workers = request.carrier.has_clock, program.workers()
         clock = "virtual_seconds" if has_clock else "wall_seconds"
         self.recorder = RowRecorder(result, request.topology is not None, listening, clock)

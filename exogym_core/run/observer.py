@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss_and_count, move_batch
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
+from exogym_core.names import visible
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
@@ -84,7 +86,7 @@ class Evaluation:
         measure = self._request.accuracy
         if measure is None:
             return None
-        return self._mean(model, lambda batch, samples: (float(measure(model, batch)), samples))
+        return self._mean(model, lambda batch, samples: (_fraction(measure, model, batch), samples))
 
     def _mean(self, model: nn.Module, measure: Callable[[Any, int], tuple[float, float]]) -> float:
         modes = [(module, module.training) for module in model.modules()]
@@ -103,6 +105,19 @@ class Evaluation:
                     module.training = training
         total = sum(value * weight for value, weight in measured if weight)
         return total / sum(weight for _, weight in measured)
+
+
+def _fraction(measure: Callable[[nn.Module, Any], float], model: nn.Module, batch: Any) -> float:
+    """What a user's measure returns for a batch, as a number."""
+    found = measure(model, batch)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        code = getattr(measure, "__code__", None)
+        place = "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+        raise InputError(
+            f"fit: accuracy{place} returned {visible(repr(found), 80)}; return the fraction right, a number"
+        ) from None
 
 
 _MEMORY_BYTES = 512 * 2**20  # of waiting snapshots, before a file is used

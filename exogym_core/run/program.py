@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import traceback
 import warnings
 from collections import Counter
 from contextlib import contextmanager
@@ -153,12 +154,23 @@ def first_batch(model: nn.Module | None = None) -> Iterator[None]:
     except NetsimError:
         raise
     except Exception as error:
-        what = _in_a_line(error)
-        trace = "\n".join(own_frames(error))
-        raise InputError(
-            f"fit: a first batch fails: {what} (a model takes a batch as the data set yields it, in one "
-            f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
-        ) from None
+        raise _of_first_batch(error, model) from None
+
+
+def _of_first_batch(error: Exception, model: nn.Module | None) -> InputError:
+    trace = "\n".join(own_frames(error))
+    return InputError(
+        f"fit: a first batch fails: {_in_a_line(error)} (a model takes a batch as the data set yields it, in one "
+        f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
+    )
+
+
+def _is_in(model: nn.Module, error: Exception) -> bool:
+    """True if an exception has come through the model's own forward pass."""
+    code = getattr(model.forward, "__code__", None)
+    return code is not None and any(
+        frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 def _in_a_line(error: Exception) -> str:
@@ -509,7 +521,14 @@ class Program:
         if comm.rank >= self.request.num_nodes:
             return self.server(comm).run()
         remarks: list[str] = []
-        outcome = self.loop(comm, remarks).run()
+        loop = self.loop(comm, remarks)
+        try:
+            outcome = loop.run()
+        except Exception as error:
+            is_known = isinstance(error, NetsimError) or not _inputs_of(self.model)
+            if loop.local_step or is_known or not _is_in(self.model, error):
+                raise
+            raise _of_first_batch(error, self.model) from None
         return replace(outcome, remarks=tuple(remarks))
 
     def server(self, comm: Communicator) -> Server:

@@ -200,7 +200,7 @@ class FitRequest(RunConfig):
 
     @property
     def places(self) -> Sequence[str] | None:
-        """The `placement` of workers and servers: workers as without servers, and each kind of those spread likewise."""
+        """The `placement` with servers: workers as without them, and each kind of servers spread likewise."""
         if self.topology is None:
             return self.placement
         return with_servers(self.topology, self.num_nodes, self.placement, self.strategy.server_groups)

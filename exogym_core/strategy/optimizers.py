@@ -20,6 +20,7 @@ from exogym_core.names import plain_numbers
 from exogym_core.strategy.options import number, positive_int
 from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name, unknown_names
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
@@ -89,11 +90,32 @@ class OptimSpec:
         """
         groups = self.groups(model) if isinstance(model, nn.Module) else list(model)
         try:
-            return self.cls(groups, **self.kwargs)
+            built = self.cls(groups, **self.kwargs)
         except (TypeError, ValueError) as error:
             if not _is_torchs(self.cls):
                 raise
-            raise InputError(f"optimizer {self!r}: {error}") from error
+            remedy = ""
+            if self.cls is getattr(torch.optim, "Muon", None):
+                remedy = (
+                    "; MuLoCoStrategy, and OptimSpec(TorchMuon, params=split_by_shape) of strategy.parts.muon, give "
+                    "matrices to Muon and the others to AdamW"
+                )
+            raise InputError(f"optimizer {self!r}: {error}{remedy}") from error
+        if isinstance(model, nn.Module):
+            self._refuse_left_out(model, built)
+        return built
+
+    def _refuse_left_out(self, model: nn.Module, built: Optimizer) -> None:
+        """Raise InputError where a parameter is in no group: it would never change."""
+        covered = {id(parameter) for group in built.param_groups for parameter in group["params"]}
+        trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        left_out = [name for name, each in trainable if id(each) not in covered]
+        if left_out:
+            raise InputError(
+                f"optimizer {self!r}: leaves out {left_out[0]!r} ({len(left_out)} of "
+                f"{format_count(len(trainable), 'parameter')}): give it all of them, or set requires_grad = False on "
+                "those that are not to be trained"
+            )
 
     def groups(self, model: nn.Module) -> list[Any]:
         """Parameters or groups for the optimizer of `model`: the trainable ones, or those of `params`."""

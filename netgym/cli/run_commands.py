@@ -25,6 +25,7 @@ from exogym_core.meeting_place import (
     whole_number_of,
 )
 from exogym_core.names import visible
+from exogym_core.results.disk import RecordError
 from netgym.command_options import (
     confirm_seeds,
     not_empty,
@@ -84,7 +85,7 @@ def train_new(
     except NetsimError as error:
         # Such as missing data, or no rendezvous.
         is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
-        if isinstance(error, InputError) or is_alone:
+        if isinstance(error, InputError | RecordError) or is_alone:
             folder.discard_if_untrained()
         raise
 

@@ -33,7 +33,15 @@ from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import unique_labels, visible
 from exogym_core.results.run_folder import code_folder_of, is_own
 from netgym.experiment.own_code import OwnCode, find_own_code
-from netsim import Document, Protocol, Topology, load_document, parse_document, validate_document
+from netsim import (
+    Document,
+    Protocol,
+    Topology,
+    load_document,
+    parse_collectives,
+    parse_document,
+    validate_document,
+)
 from netsim.errors import InputError, UnknownNameError, unknown_name
 from netsim.units import format_count
 
@@ -465,6 +473,8 @@ def _expanded(key: str | int, plain: str) -> dict[str, Any]:
     """Mapping for which a plain text stands under a key of experiments."""
     if key == "compute":
         return {plain: {}} if plain in ("flops", "measured") else {"fixed": plain}
+    if key == "collectives":
+        return dict(parse_collectives(plain))
     return {"preset" if key == "protocol" else "name": plain}
 
 

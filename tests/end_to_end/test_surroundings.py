@@ -22,7 +22,13 @@ def test_a_run_needs_neither_docstrings_nor_a_home(
     (tmp_path / "small.yaml").write_text(experiment(strategies="[AllReduce]", steps=2))
     command = [sys.executable, *flags, "-m", "netgym", "compare", "small.yaml", "--out", "out"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=300
+        command,
+        cwd=tmp_path,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "report.html").is_file()
