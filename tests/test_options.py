@@ -51,7 +51,7 @@ def test_what_a_file_says_reaches_fit_by_the_table():
 
 ADDING = """
 import sys, types, importlib.util, pathlib
-for name in [name for name in sys.modules if name.partition(".")[0] == "exogym_core"]:
+for name in [name for name in sys.modules if name.partition(".")[0] in ("exogym_core", "netgym")]:
     del sys.modules[name]
 spec = importlib.util.find_spec("exogym_core.config")
 text = pathlib.Path(spec.origin).read_text()
