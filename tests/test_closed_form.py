@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live_collectives import draw_call, ends, star, started, topologies
 
 from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
-from netsim.collectives.schedules.ring import RingPhase
 
 IDEAL = Protocol.parse("ideal")
 WAN = {
@@ -88,28 +86,3 @@ def test_messages_that_meet_on_a_link_are_noticed() -> None:
     assert contention_free_seconds(ring, hosts, topology, IDEAL) is None
     direct = schedule("all_to_all", 16, num_bytes=25600)
     assert contention_free_seconds(direct, range(16), topology, IDEAL) is None
-
-
-@pytest.mark.parametrize("num", [3, 8])
-@pytest.mark.parametrize("num_bytes", [40_000_000_000, 40_000_000_123])
-def test_steps_of_equal_delay_are_one_multiplication(
-    num: int, num_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gloo's ring of many pieces takes the same by its steps and by the pace they settle to."""
-    rates = {f"h{i}": f"{1 + i % 3} Gbit/s" for i in range(num)}
-    topology = worlds.star(rates, rates, {f"h{i}": f"{i + 1} ms" for i in range(num)})
-    made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)
-    whole = undisturbed_seconds(made, range(num), topology, IDEAL)
-    monkeypatch.setattr("netsim.collectives.closed_form._LONG", 50)
-    calls: list[int] = []
-    right = RingPhase.num_bytes
-
-    def counted(self: RingPhase, index: int) -> Any:
-        calls.append(index)
-        return right(self, index)
-
-    monkeypatch.setattr(RingPhase, "num_bytes", counted)
-    found = undisturbed_seconds(made, range(num), topology, IDEAL)
-    assert whole is not None
-    assert found == pytest.approx(whole, rel=1e-12)
-    assert len(calls) < made.num_steps / 2

@@ -77,7 +77,6 @@ class Abridged:
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._estimator = Estimator(topology, protocol)
-        self._slowest_pairs_seconds = cache(self._estimator.slowest_pairs_seconds)
         self._first_steps = cache(self._estimator.first_steps)
         self._crowds: dict[Hashable, tuple[float, FloatArray]] = {}
 
@@ -108,14 +107,6 @@ class Abridged:
             return Gathering(network, len(placed), begun, on_done)
         if not self._estimator.is_long(schedule):
             return start_collective(network, schedule, placed, group=group, on_done=on_done)
-        seconds = self._slowest_pairs_seconds(schedule, placed)
-        if seconds is not None:
-
-            def begin(_: tuple[float, ...]) -> float:
-                network.credit(placed, schedule.pair_bytes)
-                return seconds
-
-            return Gathering(network, len(placed), begin, on_done)
         short, later = self._first_steps(schedule, placed)
         sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
         network.credit(

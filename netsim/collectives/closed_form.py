@@ -14,6 +14,7 @@ at once, as in a ring placed region by region. For other schedules the recurrenc
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -23,30 +24,29 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from netsim.collectives.schedules.schedule import Phase, Ranks, Schedule
+    from netsim.collectives.schedules.schedule import Bytes, Phase, Ranks, Schedule
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["PairRoutes", "contention_free_seconds", "padded", "undisturbed_seconds"]
+__all__ = ["MessageRoutes", "contention_free_seconds", "undisturbed_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
 # Rates may exceed a link by rounding, and of two messages on a link one may begin where the other ends.
 _ROUNDING = 1e-9
 
-# Of phases with more steps than this, those that repeat the pace of others are left out. Shorter ones take no time.
+# Of phases with more steps than this, only latencies count towards the bound.
 _LONG = 10_000
-_COMPARED = 16  # times the window: steps from one comparison to the next
 
 
-def padded(routes: Sequence[Sequence[int]]) -> Ranks:
+def _padded(routes: Sequence[Sequence[int]]) -> Ranks:
     """Link indices by route and place on it, -1 behind its end; shape (routes, most links)."""
     longest = max(map(len, routes), default=0)
     return np.array(list(zip_longest(*routes, fillvalue=-1)), np.int64).reshape(longest, len(routes)).T
 
 
-class PairRoutes:
-    """Latency and rate of every pair of members that exchanges messages, found when first asked for.
+class MessageRoutes:
+    """Routes between members of a collective, in arrays of link indices; -1 pads shorter routes.
 
     Args:
         hosts: the host of each member.
@@ -55,39 +55,71 @@ class PairRoutes:
 
     Attributes:
         capacity: payload bytes per second of each link.
-        links, rate: link indices of each pair, and payload bytes per second, by its number.
     """
 
     def __init__(self, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> None:
-        self._hosts, self._topology = hosts, topology
+        self._hosts, self._topology = np.asarray(hosts, np.int64), topology
         self._software_seconds = protocol.software_seconds
         self.capacity = protocol.payload_bytes_per_second(topology)
-        self.links: list[tuple[int, ...]] = []
-        self.rate: list[float] = []
-        self._latency: list[float] = []
-        self._number: dict[tuple[int, int], int] = {}
 
-    def of(self, src: Ranks, dst: Ranks) -> tuple[Ranks, Seconds, Seconds]:
-        """Number, latency in seconds and bytes per second of each pair."""
-        number = np.fromiter(map(self._find, src.tolist(), dst.tolist()), np.int64, len(src))
-        return number, np.array(self._latency)[number], np.array(self.rate)[number]
+    def links(self, src: Ranks, dst: Ranks) -> Ranks:
+        """Links of the route of each pair of members; shape (pairs, most links).
 
-    def _find(self, src: int, dst: int) -> int:
-        number = self._number.setdefault((src, dst), len(self.links))
-        if number == len(self.links):
-            links = self._topology.route(self._hosts[src], self._hosts[dst])
-            self.links.append(links)
-            latency = sum(float(self._topology.latency_seconds[link]) for link in links)
-            self._latency.append(latency + (self._software_seconds if links else 0.0))
-            self.rate.append(min((float(self.capacity[link]) for link in links), default=np.inf))
-        return number
+        Hosts with one link each share the route between their routers, which is looked up once.
+        """
+        sources, targets = self._hosts[src], self._hosts[dst]
+        out, into, router = self._only_links
+        if (router[sources] < 0).any() or (router[targets] < 0).any():
+            ends = zip(sources.tolist(), targets.tolist(), strict=True)
+            return _padded([self._topology.route(*pair) for pair in ends])
+        _, first, place = np.unique(
+            router[sources] * len(router) + router[targets], return_index=True, return_inverse=True
+        )
+        pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
+        inner = _padded([self._topology.route(*pair)[1:-1] for pair in pairs])
+        links = np.column_stack([out[sources], inner[place], into[targets]])
+        links[sources == targets] = -1
+        return links
 
-    def fit_at_once(self) -> bool:
-        """Return whether all pairs found so far could send at their full rate at the same time."""
-        links = np.array([link for route in self.links for link in route], np.int64)
-        rates = np.repeat(self.rate, [len(route) for route in self.links])
-        load = np.bincount(links, weights=rates, minlength=len(self.capacity))
-        return bool((load <= self.capacity * (1 + _ROUNDING)).all())
+    @cached_property
+    def _only_links(self) -> tuple[Ranks, Ranks, Ranks]:
+        """By host, its only link out, its only link in, and the router behind; -1 for hosts with other links."""
+        topology = self._topology
+        table = np.full((3, len(topology.hosts)), -1, np.int64)
+        routers = {name: number for number, name in enumerate(topology.routers)}
+        for host, access in enumerate(() if topology.explicit_routes else topology.access_links):
+            if access is not None and access[0].target in routers:
+                table[:, host] = access[0].index, access[1].index, routers[access[0].target]
+        return table[0], table[1], table[2]
+
+    def latency(self, links: Ranks, of_links: Seconds | None = None) -> Seconds:
+        """Latency of each route in seconds.
+
+        Args:
+            links: of the routes.
+            of_links: latency of each link; None: the topology's.
+        """
+        table = np.append(self._topology.latency_seconds if of_links is None else of_links, 0.0)
+        total = np.zeros(len(links))
+        for place in links.T:  # in their order, as sums round
+            total += table[place]
+        return total
+
+    def delay(self, links: Ranks) -> Seconds:
+        """Seconds from the start of a message on each route to its first byte: latency, and the protocol's software."""
+        return self.latency(links) + np.where((links >= 0).any(axis=1), self._software_seconds, 0.0)
+
+    def rate(self, links: Ranks) -> Seconds:
+        """Payload bytes per second of each route."""
+        rates: Seconds = np.append(self.capacity, np.inf)[links].min(axis=1, initial=np.inf)
+        return rates
+
+    def carried(self, links: Ranks, num_bytes: Bytes | Seconds) -> Seconds:
+        """Bytes across each link, of one message on each route."""
+        load = np.zeros(len(self.capacity) + 1)  # the last one is no link
+        for place in links.T:
+            load += np.bincount(place % len(load), weights=num_bytes, minlength=len(load))
+        return load[:-1]
 
 
 def contention_free_seconds(
@@ -103,13 +135,17 @@ def contention_free_seconds(
         topology: the network, without weather.
         protocol: how transfers use it.
     """
-    routes = PairRoutes(hosts, topology, protocol)
+    routes = MessageRoutes(hosts, topology, protocol)
+    pairs: set[tuple[int, int]] = set()
     for phase in schedule.phases:
-        pairs = phase.fixed_pairs()
-        if pairs is None:
+        fixed = phase.fixed_pairs()
+        if fixed is None:
             return None
-        routes.of(*pairs)
-    return _seconds(schedule, routes) if routes.fit_at_once() else None
+        pairs.update(zip(fixed[0].tolist(), fixed[1].tolist(), strict=True))
+    links = routes.links(*np.array(list(pairs), np.int64).reshape(-1, 2).T)
+    if (routes.carried(links, routes.rate(links)) > routes.capacity * (1 + _ROUNDING)).any():
+        return None
+    return _seconds(schedule, routes, is_bound=False)
 
 
 def undisturbed_seconds(
@@ -119,15 +155,19 @@ def undisturbed_seconds(
 
     All members enter at 0. None for the rare schedule that is too irregular to say.
     """
-    return _seconds(schedule, PairRoutes(hosts, topology, protocol))
+    return _seconds(schedule, MessageRoutes(hosts, topology, protocol), is_bound=True)
 
 
-def _seconds(schedule: Schedule, routes: PairRoutes) -> Seconds | None:
+def _seconds(schedule: Schedule, routes: MessageRoutes, *, is_bound: bool) -> Seconds | None:
     done = np.zeros(schedule.num_ranks)
     for phase in schedule.phases:
         pairs = phase.fixed_pairs()
         if pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps:
-            done = _ring_seconds(phase, pairs, done, routes)
+            if is_bound and phase.num_steps > _LONG:
+                rounds = phase.num_steps // phase.window
+                done[pairs[0]] += rounds * routes.delay(routes.links(*pairs))
+            else:
+                done = _ring_seconds(phase, pairs, done, routes)
         elif phase.window == 1:
             done = _rounds_seconds(phase, done, routes)
         else:
@@ -135,69 +175,31 @@ def _seconds(schedule: Schedule, routes: PairRoutes) -> Seconds | None:
     return done
 
 
-def _ring_seconds(phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: PairRoutes) -> Seconds:
+def _ring_seconds(phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: MessageRoutes) -> Seconds:
     """Every member sends one message a step, always to the same neighbour."""
     src, dst = pairs
-    _, latency, rate = routes.of(src, dst)
+    links = routes.links(src, dst)
+    latency, rate = routes.delay(links), routes.rate(links)
     into = np.argsort(dst)[src]  # position of the pair that ends where each begins
     done = [start[src]] * phase.window  # by position
     delivered = np.full(len(src), -np.inf)
-    index, detector = 0, _PaceDetector(phase)
-    while index < phase.num_steps:
+    for index in range(phase.num_steps):
         num_bytes = phase.num_bytes(index)
         delivered = np.maximum(done[index % phase.window] + latency, delivered) + num_bytes / rate
         both = np.maximum(delivered, delivered[into])
         # Steps are done in order: a later one is not done before an earlier one.
         done[index % phase.window] = np.maximum(both, done[index % phase.window - 1])
-        index += 1
-        if detector.is_due(index):
-            num_steps, later = detector.ahead(index, [*done, delivered])
-            index += num_steps
-            done, delivered = [each + later for each in done], delivered + later
     result: Seconds = np.maximum.reduce(done)[np.argsort(src)]
     return result
 
 
-class _PaceDetector:
-    """Detects, in long phases, the step from which all members proceed at one pace.
-
-    A recurrence in maxima and sums whose steps are alike and have put off everybody by the same time goes on so: what
-    follows of these steps is one multiplication.
-    """
-
-    def __init__(self, phase: Phase) -> None:
-        self._phase = phase
-        self._is_long = phase.num_steps > _LONG
-        self._every = _COMPARED * phase.window
-        self._before: list[Seconds] = []
-        self._alike_until = 0
-
-    def is_due(self, index: int) -> bool:
-        """True if the pace is compared after so many steps."""
-        return self._is_long and index % self._every == 0 and index < self._phase.num_steps
-
-    def ahead(self, index: int, state: list[Seconds]) -> tuple[int, float]:
-        """Steps that can be skipped after so many, and the seconds that they take."""
-        before, self._before = self._before, [each.copy() for each in state]
-        until, self._alike_until = self._alike_until, index + self._phase.num_alike(index)
-        if not before or until < index:
-            return 0, 0.0
-        delay = float(state[0][0] - before[0][0])
-        if any(np.ptp(now - then) > _ROUNDING * delay for now, then in zip(state, before, strict=True)):
-            return 0, 0.0
-        times = (until - index) // self._every
-        if times > 0:
-            self._before = []
-        return times * self._every, times * delay
-
-
-def _rounds_seconds(phase: Phase, start: Seconds, routes: PairRoutes) -> Seconds:
+def _rounds_seconds(phase: Phase, start: Seconds, routes: MessageRoutes) -> Seconds:
     """Plain rounds of any messages."""
     done = start.copy()
     for index in range(phase.num_steps):
         step = phase.step(index)
-        _, latency, rate = routes.of(step.src, step.dst)
-        delivered = done[step.src] + latency + step.num_bytes / rate
+        links = routes.links(step.src, step.dst)
+        delivered = done[step.src] + routes.delay(links) + step.num_bytes / routes.rate(links)
         np.maximum.at(done, step.src, delivered)
         np.maximum.at(done, step.dst, delivered)
     return done

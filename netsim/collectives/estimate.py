@@ -7,27 +7,22 @@ its slowest pairs; of a crowd of simultaneous messages the links with most to ca
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from netsim.collectives.closed_form import (
-    PairRoutes,
-    contention_free_seconds,
-    padded,
-    undisturbed_seconds,
-)
+from netsim.collectives.closed_form import MessageRoutes, contention_free_seconds, undisturbed_seconds
 from netsim.collectives.schedules.algorithms import ALGORITHMS, build
-from netsim.collectives.schedules.schedule import ListedPhase, Phase, Step
+from netsim.collectives.schedules.schedule import ListedPhase, Phase
 from netsim.collectives.start import Timing, link_bytes, time_collective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks, Schedule
+    from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks, Schedule, Step
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
 
@@ -37,10 +32,7 @@ __all__ = ["Estimator", "is_crowd", "most_at_once"]
 _MOST_WHOLE = 20_000  # simulated whole; more at once are a crowd
 # Simulated at once under windows between unlike hosts, where each of them ends at an instant of its own.
 _MOST_UNLIKE = 2_000
-# Simulated by first steps; of longer rings without shared links, only the slowest pairs.
-_MOST_STEPWISE = 50_000
 
-_SLOWEST_PAIRS = 8
 _FEWEST_STEPS = 2  # of a phase, simulated first; then twice as many, until a step takes as long as before
 _SAME_PACE = 1e-3
 
@@ -103,7 +95,7 @@ class Estimator:
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
-        self.crowd = _Crowd(topology, protocol)
+        self.crowd = _Crowds(topology, protocol)
         self.most_at_once = cache(partial(most_at_once, topology, protocol))
 
     def fastest(self, problem: Problem, hosts: Sequence[int]) -> str:
@@ -158,7 +150,7 @@ class Estimator:
             return _Rival(problem, math.inf, 0.0)
         made = build(problem)
         alone = undisturbed_seconds(made, hosts, self._topology, self._protocol)
-        load = np.array(link_bytes(made, hosts, self._topology))
+        load = np.array(link_bytes(made, hosts, self._topology, self._protocol))
         busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
         bound = max(float(alone.max()) if alone is not None else 0.0, float(busiest))
         crowded = is_crowd(made, self.most_at_once(tuple(hosts)))
@@ -204,9 +196,6 @@ class Estimator:
             ends = contention_free_seconds(schedule, hosts, self._topology, self._protocol)
             if ends is not None:
                 return float(ends.max())
-        seconds = self.slowest_pairs_seconds(schedule, hosts)
-        if seconds is not None:
-            return seconds
         short, later = self.first_steps(schedule, hosts, repeat)
         return self._simulated(short, hosts, repeat) + later
 
@@ -236,7 +225,7 @@ class Estimator:
         timing = Timing(
             [each + later for each in begun.seconds],
             [each + later for each in begun.rank_seconds],
-            link_bytes(schedule, hosts, self._topology),
+            link_bytes(schedule, hosts, self._topology, self._protocol),
             none,
         )
         simulated = f"{short.num_steps} of {schedule.num_steps} steps"
@@ -246,41 +235,13 @@ class Estimator:
         """True if a schedule has too many messages to be simulated whole, under a protocol with windows."""
         return self._protocol.has_windows and schedule.num_messages > _MOST_WHOLE
 
-    def slowest_pairs_seconds(self, schedule: Schedule, hosts: Sequence[int]) -> float | None:
-        """Seconds of a very long ring under a protocol with windows, by the pace of its slowest pairs; None for others.
-
-        Where pairs share no links, the slowest one never waits for the others, once they have begun. Its neighbours are
-        simulated too, as their acknowledgements take of its links.
-        """
-        pairs = [phase.fixed_pairs() for phase in schedule.phases]
-        is_long = self._protocol.has_windows and schedule.num_messages > _MOST_STEPWISE
-        if not is_long or any(each is None for each in pairs):
-            return None
-        routes = PairRoutes(hosts, self._topology, self._protocol)
-        src, dst = next(each for each in pairs if each is not None)
-        number, there, most = routes.of(src, dst)
-        if not routes.fit_at_once() or any((each[1] != dst).any() for each in pairs if each is not None):
-            return None
-        _, back, _ = routes.of(dst, src)
-        links = padded([routes.links[each] for each in number])
-        window = _transfer_windows(self._protocol, self._topology, links, there + back)
-        most = np.minimum(most, window / np.maximum(there + back, 1e-9))
-        largest = max(schedule.phases, key=lambda phase: phase.num_steps).num_bytes(0).max(initial=0)
-        slowest = np.argsort(-(there + largest / most), kind="stable")[:_SLOWEST_PAIRS]
-        senders = np.unique(np.concatenate([src[slowest], dst[slowest], src[np.isin(dst, src[slowest])]]))
-        some = replace(
-            schedule, phases=tuple(_PhasePart(phase, phase.num_steps, senders) for phase in schedule.phases)
-        )
-        short, later = self.first_steps(some, hosts)
-        return self._simulated(short, hosts) + later
-
     def first_steps(
         self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1
     ) -> tuple[Schedule, float]:
         """The first steps of a long schedule, and the seconds of the rest; all of it where its steps never repeat."""
         num_steps, pace, before = _FEWEST_STEPS, 0.0, 0.0
         short, left = schedule, 0
-        while (found := _beginning(schedule, num_steps)) is not None:
+        while (found := _truncated(schedule, num_steps)) is not None:
             seconds = self._simulated(found[0], hosts, repeat)
             now = (seconds - before) / (num_steps if before == 0.0 else num_steps / 2)
             if before and abs(now - pace) <= _SAME_PACE * pace:
@@ -290,58 +251,25 @@ class Estimator:
         return schedule, 0.0
 
 
-class _PhasePart(Phase):
-    """The first steps of a phase, or its messages of some senders."""
-
-    def __init__(self, whole: Phase, num_steps: int, senders: Ranks | None = None) -> None:
-        self._whole, self._senders, self.num_steps = whole, senders, num_steps
-        self.window, self.reduce = whole.window, whole.reduce
-        self.has_gaps = whole.has_gaps or senders is not None
-
-    def step(self, index: int) -> Step:
-        """Messages of step `index`."""
-        step = self._whole.step(index)
-        if self._senders is None:
-            return step
-        kept = np.isin(step.src, self._senders)
-        return Step(step.src[kept], step.dst[kept], step.offset[kept], step.num_bytes[kept])
-
-    def num_bytes(self, index: int) -> Bytes:
-        """Bytes of each message of step `index`."""
-        return self._whole.num_bytes(index) if self._senders is None else super().num_bytes(index)
-
-    def fixed_pairs(self) -> tuple[Ranks, Ranks] | None:
-        """Pairs of every step; None if steps differ."""
-        pairs = self._whole.fixed_pairs()
-        if pairs is None or self._senders is None:
-            return pairs
-        kept = np.isin(pairs[0], self._senders)
-        return pairs[0][kept], pairs[1][kept]
-
-
-def _beginning(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
-    """The schedule with so many steps in each of its long phases, and how many are left out there.
+def _truncated(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
+    """The schedule cut to `num_steps` in each of its long phases, and how many steps that leaves out in each.
 
     None where no phase is longer, or the steps of a long one differ.
     """
-    long = [phase for phase in schedule.phases if phase.num_steps > num_steps]
-    lengths = {phase.num_steps for phase in long}
-    if len(lengths) != 1 or any(phase.fixed_pairs() is None for phase in long):
-        return None
-    phases = tuple(_PhasePart(phase, num_steps) if phase in long else phase for phase in schedule.phases)
-    return replace(schedule, phases=phases), lengths.pop() - num_steps
+    lengths, phases = set[int](), list[Phase]()
+    for phase in schedule.phases:
+        cut = phase
+        if phase.num_steps > num_steps:
+            if phase.fixed_pairs() is None:
+                return None
+            lengths.add(phase.num_steps)
+            cut = copy(phase)
+            cut.num_steps = num_steps
+        phases.append(cut)
+    return (replace(schedule, phases=tuple(phases)), lengths.pop() - num_steps) if len(lengths) == 1 else None
 
 
-class _Routes(NamedTuple):
-    """Routes of messages: links by message and place on the route (-1: no link), and round trips."""
-
-    links: Ranks
-    latency: FloatArray
-    round_trip: FloatArray
-    window: FloatArray
-
-
-class _Crowd:
+class _Crowds:
     """Times of crowds on a quiet network.
 
     Args:
@@ -351,10 +279,9 @@ class _Crowd:
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
-        self._rate = protocol.payload_bytes_per_second(topology)
-        # The link of the other direction, and -1, the end of padded arrays, behind the last.
-        backs = [topology.link_between[link.target, link.source].index for link in topology.links]
-        self._back = np.array(backs, int)
+        self._back = np.array(
+            [topology.link_between[link.target, link.source].index for link in topology.links], int
+        )
 
     def times(
         self, schedule: Schedule, hosts: Sequence[int], early: Sequence[float] = ()
@@ -366,100 +293,62 @@ class _Crowd:
             hosts: the host of each member.
             early: seconds by which each member starts before the last; none: all start at once.
         """
-        seconds, total = 0.0, np.zeros(len(self._rate))
+        routes = MessageRoutes(hosts, self._topology, self._protocol)
+        seconds, total = 0.0, np.zeros(len(self._topology.links))
         before = np.array(early if any(early) else ())
         for phase in schedule.phases:
             for index in range(phase.num_steps):
                 step = phase.step(index)
-                routes = self._routes(step, np.asarray(hosts, np.int64))
-                load = self._carried(routes, step.num_bytes)
-                seconds += self._step_seconds(step, routes, load, before)
+                links = routes.links(step.src, step.dst)
+                load = routes.carried(links, step.num_bytes)
+                seconds += self._step_seconds(step, routes, links, load, before)
                 total += load
                 before = before[:0]  # all begin the next step when this one ends
         return seconds, total
 
-    def _step_seconds(self, step: Step, routes: _Routes, load: FloatArray, early: FloatArray) -> float:
+    def _step_seconds(
+        self, step: Step, routes: MessageRoutes, links: Ranks, load: FloatArray, early: FloatArray
+    ) -> float:
         protocol = self._protocol
-        acks = np.append(load, 0.0)[self._back] * protocol.ack_share * protocol.payload_share
-        starts = routes.latency - early[step.src] if len(early) else routes.latency
-        limited = step.num_bytes * routes.round_trip / routes.window
-        slowest = (starts + limited).max(initial=0.0)
-        used = load > 0
-        ends = self._ends(routes, starts, step.num_bytes, load + acks, together=not len(early))
+        acks = load[self._back] * protocol.ack_share * protocol.payload_share
+        latency = routes.latency(links)
+        back = routes.latency(links, self._topology.latency_seconds[self._back])
+        window = _transfer_windows(protocol, self._topology, links, latency + back)
+        starts = latency - early[step.src] if len(early) else latency
+        slowest = (starts + step.num_bytes * (latency + back) / window).max(initial=0.0)
+        ends = self._ends(
+            routes.capacity, links, starts, step.num_bytes, load + acks, together=not len(early)
+        )
         if len(early):
-            ends += acks / self._rate
-        busiest = ends[used].max(initial=0.0)
-        return max(float(busiest), float(slowest)) + protocol.software_seconds
+            ends += acks / routes.capacity
+        return max(float(ends[load > 0].max(initial=0.0)), float(slowest)) + protocol.software_seconds
 
+    @staticmethod
     def _ends(
-        self, routes: _Routes, starts: FloatArray, num_bytes: Ranks, load: FloatArray, *, together: bool
+        rate: FloatArray,
+        routes: Ranks,
+        starts: FloatArray,
+        num_bytes: Bytes,
+        load: FloatArray,
+        *,
+        together: bool,
     ) -> FloatArray:
         """When each link has carried its load: it is never idle after the first byte, or after a later member's."""
         if together:
             first = np.full(len(load) + 1, np.inf)
-            for place in routes.links.T:
+            for place in routes.T:
                 np.minimum.at(first, place, starts)
-            return first[:-1] + load / self._rate
+            return first[:-1] + load / rate
         ends = np.zeros(len(load))
-        links = routes.links.ravel()
-        order = np.lexsort((np.repeat(starts, routes.links.shape[1]), links))
+        links = routes.ravel()
+        order = np.lexsort((np.repeat(starts, routes.shape[1]), links))
         order = order[links[order] >= 0]
-        links, message = links[order], order // routes.links.shape[1]
+        links, message = links[order], order // routes.shape[1]
         upto = np.cumsum(num_bytes[message])
         last = np.searchsorted(links, links, side="right") - 1
         left = upto[last] - upto + num_bytes[message]
-        np.maximum.at(ends, links, starts[message] + left / self._rate[links])
+        np.maximum.at(ends, links, starts[message] + left / rate[links])
         return ends
-
-    def _carried(self, routes: _Routes, num_bytes: Ranks) -> FloatArray:
-        load = np.zeros(len(self._rate) + 1)  # the last one is no link
-        for place in routes.links.T:
-            load += np.bincount(place % len(load), weights=num_bytes, minlength=len(load))
-        return load[:-1]
-
-    def _routes(self, step: Step, hosts: Ranks) -> _Routes:
-        topology = self._topology
-        links = self._links(hosts[step.src], hosts[step.dst])
-        there = np.append(topology.latency_seconds, 0.0)
-        back = np.append(there[self._back], 0.0)
-        latency = there[links].sum(axis=1)
-        round_trip = latency + back[links].sum(axis=1)
-        return _Routes(
-            links, latency, round_trip, _transfer_windows(self._protocol, topology, links, round_trip)
-        )
-
-    def _links(self, sources: Ranks, targets: Ranks) -> Ranks:
-        """Links of messages. Hosts with one link each share the route between their routers, which is found once."""
-        out, into, router = self._doors
-        if (router[sources] < 0).any() or (router[targets] < 0).any():
-            ends = zip(sources.tolist(), targets.tolist(), strict=True)
-            return padded([self._topology.route(*pair) for pair in ends])
-        _, first, place = np.unique(
-            router[sources] * len(router) + router[targets], return_index=True, return_inverse=True
-        )
-        pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
-        inner = padded([self._topology.route(*pair)[1:-1] for pair in pairs])
-        links = np.column_stack([out[sources], inner[place], into[targets]])
-        links[sources == targets] = -1
-        return links
-
-    @cached_property
-    def _doors(self) -> tuple[Ranks, Ranks, Ranks]:
-        """By host, the only link out, the only link in, and the router behind; -1 for hosts with other links."""
-        topology = self._topology
-        table = np.full((3, len(topology.hosts)), -1, np.int64)
-        if topology.explicit_routes:
-            return table[0], table[1], table[2]
-        out, into = defaultdict(list), defaultdict(list)
-        for link in topology.links:
-            out[link.source].append(link)
-            into[link.target].append(link)
-        routers = {name: number for number, name in enumerate(topology.routers)}
-        for host in topology.hosts:
-            leaving, entering = out[host.name], into[host.name]
-            if len(leaving) == len(entering) == 1 and leaving[0].target in routers:
-                table[:, host.index] = leaving[0].index, entering[0].index, routers[leaving[0].target]
-        return table[0], table[1], table[2]
 
 
 def _transfer_windows(

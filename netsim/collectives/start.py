@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from netsim.collectives.closed_form import contention_free_seconds
+from netsim.collectives.closed_form import MessageRoutes, contention_free_seconds
 from netsim.collectives.schedules.algorithms import build, default_algorithm
 from netsim.collectives.schedules.schedule import Problem
 from netsim.network.collective import Collective, GlooCollective, StepMessages, StepSequence
@@ -135,7 +135,10 @@ def time_collective(
         if quiet is not None:
             none = [0.0] * len(topology.links)
             return Timing(
-                [float(quiet.max())] * repeat, quiet.tolist(), link_bytes(made, hosts, topology), none
+                [float(quiet.max())] * repeat,
+                quiet.tolist(),
+                link_bytes(made, hosts, topology, protocol),
+                none,
             )
     network, faults = network_with_weather(topology, protocol, recorder)
     clock = network.env
@@ -168,10 +171,9 @@ def time_collective(
     return Timing(seconds, rank_seconds, own.tolist(), background.tolist())
 
 
-def link_bytes(made: Schedule, hosts: Sequence[int], topology: Topology) -> list[float]:
+def link_bytes(made: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> list[float]:
     """Payload of a collective across each link."""
-    totals = [0.0] * len(topology.links)
-    for src, dst, num_bytes in made.pair_bytes:
-        for link in topology.route(hosts[src], hosts[dst]):
-            totals[link] += num_bytes
-    return totals
+    routes = MessageRoutes(hosts, topology, protocol)
+    src, dst, num_bytes = made.pairs
+    carried: list[float] = routes.carried(routes.links(src, dst), num_bytes).tolist()
+    return carried

@@ -12,6 +12,7 @@ import copy
 import itertools
 import math
 import os
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -232,19 +233,27 @@ class Topology:
         """
         if self.explicit_routes:
             return range(len(self.hosts))
-        leaving: dict[str, list[Link]] = {host.name: [] for host in self.hosts}
-        for link in self.links:
-            if link.source in leaving:
-                leaving[link.source].append(link)
         kinds: dict[object, int] = {}
         found = []
-        for name, links in leaving.items():
-            place: object = name
-            if len(links) == 1:
-                both = links[0], self.link_between.get((links[0].target, name))
-                place = links[0].target, *(link and link.figures for link in both)
+        for host, access in enumerate(self.access_links):
+            place: object = host
+            if access is not None:
+                place = access[0].target, access[0].figures, access[1].figures
             found.append(kinds.setdefault(place, len(kinds)))
         return found
+
+    @cached_property
+    def access_links(self) -> list[tuple[Link, Link] | None]:
+        """The only link out of each host and the only one into it; None for a host with others."""
+        out, into = defaultdict[str, list[Link]](list), defaultdict[str, list[Link]](list)
+        for link in self.links:
+            out[link.source].append(link)
+            into[link.target].append(link)
+        names = [host.name for host in self.hosts]
+        return [
+            (out[name][0], into[name][0]) if len(out[name]) == len(into[name]) == 1 else None
+            for name in names
+        ]
 
     def likeness(self, hosts: Sequence[int]) -> Hashable:
         """Key that is equal for groups of hosts between which every collective takes equally long.

@@ -6,7 +6,6 @@ all-reduce is a reduce-scatter followed by an all-gather, 2 (n - 1) steps of S /
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,26 +67,6 @@ class RingPhase(Phase):
         """The bytes of each message of step `index`."""
         num_bytes = self._slice(self._sizes_twice, index)
         return num_bytes[num_bytes > 0] if self.has_gaps else num_bytes
-
-    def num_alike(self, index: int) -> int:
-        """Steps on end in which all messages are of one size."""
-        part = index % self.pieces
-        more = int(self._alike[part])
-        is_one_size = more == self.pieces  # of all parts
-        return self.num_steps - index if is_one_size else min(max(more, 1), self.num_steps - index)
-
-    @cached_property
-    def _alike(self) -> Bytes:
-        """By part: how many on end are of its one size, or as many as there are if all parts are; 0: of several."""
-        parts = self._sizes.reshape(len(self.ranks), self.pieces)
-        largest, is_one = parts.max(axis=0), parts.min(axis=0) == parts.max(axis=0)
-        if is_one.all() and (largest == largest[0]).all():
-            return np.full(self.pieces, self.pieces)
-        alike: Bytes = is_one.astype(np.int64)
-        for part in range(self.pieces - 2, -1, -1):
-            if is_one[part] and is_one[part + 1] and largest[part] == largest[part + 1]:
-                alike[part] += alike[part + 1]
-        return alike
 
     def step(self, index: int) -> Step:
         """Messages from every member to its neighbour."""

@@ -83,10 +83,6 @@ class Phase(ABC):
         """The bytes of each message of step `index`."""
         return self.step(index).num_bytes
 
-    def num_alike(self, index: int) -> int:
-        """Number of steps from `index` on, itself included, in which each sender sends as many bytes as in `index`."""
-        return 1
-
     def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
         """Bytes each of `num_ranks` members sends; with `counted`, an (n, n) mask, only those from i to j.
 
@@ -214,21 +210,21 @@ class Schedule:
     @property
     def pair_bytes(self) -> Iterator[tuple[int, int, int]]:
         """(src, dst, bytes) of each pair of members that exchanges any bytes."""
-        return zip(*self._pairs, strict=True)
+        return zip(*(column.tolist() for column in self.pairs), strict=True)
 
     @cached_property
-    def _pairs(self) -> tuple[list[int], list[int], list[int]]:
+    def pairs(self) -> tuple[Ranks, Ranks, Bytes]:
+        """`pair_bytes` in columns, in the order in which pairs first send."""
         columns = [column for phase in self.phases for column in phase.pair_bytes(self.num_ranks)]
-        if not columns:
-            return [], [], []
-        src, dst, num_bytes = map(np.concatenate, zip(*columns, strict=True))
+        none = np.zeros(0, np.int64)
+        src, dst, num_bytes = map(np.concatenate, zip((none, none, none), *columns, strict=True))
         pairs, first, place = np.unique(src * self.num_ranks + dst, return_index=True, return_inverse=True)
         total = np.zeros(len(pairs), np.int64)
         np.add.at(total, place, num_bytes)
         order = np.argsort(first)
         order = order[total[order] > 0]
         src, dst = np.divmod(pairs[order], self.num_ranks)
-        return src.tolist(), dst.tolist(), total[order].tolist()
+        return src, dst, total[order]
 
     def region_bytes(self, regions: Sequence[str]) -> Bytes:
         """The part of `sent_bytes` that goes to a member of another region; `regions` names each member's."""
