@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from netsim.cli.terminal import given as given
     from netsim.cli.terminal import takes as takes
     from netsim.cli.terminal import usage_message as usage_message
-    from netsim.collectives.abridged import Abridged as Abridged
-    from netsim.collectives.abridged import Gathering as Gathering
     from netsim.collectives.choice import Choices as Choices
     from netsim.collectives.choice import parse_collectives as parse_collectives
     from netsim.collectives.choice import schedule as schedule
     from netsim.collectives.collective import CollectiveTimes as CollectiveTimes
     from netsim.collectives.collective import collective as collective
-    from netsim.collectives.estimate import is_crowd as is_crowd
-    from netsim.collectives.estimate import most_at_once as most_at_once
+    from netsim.collectives.estimate import Estimator as Estimator
     from netsim.collectives.operations import OPERATIONS as OPERATIONS
     from netsim.collectives.schedules.algorithms import ALGORITHMS as ALGORITHMS
     from netsim.collectives.schedules.algorithms import algorithm_names as algorithm_names
@@ -109,10 +106,9 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "cli.signals": "Stoppable interrupt raise_lost_interrupt",
     "cli.terminal": "CommandGroup DelayedProgress given takes usage_message",
-    "collectives.abridged": "Abridged Gathering",
     "collectives.choice": "Choices parse_collectives schedule",
     "collectives.collective": "CollectiveTimes collective",
-    "collectives.estimate": "is_crowd most_at_once",
+    "collectives.estimate": "Estimator",
     "collectives.operations": "OPERATIONS",
     "collectives.schedules.algorithms": "ALGORITHMS algorithm_names default_algorithm",
     "collectives.schedules.schedule": "Schedule",

@@ -28,7 +28,6 @@ SOURCES = [
 # Strategies and tasks see the contract, not what keeps it.
 ENGINE = {
     *(
-        "netsim.Abridged",
         "netsim.Choices",
         "netsim.Clock",
         "netsim.Collective",
@@ -248,15 +247,15 @@ def test_public_names_are_declared_sorted_and_there() -> None:
 # What users may import from the front doors, and nothing else: a name that comes or goes does so here too.
 FRONTS = {
     "netsim": (
-        "ALGORITHMS Abridged Background Choices Clock Collective CollectiveTimes CommandGroup ConfigError "
-        "DeadlockError DelayedProgress Document Drift Faults Flow FlowTimes Gathering HostEvent "
+        "ALGORITHMS Background Choices Clock Collective CollectiveTimes CommandGroup ConfigError "
+        "DeadlockError DelayedProgress Document Drift Estimator Faults Flow FlowTimes HostEvent "
         "InputError KeyPath Link LinkEvent MismatchError NetsimError Network OPERATIONS PRESETS "
         "PeerAddress PeerError Protocol RankError Recorder Schedule Schema SignedChannel Sketch Span Stoppable "
         "StrangerError Topology TopologyFile Trace UnknownNameError Waiting Weather WeatherHistory WindowLimit "
         "algorithm_names answer_peer check_output collective connect_peer default_algorithm device_name "
-        "device_problems device_table documented_lines engine_state flows given input_file interrupt is_crowd "
+        "device_problems device_table documented_lines engine_state flows given input_file interrupt "
         "is_written_in_place "
-        "load_document most_at_once output_file parse_collectives parse_document raise_lost_interrupt "
+        "load_document output_file parse_collectives parse_document raise_lost_interrupt "
         "random_crashes rare_collections read_bytes read_flows schedule section_of shared_secret shipped_topologies "
         "simulate_weather start_all_to_all start_collective takes time_collective time_flows tracing unknown_name "
         "usage_message user_secret validate_document window_limit write_trace "
@@ -264,7 +263,7 @@ FRONTS = {
     "netsim.ranks": (
         "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
         "Fetched FirstSent Join Kernel Key Lane Letter Mark Post Progress Publish Put Question RankSink RankSource "
-        "Reach Request SLOW_TIMES StampedRow Stand Take Wait Withdraw gives_time group_of largest_mesh "
+        "Reach Request SLOW_TIMES StampedRow Stand Take Wait Withdraw call_at gives_time group_of largest_mesh "
         "needs_nobody on_grid start_at_once "
     ),
     "exogym_core": (

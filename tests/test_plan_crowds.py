@@ -14,7 +14,7 @@ from netgym.planning.advise import advise
 from netgym.planning.measure import Measured, Setting, measure
 from netgym.planning.models import planned_model
 from netgym.planning.setting import Known, with_links
-from netsim import Protocol, Topology, most_at_once
+from netsim import Estimator, Protocol, Topology
 from netsim.collectives import estimate
 from netsim.errors import InputError
 
@@ -77,10 +77,14 @@ def test_a_crowd_begins_as_its_members_arrive(monkeypatch: pytest.MonkeyPatch) -
 
 def test_messages_of_like_hosts_are_simulated_whole() -> None:
     """Of 48 workers in four regions all messages between two regions end together, which costs little."""
-    protocol, regions, unlike = Protocol.parse("linux-tcp"), Topology.load("wan-4-regions"), homes(48)
-    assert most_at_once(unlike.topology, protocol, unlike.hosts) < 48 * 47
-    assert most_at_once(regions, protocol, regions.place(48)) > 48 * 47
-    assert most_at_once(unlike.topology, Protocol.parse("gloo"), unlike.hosts) > 48 * 47
+    regions, unlike = Topology.load("wan-4-regions"), homes(48).topology
+
+    def most(topology: Topology, protocol: str) -> int:
+        return Estimator(topology, Protocol.parse(protocol)).most_at_once(topology.place(48))
+
+    assert most(unlike, "linux-tcp") < 48 * 47
+    assert most(regions, "linux-tcp") > 48 * 47
+    assert most(unlike, "gloo") > 48 * 47
 
 
 def test_a_long_ring_between_unlike_homes_takes_what_its_first_steps_tell(

@@ -23,7 +23,7 @@ from netgym.planning.weather import (
     rounds_remarks,
     with_failures,
 )
-from netsim import Weather, most_at_once, raise_lost_interrupt
+from netsim import Estimator, Weather, raise_lost_interrupt
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -540,7 +540,7 @@ def takes_long(strategy: Strategy, setting: Setting) -> bool:
 
 def _are_crowds(setting: Setting, num_ranks: int) -> bool:
     """True if messages among so many ranks at once are too many to be simulated."""
-    most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
+    most = Estimator(setting.topology, setting.resolved_protocol).most_at_once(setting.hosts)
     return num_ranks * (num_ranks - 1) > most
 
 

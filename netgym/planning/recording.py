@@ -20,6 +20,7 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from exogym_core.communicator.simulated.simulation import Schedules, Simulation, World
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.run import RunResult, run_ranks
+from netgym.planning.abridged import Abridged
 from netsim.errors import InputError
 from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, on_grid
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.exchange import Part
-    from netsim.ranks import Answer, Question, Request, StampedRow
+    from netsim import Schedule
+    from netsim.ranks import Answer, Cancel, Question, Request, StampedRow
 
 __all__ = [
     "REPEATS",
@@ -275,7 +277,7 @@ class Recording:
             deque(self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet))
             for rank in range(self.num_ranks)
         ]
-        replay = _Replay(world, past, schedules=schedules, abridged=is_quiet)
+        replay = _Replay(world, past, schedules=schedules)
         replay.kernel.run()
         return RunResult.simulated(replay, [None] * self.num_ranks, rows=replay.rows)
 
@@ -608,6 +610,8 @@ class _Replay(Simulation):
     def __init__(self, *about: Any, **options: Any) -> None:
         self.rows: list[StampedRow] = []
         super().__init__(*about, **options)
+        network = self.network
+        self._abridged = Abridged(network) if network is not None and not network.topology.weather else None
 
     def row(self, row: StampedRow) -> None:
         """Keep a row that a rank has marked."""
@@ -618,5 +622,27 @@ class _Replay(Simulation):
         """Refuse a `Question`: requests that depend on virtual time cannot be recorded once for all networks."""
         raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
 
+    def _start_plan(
+        self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
+    ) -> tuple[Callable[[int], None], Cancel]:
+        if self._abridged is None:
+            return super()._start_plan(plan, hosts, group, on_done)
+        return self._abridged.start(plan, hosts, group, on_done)
+
+    def _start_all_to_all(
+        self, call: Call, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
+    ) -> tuple[Callable[[int, Sequence[int]], None], Cancel]:
+        if self._abridged is None:
+            return super()._start_all_to_all(call, hosts, group, on_done)
+        return self._abridged.start_all_to_all(
+            hosts, lambda rows: self.schedules.of(_all_to_all(call, rows)), group, on_done
+        )
+
     def _let_run(self, rank: int | None) -> bool:
         raise InputError(f"rank {rank}: its recorded requests end without its own end")
+
+
+def _all_to_all(call: Call, rows: tuple[tuple[int, ...], ...]) -> Call:
+    """The call in which member i sends `rows[i][j]` bytes to member j."""
+    even = len({num_bytes for row in rows for num_bytes in row}) == 1
+    return call._replace(num_bytes=sum(map(sum, rows)), parts=None if even else rows)

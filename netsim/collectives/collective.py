@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from netsim.collectives.choice import schedule
-from netsim.collectives.estimate import Estimator, is_crowd
+from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS, Side
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
 from netsim.collectives.schedules.schedule import Problem
@@ -188,9 +188,11 @@ def _timed(
     recorder: Recorder | None,
 ) -> tuple[Timing, str | None]:
     """Times of a schedule, and how they were estimated where it has more messages than are simulated."""
+    estimator = Estimator(net, protocol)
     is_long = made.num_messages > _MOST_SIMULATED and not protocol.is_plain
-    if (is_long or is_crowd(made, _MOST_SIMULATED_OF_CROWDS)) and not net.weather and recorder is None:
-        return Estimator(net, protocol).timing(made, hosts, repeat=repeat, pause_seconds=pause_seconds)
+    is_crowd = estimator.is_crowd(made, hosts, _MOST_SIMULATED_OF_CROWDS)
+    if (is_long or is_crowd) and not net.weather and recorder is None:
+        return estimator.timing(made, hosts, repeat=repeat, pause_seconds=pause_seconds)
     timing = time_collective(
         net, protocol, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
     )

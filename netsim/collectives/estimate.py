@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import replace
-from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
 
-__all__ = ["Estimator", "is_crowd", "most_at_once"]
+__all__ = ["Estimator"]
 
 # Thresholds, in messages of a schedule.
 _MOST_WHOLE = 20_000  # simulated whole; more at once are a crowd
@@ -49,26 +48,6 @@ _REPETITIONS = 2
 # Every loss is an event: from so many losses on, time grows in proportion to the bytes. At least 1 MiB is simulated.
 _MOST_LOSSES = 100
 _LEAST_BYTES = 1 << 20
-
-
-def most_at_once(topology: Topology, protocol: Protocol, hosts: Sequence[int]) -> int:
-    """Number of messages at once that plans simulate; more are a crowd.
-
-    Args:
-        topology: the network.
-        protocol: how transfers use links; only with windows do unlike lines take much longer to simulate.
-        hosts: of the members, by index.
-    """
-    if not protocol.has_windows or protocol.rendezvous:
-        return _MOST_WHOLE
-    kinds = topology.host_kinds
-    return _MOST_UNLIKE if len({kinds[host] for host in hosts}) ** 2 > _MOST_UNLIKE else _MOST_WHOLE
-
-
-def is_crowd(schedule: Schedule, most: int = _MOST_WHOLE) -> bool:
-    """True if a schedule has few steps with very many messages each, more than `most` in all."""
-    listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
-    return listed and schedule.num_messages > most
 
 
 class _Rival(NamedTuple):
@@ -95,8 +74,25 @@ class Estimator:
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
-        self.crowd = _Crowds(topology, protocol)
-        self.most_at_once = cache(partial(most_at_once, topology, protocol))
+        self.crowds = _Crowds(topology, protocol)
+
+    def most_at_once(self, hosts: Sequence[int]) -> int:
+        """Number of messages at once that are simulated between `hosts`; more are a crowd."""
+        if not self._protocol.has_windows or self._protocol.rendezvous:
+            return _MOST_WHOLE
+        kinds = self._topology.host_kinds
+        return _MOST_UNLIKE if len({kinds[host] for host in hosts}) ** 2 > _MOST_UNLIKE else _MOST_WHOLE
+
+    def is_crowd(self, schedule: Schedule, hosts: Sequence[int] = (), most: int | None = None) -> bool:
+        """True if a schedule has few steps with very many messages each.
+
+        Args:
+            schedule: the collective.
+            hosts: the host of each member.
+            most: messages that are simulated; None: as many as `most_at_once` says.
+        """
+        listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
+        return listed and schedule.num_messages > (self.most_at_once(hosts) if most is None else most)
 
     def fastest(self, problem: Problem, hosts: Sequence[int]) -> str:
         """Algorithm of a collective whose last member finishes first; those that cannot win are not simulated.
@@ -153,8 +149,8 @@ class Estimator:
         load = np.array(link_bytes(made, hosts, self._topology, self._protocol))
         busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
         bound = max(float(alone.max()) if alone is not None else 0.0, float(busiest))
-        crowded = is_crowd(made, self.most_at_once(tuple(hosts)))
-        return _Rival(problem, bound, self.crowd.times(made, hosts)[0] if crowded else 0.0)
+        crowded = self.is_crowd(made, hosts)
+        return _Rival(problem, bound, self.crowds.times(made, hosts)[0] if crowded else 0.0)
 
     def _rival_seconds(self, rival: _Rival, hosts: Sequence[int]) -> float:
         """Estimated seconds of a rival; infinite for more messages than are worth listing."""
@@ -188,8 +184,8 @@ class Estimator:
         return min(max(int(_MOST_LOSSES * segment / loss), _LEAST_BYTES), num_bytes)
 
     def _of_schedule(self, schedule: Schedule, hosts: Sequence[int], repeat: int) -> float:
-        if is_crowd(schedule):
-            return self.crowd.times(schedule, hosts)[0]
+        if self.is_crowd(schedule, hosts, _MOST_WHOLE):
+            return self.crowds.times(schedule, hosts)[0]
         if schedule.num_messages <= _MOST_WHOLE:
             return self._simulated(schedule, hosts, repeat)
         if self._protocol.is_plain:
@@ -214,8 +210,8 @@ class Estimator:
             pause_seconds: virtual time between repetitions.
         """
         none = [0.0] * len(self._topology.links)
-        if is_crowd(schedule):
-            seconds, load = self.crowd.times(schedule, hosts)
+        if self.is_crowd(schedule, hosts, _MOST_WHOLE):
+            seconds, load = self.crowds.times(schedule, hosts)
             timing = Timing([seconds] * repeat, [seconds] * len(hosts), load.tolist(), none)
             return timing, "by the busiest link of each step"
         short, later = self.first_steps(schedule, hosts, repeat)

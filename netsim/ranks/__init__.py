@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netsim.network.clock import on_grid
+from netsim.network.clock import call_at, on_grid
 from netsim.ranks.calls import (
     FROM_ROOT,
     Cancel,
@@ -90,6 +90,7 @@ __all__ = [
     "Take",
     "Wait",
     "Withdraw",
+    "call_at",
     "gives_time",
     "group_of",
     "largest_mesh",

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.communicator.base import CODE_CARRIERS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
 from netsim import (
-    Abridged,
     Choices,
     Clock,
     Faults,
-    Gathering,
     Network,
     Protocol,
     Schedule,
     WindowLimit,
-    is_crowd,
     parse_collectives,
     schedule,
     start_all_to_all,
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
 
-    from netsim import Collective, Recorder, Topology, Waiting
+    from netsim import Recorder, Topology, Waiting
     from netsim.ranks import Cancel, Enter, Key, Request, StampedRow
 
 __all__ = ["LinkHistory", "Schedules", "Simulation", "World", "load_of"]
@@ -223,7 +220,6 @@ class Simulation(RankSource, RankSink):
         recorder: trace of the network; None: no trace.
         reduce: computes reductions.
         schedules: of calls, cached in another run of this world; None: searched again.
-        abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
     Attributes:
         away: ranks that wait for something outside of the simulation; the clock does not wait for them.
@@ -239,16 +235,10 @@ class Simulation(RankSource, RankSink):
         recorder: Recorder | None = None,
         reduce: Reduce = reduce_tensors,
         schedules: Schedules | None = None,
-        abridged: bool = False,
     ) -> None:
         self.world = world
         self.away: set[int] = set()
         self.schedules = schedules if schedules is not None else Schedules(world)
-        self._begin: Callable[..., Collective | Gathering] = start_collective
-        self._abridged: Abridged | None = None
-        if abridged and world.topology is not None:
-            self._abridged = Abridged(world.topology, world.protocol)
-            self._begin = self._abridged.start
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
@@ -373,25 +363,31 @@ class Simulation(RankSource, RankSink):
         hosts = tuple([self.world.hosts[rank] for rank in call.ranks])
         if call.op == "all_to_all":
             self.algorithms.setdefault(call.op, set()).add("direct")
-            if self._abridged is None:
-                enter, cancel = start_all_to_all(self.network, hosts, group=group, on_done=on_done)
-            else:
-                enter, cancel = self._abridged.start_all_to_all(
-                    self.network,
-                    hosts,
-                    lambda rows: self.schedules.of(_all_to_all(call, rows)),
-                    group=group,
-                    on_done=on_done,
-                )
+            enter, cancel = self._start_all_to_all(call, hosts, group, on_done)
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
         if not plan.phases:
             return (lambda member, _: on_done(member)), lambda: None
-        if self._has_windows and not is_crowd(plan):
+        if self._has_windows:
             self._once_noted(plan, hosts)
-        started = self._begin(self.network, plan, hosts, group=group, on_done=on_done)
-        return lambda member, _: started.arrive(member), started.cancel
+        arrive, cancel = self._start_plan(plan, hosts, group, on_done)
+        return lambda member, _: arrive(member), cancel
+
+    def _start_plan(
+        self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
+    ) -> tuple[Callable[[int], None], Cancel]:
+        """Start a collective on the network; return how a member enters, and how it is cancelled."""
+        assert self.network is not None
+        started = start_collective(self.network, plan, hosts, group=group, on_done=on_done)
+        return started.arrive, started.cancel
+
+    def _start_all_to_all(
+        self, call: Call, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
+    ) -> tuple[Callable[[int, Sequence[int]], None], Cancel]:
+        """Start an all_to_all, which a member enters with the bytes that it has for each; see `_start_plan`."""
+        assert self.network is not None
+        return start_all_to_all(self.network, hosts, group=group, on_done=on_done)
 
 
 def _own_row(call: Call) -> tuple[int, ...]:
@@ -399,9 +395,3 @@ def _own_row(call: Call) -> tuple[int, ...]:
     assert call.parts is not None
     (row,) = call.parts
     return row
-
-
-def _all_to_all(call: Call, rows: tuple[tuple[int, ...], ...]) -> Call:
-    """The call in which member i sends `rows[i][j]` bytes to member j."""
-    even = len({num_bytes for row in rows for num_bytes in row}) == 1
-    return call._replace(num_bytes=sum(map(sum, rows)), parts=None if even else rows)

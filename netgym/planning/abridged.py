@@ -8,20 +8,19 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from netsim.collectives.estimate import Estimator, is_crowd
-from netsim.collectives.start import start_all_to_all, start_collective
-from netsim.network.clock import call_at
+from netsim import Estimator, start_all_to_all, start_collective
+from netsim.ranks import call_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from netsim.collectives.schedules.schedule import Schedule
-    from netsim.collectives.start import Collective
-    from netsim.network.network import Network
-    from netsim.topology.protocol import Protocol
-    from netsim.topology.topology import FloatArray, Topology
+    from numpy import float64
+    from numpy.typing import NDArray
 
-__all__ = ["Abridged", "Gathering"]
+    from netsim import Network, Schedule
+    from netsim.ranks import Cancel
+
+__all__ = ["Abridged"]
 
 
 class Gathering:
@@ -71,83 +70,72 @@ class Abridged:
     links, on which a member's messages are from its arrival on.
 
     Args:
-        topology: the network, without weather.
-        protocol: how transfers use it.
+        network: on whose links and clock they run; without weather.
     """
 
-    def __init__(self, topology: Topology, protocol: Protocol) -> None:
-        self._estimator = Estimator(topology, protocol)
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._estimator = Estimator(network.topology, network.protocol)
         self._first_steps = cache(self._estimator.first_steps)
-        self._crowds: dict[Hashable, tuple[float, FloatArray]] = {}
+        self._crowds: dict[Hashable, tuple[float, NDArray[float64]]] = {}
 
     def start(
-        self,
-        network: Network,
-        schedule: Schedule,
-        hosts: Sequence[int],
-        *,
-        group: Hashable = None,
-        on_done: Callable[[int], None],
-    ) -> Collective | Gathering:
-        """Start one collective, abridged where it is long.
+        self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
+    ) -> tuple[Callable[[int], None], Cancel]:
+        """Start one collective, abridged where it is long; return how a member enters, and how it is cancelled.
 
         Args:
-            network: on whose links and clock it runs.
-            schedule: messages of the collective.
+            plan: messages of the collective.
             hosts: the host of each member; members may share one.
             group: connections that it uses, as for `netsim.start_collective`.
             on_done: called with a member's position at the instant it finishes.
-
-        Returns:
-            The collective, whose members `arrive`, and which `cancel` ends.
         """
-        placed = tuple(hosts)
-        if is_crowd(schedule, self._estimator.most_at_once(placed)):
-            begun = partial(self._begin_crowd, network, placed, schedule, lambda: schedule)
-            return Gathering(network, len(placed), begun, on_done)
-        if not self._estimator.is_long(schedule):
-            return start_collective(network, schedule, placed, group=group, on_done=on_done)
-        short, later = self._first_steps(schedule, placed)
-        sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
-        network.credit(
-            placed, [(src, dst, whole - sent.get((src, dst), 0)) for src, dst, whole in schedule.pair_bytes]
-        )
+        network = self._network
+        if self._estimator.is_crowd(plan, hosts):
+            gathering = Gathering(
+                network, len(hosts), partial(self._begin_crowd, hosts, plan, lambda: plan), on_done
+            )
+            return gathering.arrive, gathering.cancel
+        if self._estimator.is_long(plan):
+            short, later = self._first_steps(plan, hosts)
+            sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
+            network.credit(
+                hosts, [(src, dst, whole - sent.get((src, dst), 0)) for src, dst, whole in plan.pair_bytes]
+            )
+            plan, then = short, on_done
 
-        def finish_later(member: int) -> None:
-            call_at(network.env, network.env.now + later, partial(on_done, member))
+            def on_done(member: int) -> None:
+                call_at(network.env, network.env.now + later, partial(then, member))
 
-        return start_collective(network, short, placed, group=group, on_done=finish_later)
+        started = start_collective(network, plan, hosts, group=group, on_done=on_done)
+        return started.arrive, started.cancel
 
     def start_all_to_all(
         self,
-        network: Network,
-        hosts: Sequence[int],
+        hosts: tuple[int, ...],
         whole: Callable[[tuple[tuple[int, ...], ...]], Schedule],
-        *,
-        group: Hashable = None,
+        group: Hashable,
         on_done: Callable[[int], None],
-    ) -> tuple[Callable[[int, Sequence[int]], None], Callable[[], None]]:
+    ) -> tuple[Callable[[int, Sequence[int]], None], Cancel]:
         """Start an all_to_all, timed as a crowd where it has many messages.
 
         Args:
-            network: on whose links and clock it runs.
             hosts: the host of each member; members may share one.
             whole: makes the schedule of the bytes from member to member, one row a sender.
-            group: connections that it uses, as for `netsim.start_all_to_all`.
-            on_done: called with a member's position at the instant it finishes.
+            group, on_done: as for `start`.
 
         Returns:
             A function that lets a member enter with the bytes that it has for each member, and one that cancels.
         """
-        if len(hosts) * (len(hosts) - 1) <= self._estimator.most_at_once(tuple(hosts)):
-            return start_all_to_all(network, hosts, group=group, on_done=on_done)
+        if len(hosts) * (len(hosts) - 1) <= self._estimator.most_at_once(hosts):
+            return start_all_to_all(self._network, hosts, group=group, on_done=on_done)
         rows: dict[int, tuple[int, ...]] = {}
 
         def begun(early: tuple[float, ...]) -> float:
             sizes = tuple(rows[member] for member in range(len(hosts)))
-            return self._begin_crowd(network, tuple(hosts), sizes, lambda: whole(sizes), early)
+            return self._begin_crowd(hosts, sizes, lambda: whole(sizes), early)
 
-        gathering = Gathering(network, len(hosts), begun, on_done)
+        gathering = Gathering(self._network, len(hosts), begun, on_done)
 
         def enter(member: int, row: Sequence[int]) -> None:
             rows[member] = tuple(row)
@@ -156,17 +144,12 @@ class Abridged:
         return enter, gathering.cancel
 
     def _begin_crowd(
-        self,
-        network: Network,
-        hosts: tuple[int, ...],
-        sizes: Hashable,
-        made: Callable[[], Schedule],
-        early: tuple[float, ...],
+        self, hosts: tuple[int, ...], sizes: Hashable, made: Callable[[], Schedule], early: tuple[float, ...]
     ) -> float:
         """Seconds from now of a crowd, identified by its `sizes`, whose members were `early` by so many seconds."""
         key = (hosts, sizes, early)
         if key not in self._crowds:
-            self._crowds[key] = self._estimator.crowd.times(made(), hosts, early)
+            self._crowds[key] = self._estimator.crowds.times(made(), hosts, early)
         seconds, link_bytes = self._crowds[key]
-        network.credit_links(link_bytes)
+        self._network.credit_links(link_bytes)
         return seconds
