@@ -526,6 +526,15 @@ def test_runs_that_virtual_time_ended_say_what_was_done(tmp_path: Path, until: s
     )
 
 
+@pytest.mark.parametrize("task", ["fit(TensorDataset)", "digits"])
+def test_only_an_experiment_is_said_to_run_again_by_a_command(tmp_path: Path, task: str) -> None:
+    """`netgym compare experiment.yaml` of a `fit` ended with an error."""
+    page = write_report(run_folder(tmp_path, two(), task={"name": task})).read_text()
+    by_command = "This file runs again as it is: netgym compare experiment.yaml" in page
+    assert by_command == (task == "digits")
+    assert ("These are the settings of a Python program: it runs again there" in page) != by_command
+
+
 def test_what_it_took_to_the_target_is_a_table_of_its_own(tmp_path: Path) -> None:
     entries = [each | {"target": "held"} for each in two()] + [entry("DeMo", target="touched")]
     folder = run_folder(tmp_path, entries, target_loss=0.7)
@@ -608,6 +617,25 @@ def test_losses_that_a_logarithm_does_not_take_have_a_page(tmp_path: Path, losse
     assert report.table.rows[0][1][2] == ("nan" if last is None else "0.0000")
     page = report.write().read_text()
     assert ("<td>nan</td>" in page) == (last is None)
+
+
+@pytest.mark.pictures
+def test_a_page_of_many_strategies_stays_small(tmp_path: Path) -> None:
+    """150 names and lines in each picture made 13 MB."""
+    count = 150
+    entries = [
+        entry(f"DiLoCo number {place}", virtual_seconds_to_target=200.0 - place) for place in range(count)
+    ]
+    report = RunReport(run_folder(tmp_path, entries))
+    assert [each.name for each in report.few().results.strategies][-1] == "DiLoCo number 149", (
+        "the best are there"
+    )
+    page = report.write()
+    assert page.stat().st_size < 5e6
+    assert (
+        "Drawn are 24 of 150 strategies: those first at the target, then those of the lowest loss."
+        in page.read_text()
+    )
 
 
 def test_columns_in_which_no_row_has_a_value_are_on_no_page(tmp_path: Path) -> None:

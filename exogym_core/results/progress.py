@@ -23,7 +23,7 @@ from rich.text import Text
 from exogym_core.names import visible
 from exogym_core.results.disk import Forgiving, RecordError, owner_of, write_whole
 from exogym_core.results.run_folder import RunFolder
-from netsim import read_bytes
+from netsim import load_document, read_bytes
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds
 
@@ -430,11 +430,14 @@ def folder_status(path: Path) -> dict[str, Any]:
     """
     folder = RunFolder.open(path)
     summary, owner = folder.read_summary(), owner_of(path)
+    experiment = load_document(path / "experiment.yaml").data
+    seeds = experiment.get("seeds") if isinstance(experiment, dict) else None
+    num_seeds = len(seeds) if isinstance(seeds, list) else 1
     incomplete = any(entry.get("incomplete") for entry in summary)
     ended = [
         {
             "name": entry["name"],
-            "state": _state(entry),
+            "state": _state(entry, num_seeds),
             "steps": entry.get("steps"),
             "final_loss": entry.get("final_loss"),
             "dropped_peers": entry.get("dropped_peers") or [],
@@ -456,8 +459,13 @@ def folder_status(path: Path) -> dict[str, Any]:
     }
 
 
-def _state(entry: Mapping[str, Any]) -> str:
-    return "failed" if entry.get("failed") else "stopped" if entry.get("incomplete") else "finished"
+def _state(entry: Mapping[str, Any], num_seeds: int) -> str:
+    if entry.get("failed") or not entry.get("incomplete"):
+        return "failed" if entry.get("failed") else "finished"
+    runs = entry.get("by_seed") or [entry]
+    if any(run.get("incomplete") for run in runs):
+        return "stopped"
+    return f"finished with {len(runs)} of {num_seeds} seeds"
 
 
 def _now(path: Path) -> dict[str, Any] | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from netgym.cli.main import main as netgym
+import netgym
+from netgym.cli.main import main as netgym_main
 from netgym.experiment.experiment import Experiment
 from netsim import Topology, parse_document
-from netsim.cli.main import main as netsim
+from netsim.cli.main import main as netsim_main
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
@@ -37,9 +42,36 @@ SNIPPETS = [
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_python_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.setattr(netgym, "compare", partial(netgym.compare, overrides={"steps": 2}))
     exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
-    unnamed = [path.name for path in tmp_path.iterdir() if f'"{path.name}"' not in snippet]
-    assert unnamed == [], "bare fit() writes nothing"
+    named = re.findall(r'"([^"]+)"', snippet)
+    unnamed = {path.name for path in tmp_path.iterdir()} - {"examples", *named}
+    assert unnamed == set(), "bare fit() writes nothing"
+
+
+# Modules of the extras that the README does not install.
+EXTRAS = (
+    "pandas pyarrow mlflow tensorboard wandb optuna ray datasets tokenizers sphinx myst_nb hypothesis torchft"
+)
+INSTALLED = f"""
+import functools, sys
+sys.modules |= dict.fromkeys("{EXTRAS}".split())  # importing one of them fails
+import netgym
+netgym.compare = functools.partial(netgym.compare, overrides={{"steps": 2}}, jobs=1)
+for snippet in sys.argv[1:]:
+    exec(compile(snippet, "README.md", "exec"), {{"__name__": "__main__"}})
+"""
+
+
+def test_the_readme_runs_in_the_environment_that_it_installs(tmp_path: Path) -> None:
+    """`result.table()` needed pandas, which `.[demo]` does not bring."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", INSTALLED, *blocks("python")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "reach" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -52,7 +84,7 @@ def test_commands_run(
         few = ["steps=2" if each.startswith("steps=") else each for each in arguments]
         arguments = few if "steps=2" in few else [*few, "--set", "steps=2"]
         arguments += ["--out", str(tmp_path / "out")]
-    code = {"netgym": netgym, "netsim": netsim}[program](arguments)
+    code = {"netgym": netgym_main, "netsim": netsim_main}[program](arguments)
     captured = capsys.readouterr()
     assert code == 0, captured.err
     assert captured.out

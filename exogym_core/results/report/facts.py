@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, visible
 from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
-from exogym_core.results.report.table import count_text, short_count
+from exogym_core.results.report.table import count_text, evaluated_every, short_count
 from exogym_core.results.templates import rendered
 from netsim import Topology, load_document
 from netsim.errors import InputError
@@ -44,7 +44,7 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     task, workers = results.setting("task.name"), results.setting("workers.count")
     if task is None or workers is None:
         raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
-    every, topology = results.setting("evaluate.every"), settings.get("topology")
+    topology = settings.get("topology")
     facts = [
         ("task", visible(task)),
         ("workers", visible(workers)),
@@ -56,8 +56,8 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
         facts.append(("ends at the latest after", f"{visible(until)} of {results.clock}"))
     if parameters := {run.parameters for each in results.strategies for run in each.runs if run.parameters}:
         facts.append(("parameters", short_count(max(parameters))))
-    if every is not None:
-        facts.append(("evaluated every", count_text(every, "step")))
+    if every := evaluated_every(results):
+        facts.append(("evaluated every", every))
     if results.clock == WALL_CLOCK:  # whatever topology the file names
         return [*facts, ("network", _REAL_NETWORK)]
     if not isinstance(topology, dict):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import PROGRAM_TASK
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from exogym_core.results.reading import StrategyResult
     from exogym_core.results.report.figures import Picture
     from exogym_core.results.report.network import Drawing
     from exogym_core.results.run_folder import RunFolder
@@ -205,6 +207,7 @@ _NOTE_OF_REAL = _NOTE.replace(
     "Virtual time is the simulated clock's.", "Ranks were real: seconds are wall-clock time."
 )
 _SEEDS_NOTE = " Figures are means \N{PLUS-MINUS SIGN} standard deviation over seeds."
+_MOST_DRAWN = 24  # strategies in a picture
 _TRACE = "trace.json.gz"
 _MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays a file next to the page
 
@@ -292,8 +295,12 @@ class RunReport(Report):
         }
 
     def few(self) -> Shown:
-        """Input with all strategies, and the weather of their network."""
-        return Shown(self.results, weather_of(self.results))
+        """Input with the first strategies at the target, or of the lowest loss, and the weather of their network."""
+        strategies = self.results.strategies
+        if len(strategies) > _MOST_DRAWN:
+            best = sorted(strategies, key=_rank)[:_MOST_DRAWN]
+            strategies = [each for each in strategies if each in best]
+        return Shown(replace(self.results, strategies=strategies), weather_of(self.results))
 
     def write(self, align: str = "time", each: Callable[..., Any] = map) -> Path:
         """Write the plots and the page.
@@ -317,6 +324,9 @@ class RunReport(Report):
         # Real ranks have a network of their own, whatever the experiment names for simulation.
         topology = None if is_real else results.settings.get("topology")
         table = self.table.filled()
+        num, drawn = len(results.strategies), len(shown.results.strategies)
+        best = "those first at the target, then those of the lowest loss"
+        left_out = f" Drawn are {drawn} of {num} strategies: {best}." if drawn < num else ""
         return Page(
             title=self.title,
             methods=self.methods,
@@ -327,7 +337,7 @@ class RunReport(Report):
             note=(_NOTE_OF_REAL if is_real else _NOTE) + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
             status=_status(results),
             figures=[
-                Figure(_caption(name, results), picture, name in _INTERACTIVE)
+                Figure(_caption(name, results) + left_out, picture, name in _INTERACTIVE)
                 for name, picture in pictures.items()
             ],
             curves=interactive_curves(results, shown.weather, align),
@@ -373,6 +383,11 @@ def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> Text
         runs,
         f"Seconds of a worker, {clock}, means over all; the three sum to the run's time.",
     )
+
+
+def _rank(result: StrategyResult) -> tuple[float, float]:
+    seconds, loss = result.held_seconds, result.final_loss
+    return math.inf if seconds is None else seconds, math.inf if loss is None else loss
 
 
 def _target_table(table: ResultTable) -> list[TextTable]:

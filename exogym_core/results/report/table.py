@@ -27,6 +27,7 @@ __all__ = [
     "ResultTable",
     "comparison_table",
     "count_text",
+    "evaluated_every",
     "plus_minus",
     "ratio",
     "short_count",
@@ -322,6 +323,12 @@ def _scale(count: float) -> tuple[float, str]:
     return next(
         (each for each in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= each[0]), (1.0, "")
     )
+
+
+def evaluated_every(results: Results) -> str:
+    """Interval of a run's evaluations in words: virtual time, or steps; empty where there is none."""
+    seconds, steps = (results.setting(f"evaluate.{key}") for key in ("every_seconds", "every"))
+    return visible(seconds) if seconds is not None else "" if steps is None else count_text(steps, "step")
 
 
 def count_text(count: object, noun: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.recorder import LEAST_LATER
-from exogym_core.results.report.table import count_text, ratio, time_text
+from exogym_core.results.report.table import count_text, evaluated_every, ratio, time_text
 from exogym_core.results.seeds import mean_and_deviation, paired_interval
 from exogym_core.results.templates import rendered
 from netsim.units import format_seconds
@@ -156,11 +156,10 @@ class _Contest:
 
     def interval(self, strategy: StrategyResult) -> str:
         """How often a strategy was evaluated, in brackets; empty where that is not known."""
-        every, gap = self.results.setting("evaluate.every"), self.gap(strategy)
-        if every is None:
-            return ""
+        gap = self.gap(strategy)
+        every = evaluated_every(self.results)
         apart = f": {format_seconds(gap)} apart" if gap else ""
-        return f" (evaluated every {count_text(every, 'step')}{apart})"
+        return f" (evaluated every {every}{apart})" if every else ""
 
     def why_equal(self, first: StrategyResult, other: StrategyResult) -> str:
         """Reason why the lead of the first counts as none; empty where it counts."""

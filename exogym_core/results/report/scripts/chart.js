@@ -71,6 +71,11 @@ class Chart {
     const narrow = this.size().width < 560;
     const across = narrow ? 5 : 9;
     const xTicks = (_, __, least, most) => [...(least <= 0 ? [0] : []), ...logTicks(Math.max(least, linear), most, across)];
+    // "2 min 30 s" needs more room than "50 s": labels ran into each other on a telephone.
+    const labelSpace = (_, __, least, most) => {
+      const texts = [...Array(9).keys()].map((part) => x.write(least + (part / 8) * (most - least), 3));
+      return Math.max(narrow ? 62 : 74, 18 + 6.6 * Math.max(...texts.map((text) => text.length)));
+    };
     return {
       ...this.size(),
       series, bands,
@@ -82,7 +87,7 @@ class Chart {
         y: { distr: y.log ? 3 : 1, range: (plot, least, most) => this.yRange(least, most) },
       },
       axes: [
-        { ...axis, label: x.label, labelFont: axis.font, labelSize: 24, size: 34, space: narrow ? 62 : 74,
+        { ...axis, label: x.label, labelFont: axis.font, labelSize: 24, size: 34, space: labelSpace,
           values: (_, splits) => splits.map((value) => x.write(value, 3)),
           ...(x.log ? { splits: xTicks, filter: (_, splits) => splits } : {}) },
         { ...axis, size: (_, values) => 14 + 6.6 * Math.max(4, ...(values || []).map((text) => text.length)), values: (_, splits) => splits.map((value) => y.write(value, 3)),
