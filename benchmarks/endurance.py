@@ -48,8 +48,11 @@ def live(steps: int) -> None:
     topology = Topology.from_mapping({"regions": REGIONS, "wan": WAN})
     clock, draw = Clock(), random.Random(0)
     network = Network(clock, topology, "linux-tcp")
-    lines = tuple(link.index for link in topology.links if "." not in link.source + link.target)
-    Faults(network).add(Drift(lines, "lognormal", 10 * STEP_SECONDS, sigma=0.3))
+    faults = Faults(network)
+    for link in topology.links:
+        if "." not in link.source + link.target and link.source < link.target:
+            ends = link.source, link.target
+            faults.add(Drift(link=ends, kind="lognormal", every=10 * STEP_SECONDS, sigma=0.3))
     print(f"{'steps':>8} {'ms a step':>10} {'peak MB':>9} {'connections':>12} {'clock queue':>12}")
     began, every = time.process_time(), max(steps // 10, 1)
     for step in range(1, steps + 1):

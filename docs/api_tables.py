@@ -88,6 +88,8 @@ def _signature(found: Any) -> str:
     """Names of parameters; nothing for exceptions, properties and values."""
     if not callable(found) or (isinstance(found, type) and issubclass(found, BaseException)):
         return ""
+    if hasattr(found, "model_rebuild"):  # pydantic's models are built when they are first used
+        found.model_rebuild()
     try:
         parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):

@@ -281,12 +281,13 @@ def test_decoupled_learners_do_not_wait() -> None:
 
 def test_random_crashes_are_exponential_and_by_seed() -> None:
     """Law of the mean over many hosts; hosts draw apart; nothing fails while it is repaired."""
-    crashes = random_crashes(list(range(200)), 100.0, 10.0, 5_000.0, seed=1)
+    hosts = [f"host{number}" for number in range(200)]
+    crashes = random_crashes(hosts, 100.0, 10.0, 5_000.0, seed=1)
     assert len(crashes) / 200 == pytest.approx(5_000 / 110, rel=0.03)
-    of_one = [event.at_seconds for event in crashes if event.host == 7]
+    of_one = [event.at for event in crashes if event.host == "host7"]
     assert all(later - earlier > 10.0 for earlier, later in itertools.pairwise(of_one))
-    assert crashes == random_crashes(list(range(200)), 100.0, 10.0, 5_000.0, seed=1)
-    assert crashes != random_crashes(list(range(200)), 100.0, 10.0, 5_000.0, seed=2)
+    assert crashes == random_crashes(hosts, 100.0, 10.0, 5_000.0, seed=1)
+    assert crashes != random_crashes(hosts, 100.0, 10.0, 5_000.0, seed=2)
 
 
 def test_failures_cost_synchronous_strategies_more() -> None:

@@ -15,6 +15,7 @@ from worlds import star
 import netsim
 from exogym_core.communicator import run_ranks
 from netsim import (
+    Background,
     Clock,
     Drift,
     Faults,
@@ -25,7 +26,6 @@ from netsim import (
     time_flows,
 )
 from netsim.errors import DeadlockError
-from netsim.topology.weather import Background
 from netsim.weather.faults import drift_factors
 
 MEGABYTE = 1_000_000
@@ -178,7 +178,7 @@ def test_background_does_not_pile_up() -> None:
     clock = Clock()
     network = Network(clock, star(events=[both("c", at="600 s", down=True, **{"for": "500 s"})]))
     faults = Faults(network)
-    faults.add(Background(A, C, num_bytes=MEGABYTE, every_seconds=0.125, stop_seconds=1000.0))
+    faults.add(Background(from_="a", to="c", bytes=MEGABYTE, every=0.125, stop=1000.0))
     clock.run(until=400)
     assert network.num_in_flight == 100
     one = clock.now
@@ -193,7 +193,7 @@ def test_background_does_not_pile_up() -> None:
 def test_none_begins_while_a_link_on_its_way_is_dead() -> None:
     clock = Clock()
     network = Network(clock, star(events=[both("c", at="10 s", down=True, **{"for": "500 s"})]))
-    Faults(network).add(Background(A, C, num_bytes=MEGABYTE, every_seconds=5.0))
+    Faults(network).add(Background(from_="a", to="c", bytes=MEGABYTE, every="5 s"))
     clock.run(until=509)
     assert network.num_in_flight == 0
     clock.run(until=510.5)
@@ -201,19 +201,19 @@ def test_none_begins_while_a_link_on_its_way_is_dead() -> None:
 
 
 def test_drift_has_mean_1_and_depends_on_seed_and_link_alone() -> None:
-    drift = Drift((0,), "lognormal", 0.5, sigma=0.4, seed=3)
+    drift = Drift(link=("a", "s"), kind="lognormal", every=0.5, sigma=0.4, seed=3)
     drawn = list(itertools.islice(drift_factors(drift, "a->s"), 4000))
     assert [instant for instant, _ in drawn[:3]] == [0.0, 0.5, 1.0]
     assert np.mean([factor for _, factor in drawn]) == pytest.approx(1.0, abs=0.02)
     again = list(itertools.islice(drift_factors(drift, "a->s"), 4000))
     assert drawn == again
     assert drawn != list(itertools.islice(drift_factors(drift, "b->s"), 4000))
-    other = Drift((0,), "lognormal", 0.5, sigma=0.4, seed=4)
+    other = Drift(link=("a", "s"), kind="lognormal", every=0.5, sigma=0.4, seed=4)
     assert drawn != list(itertools.islice(drift_factors(other, "a->s"), 4000))
 
 
 def test_regimes_hold_for_an_exponential_time_and_always_change() -> None:
-    drift = Drift((0,), "regime", 2.0, levels=(1.0, 0.3, 0.0))
+    drift = Drift(link=("a", "s"), kind="regime", every=2.0, levels=(1.0, 0.3, 0.0))
     drawn = list(itertools.islice(drift_factors(drift, "a->s"), 3000))
     assert drawn[0] == (0.0, 1.0)
     assert all(one[1] != other[1] for one, other in itertools.pairwise(drawn))
@@ -246,8 +246,8 @@ def test_dropped_bytes_are_counted_and_a_message_is_sent_once_more() -> None:
     clock = Clock()
     network = Network(clock, star())
     faults = Faults(network)
-    faults.add(HostEvent(0.52, B, is_up=False))
-    faults.add(HostEvent(2.0, B, is_up=True))
+    faults.add(HostEvent(at=0.52, host="b", crash=True))
+    faults.add(HostEvent(at=2.0, host="b", up=True))
     clock.run(network.transfer(A, B, MEGABYTE))
     assert clock.now == 3.0
     assert network.dropped_bytes == pytest.approx(MEGABYTE / 2)
@@ -266,7 +266,7 @@ def test_what_has_come_through_at_the_instant_of_a_crash_is_not_sent_again(
     end = clock.now
     clock = Clock()
     network = Network(clock, star(), protocol)
-    Faults(network).add(HostEvent(end, B, is_up=False, for_seconds=4.98))
+    Faults(network).add(HostEvent(at=end, host="b", crash=True, for_=4.98))
     done = network.transfer(A, B, num_bytes)
     network.send(A, B, MEGABYTE, lambda: None)  # right behind it: nothing of it has moved, and all is dropped
     clock.run(done)
@@ -288,9 +288,9 @@ def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> Non
     clock = Clock()
     network = Network(clock, star())
     faults = Faults(network)
-    faults.add(Background(A, C, bits_per_second=4e6, stop_seconds=5.0))
-    faults.add(HostEvent(1.0, C, is_up=False, for_seconds=2.0))
-    faults.add(Background(A, C, bits_per_second=1e6, start_seconds=0.5, stop_seconds=1.0))
+    faults.add(Background(from_="a", to="c", rate=4e6, stop=5.0))
+    faults.add(HostEvent(at=1.0, host="c", crash=True, for_=2.0))
+    faults.add(Background(from_="a", to="c", rate="1 Mbit/s", start=0.5, stop=1.0))
     clock.run(until=10)
     assert network.num_in_flight == 0
     assert network.link_bytes.max() == pytest.approx(5e5 * (0.98 + 2.0) + 1.25e5 * 0.48)
@@ -448,7 +448,7 @@ def test_background_that_is_given_up_is_lost_and_counted() -> None:
     clock = Clock()
     network = Network(clock, out_of_order(1000), "linux-tcp")
     faults = Faults(network)
-    faults.add(Background(A, B, num_bytes=MEGABYTE, every_seconds=50.0, stop_seconds=50.0))
+    faults.add(Background(from_="a", to="b", bytes=MEGABYTE, every=50.0, stop=50.0))
     clock.run(until=2000)
     assert network.num_in_flight == 0
     assert network.link_bytes.max() + network.dropped_bytes == pytest.approx(MEGABYTE)
@@ -471,15 +471,8 @@ def test_the_topology_of_the_page_loads_and_runs(tmp_path: Path) -> None:
     (text,) = blocks("yaml")
     (tmp_path / "stormy.yaml").write_text(text)
     topology = Topology.load(tmp_path / "stormy.yaml")
-    assert all(vars_of(topology.weather).values())
+    assert all(getattr(topology.weather, kind) for kind in Weather.model_fields)
     assert math.isfinite(finish(topology, (0.0, "us.0", "eu.0", 200 * MEGABYTE))[0])
-
-
-def vars_of(weather: Weather) -> dict[str, Any]:
-    return {
-        name: getattr(weather, name)
-        for name in ("link_events", "host_events", "traces", "background", "drift")
-    }
 
 
 def test_a_verdict_says_what_was_found() -> None:

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import netsim
-from netsim import Drift, HostEvent, Topology, Weather, shipped_topologies
+from netsim import Background, Drift, HostEvent, LinkEvent, Topology, Trace, Weather, shipped_topologies
 from netsim.cli.main import cli
 from netsim.topology.graph import Host, Link
-from netsim.topology.weather import Background, LinkEvent, Trace
 
 EXAMPLE = """\
 name: two-sites-and-a-home
@@ -212,20 +211,21 @@ drift:
     topology = Topology.load(tmp_path / "net.yaml")
     assert [(link.source, link.target) for link in topology.links] == [("a", "b"), ("b", "a")]
     weather = topology.weather
-    assert weather.link_events == (
-        LinkEvent(2, (1,), bits_per_second=1e6),
-        LinkEvent(10, (0, 1), is_up=False, for_seconds=5),
+    assert weather.events == (
+        LinkEvent(at=2, link=("b", "a"), direction="up", bandwidth=1e6),
+        LinkEvent(at="10 s", link=["a", "b"], down=True, for_=5),
+        HostEvent(at=60, host="b", crash=True, for_="30 s"),
+        HostEvent(at=180, host="a", up=True),
     )
-    assert weather.host_events == (HostEvent(60, 1, False, 30), HostEvent(180, 0, True))
-    assert set(weather.traces) == {
-        Trace((0, 1), "bits_per_second", (0, 60.5), (1e8, 2e7)),
-        Trace((1,), "latency_seconds", (0, 5), (0.001, 0.007)),
+    assert weather.traces == (
+        Trace(link=("a", "b"), bandwidth=[(0, 1e8), (60.5, 2e7)]),
+        Trace(link=("a", "b"), direction="down", latency=[("0 s", "1 ms"), (5.0, 0.007)]),
+    )
+    assert set(weather.background) == {
+        Background(from_="a", to="b", bytes=1_000_000, every=10, start=5, stop="1 h"),
+        Background(**{"from": "b", "to": "a", "rate": 1e7}),
     }
-    assert weather.background == (
-        Background(0, 1, None, 1_000_000, 10, 5, 3600),
-        Background(1, 0, 1e7),
-    )
-    assert weather.drift == (Drift((0, 1), "lognormal", 10, 0.3, None, 7),)
+    assert weather.drift == (Drift(link=("a", "b"), kind="lognormal", every=10, sigma=0.3, seed=7),)
     assert weather
     assert not Topology.load("lan").weather
     assert Topology.from_mapping(topology.to_mapping(), "again").weather == weather

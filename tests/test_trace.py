@@ -16,10 +16,9 @@ from worlds import chain, regions_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from netgym.cli.main import main
-from netsim import Clock, Faults, Network, Recorder, Topology, time_flows
+from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology, time_flows
 from netsim.cli.timing import collective_command, flows_command
 from netsim.errors import DeadlockError, InputError, RankError
-from netsim.topology.weather import LinkEvent
 
 PAIR = chain()
 WEATHER = {
@@ -78,7 +77,8 @@ def test_what_a_dead_link_does_is_seen() -> None:
     recorder.watch(network)
     faults = Faults(network)
     (link,) = PAIR.route(0, 1)
-    faults.add(LinkEvent(0.51, (link,), is_up=False, for_seconds=1.0))
+    ends = PAIR.links[link].source, PAIR.links[link].target
+    faults.add(LinkEvent(at=0.51, link=ends, direction="up", down=True, for_="1 s"))
     clock.run(network.transfer(0, 1, 1_000_000))
     assert recorder.link_use[link] == [(0.01, 1e6), (0.51, 0.0), (1.51, 1e6), (2.01, 0.0)]
 

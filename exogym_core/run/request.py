@@ -174,14 +174,11 @@ class FitRequest(RunConfig):
             return
         if self.until is None:
             raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
-        hosts = self.topology.place(self.num_ranks, self.places)[: self.num_nodes]
-        crashes = random_crashes(
-            sorted(set(hosts)), self.failures["mtbf"], self.failures["repair"], self.until, self.seed
-        )
-        weather = self.topology.weather
+        hosts = sorted(set(self.topology.place(self.num_ranks, self.places)[: self.num_nodes]))
+        names = [self.topology.hosts[host].name for host in hosts]
+        crashes = random_crashes(names, self.failures["mtbf"], self.failures["repair"], self.until, self.seed)
         self.crashes = tuple(crashes)
-        events = sorted((*weather.host_events, *crashes), key=lambda event: (event.at_seconds, event.host))
-        self.topology = replace(self.topology, weather=replace(weather, host_events=tuple(events)))
+        self.topology = replace(self.topology, weather=self.topology.weather.with_events(crashes))
 
     # --- what follows from them ----------------------------------------------------------------------------
 
@@ -195,8 +192,9 @@ class FitRequest(RunConfig):
         if self.topology is None:
             return None
         weather = self.topology.weather
-        given = tuple(event for event in weather.host_events if event not in self.crashes)
-        return replace(self.topology, weather=replace(weather, host_events=given)).weather_after(seconds)
+        drawn = set(self.crashes)
+        given = tuple(event for event in weather.events if event not in drawn)
+        return weather.model_copy(update={"events": given}).after(seconds)
 
     @property
     def places(self) -> Sequence[str] | None:

@@ -46,18 +46,8 @@ def changes_between(weather: Weather, start: float, end: float) -> int:
 
 
 def _changes(weather: Weather) -> Iterator[float]:
-    spans = [(event.at_seconds, event.for_seconds) for event in weather.link_events]
-    spans += [(event.at_seconds, event.for_seconds) for event in weather.host_events]
-    for at, lasts in spans:
-        yield at
-        if lasts is not None:
-            yield at + lasts
-    for trace in weather.traces:
-        yield from trace.times_seconds
-    for traffic in weather.background:
-        yield traffic.start_seconds
-        if traffic.stop_seconds is not None:
-            yield traffic.stop_seconds
+    for entry in weather.entries():
+        yield from entry.instants()
 
 
 def num_rounds_needed(
@@ -212,10 +202,9 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
 
 
 def _with_crash(setting: Setting, host: int, at: float, repair: float) -> Setting:
-    weather = setting.topology.weather
-    events = (*weather.host_events, HostEvent(at, host, False, repair))
-    ordered = tuple(sorted(events, key=lambda event: (event.at_seconds, event.host)))
-    return replace(setting, topology=replace(setting.topology, weather=replace(weather, host_events=ordered)))
+    topology = setting.topology
+    crash = HostEvent(at=at, host=topology.hosts[host].name, crash=True, for_=repair)
+    return replace(setting, topology=replace(topology, weather=topology.weather.with_events([crash])))
 
 
 def _loss(measured: Measured, quiet: RoundFigures, crashed: RoundFigures) -> Loss:

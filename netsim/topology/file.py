@@ -28,7 +28,7 @@ from netsim.topology.values import (
     Text,
     written,
 )
-from netsim.topology.weather import Entries, read_weather, write_weather
+from netsim.topology.weather import Weather, read_weather, write_weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from netsim.topology.topology import Topology
 
 __all__ = [
-    "MAX_EVENTS",
     "MAX_HOSTS",
     "MAX_ROUTES",
     "HostEntry",
@@ -53,7 +52,6 @@ __all__ = [
 ]
 
 MAX_HOSTS = 20_000
-MAX_EVENTS = 10_000  # of each kind
 
 
 class MeasuredEntry(Schema):
@@ -150,7 +148,21 @@ def _named_entries(value: object) -> object:
     return value
 
 
-class TopologyFile(Schema):
+class _Parts(Schema):
+    """Keys of a topology file besides its weather's."""
+
+    name: Text | None = None
+    source: Text = ""
+    hosts: Annotated[dict[Name, HostEntry], BeforeValidator(_named_entries)] = Field(default_factory=dict)
+    routers: list[Name] = Field(default_factory=list)
+    links: list[LinkEntry] = Field(default_factory=list)
+    regions: dict[Name, RegionEntry] = Field(default_factory=dict)
+    wan: list[LinkEntry] = Field(default_factory=list)
+    routes: list[RouteEntry] = Field(default_factory=list)
+    protocol: ProtocolSpec = None
+
+
+class TopologyFile(Weather, _Parts):
     """A whole topology file.
 
     Attributes:
@@ -171,22 +183,6 @@ class TopologyFile(Schema):
 
     # Instead of the docstring.
     model_config = ConfigDict(json_schema_extra={"description": "A whole topology file."})
-
-    name: Text | None = None
-    source: Text = ""
-    hosts: Annotated[dict[Name, HostEntry], BeforeValidator(_named_entries)] = Field(default_factory=dict)
-    routers: list[Name] = Field(default_factory=list)
-    links: list[LinkEntry] = Field(default_factory=list)
-    regions: dict[Name, RegionEntry] = Field(default_factory=dict)
-    wan: list[LinkEntry] = Field(default_factory=list)
-    routes: list[RouteEntry] = Field(default_factory=list)
-    protocol: ProtocolSpec = None
-    events: Annotated[list[Any], Entries("events")] = Field(default_factory=list, max_length=MAX_EVENTS)
-    traces: Annotated[list[Any], Entries("traces")] = Field(default_factory=list, max_length=MAX_EVENTS)
-    background: Annotated[list[Any], Entries("background")] = Field(
-        default_factory=list, max_length=MAX_EVENTS
-    )
-    drift: Annotated[list[Any], Entries("drift")] = Field(default_factory=list, max_length=MAX_EVENTS)
 
 
 MAX_ROUTES = 250_000  # explicit ones, host to host
@@ -492,7 +488,7 @@ def plain_form(topology: Topology) -> dict[str, Any]:
             for (source, target), links in topology.explicit_routes.items()
         ],
         "protocol": copy.deepcopy(topology.protocol),
-        **write_weather(topology),
+        **write_weather(topology.weather),
     }
     return {key: value for key, value in form.items() if value}
 

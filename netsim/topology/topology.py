@@ -211,7 +211,7 @@ class Topology:
 
     def weather_after(self, seconds: float) -> str | None:
         """Weather that begins at `seconds` of virtual time or later, in a line; None where there is none."""
-        return self.weather.after(seconds, self)
+        return self.weather.after(seconds)
 
     @cached_property
     def _host_indices(self) -> dict[str, int]:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -39,6 +40,7 @@ __all__ = [
     "Series",
     "Share",
     "Text",
+    "Writer",
     "written",
 ]
 
@@ -47,18 +49,25 @@ _NAME = re.compile(r"\w[\w.:@+-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
+class Writer:
     """Writer of a type's values."""
 
-    write: Callable[[Any], str]
+    write: Callable[[Any], Any]
 
 
 def written(of: Any, value: Any) -> Any:
-    """Write `value` of the type `of` as in a file; numbers without a unit and None stay."""
-    if isinstance(value, tuple):
-        return [written(get_args(get_args(of)[0])[0], each) for each in value]
-    writers = [each for each in get_args(of) if isinstance(each, _Writer)]
-    return writers[0].write(value) if writers and value is not None else value
+    """Write `value` of the type `of` as in a file; texts, numbers without a unit and None stay."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if get_origin(of) in (Union, UnionType):
+        of = next(each for each in get_args(of) if each is not type(None))
+    writers = [each for each in get_args(of) if isinstance(each, Writer)]
+    if writers:
+        return writers[0].write(value)
+    if isinstance(value, tuple | list):
+        item = get_args(get_args(of)[0])[0]
+        return [written(item, each) for each in value]
+    return value
 
 
 def _read_name(value: object) -> object:
@@ -129,12 +138,12 @@ def _read_protocol(value: object) -> object:
     raise InputError(f"expected a preset such as 'linux-tcp', or a mapping, got {shown(value)}")
 
 
-def _in(unit: str) -> _Writer:
+def _in(unit: str) -> Writer:
     def write(number: float) -> str:
         is_whole = float(number).is_integer() and abs(number) < 1e15
-        return f"{int(number) if is_whole else repr(number)} {unit}"
+        return f"{int(number) if is_whole else repr(float(number))} {unit}"
 
-    return _Writer(write)
+    return Writer(write)
 
 
 def _write_percentage(fraction: float) -> str:
@@ -148,8 +157,8 @@ def _schema(example: str, pattern: str) -> WithJsonSchema:
 
 _RATE, _RATE_SCHEMA = _in("bit/s"), _schema("100 Mbit/s", "([kMGT]i?)?(bit/s|bps)")
 _TIME, _TIME_SCHEMA = _in("s"), _schema("30 ms", "(ns|us|ms|s|min|h)")
-_PERCENTAGE = _Writer(_write_percentage)
-_PRICE = _Writer(lambda dollars_per_byte: f"{dollars_per_byte!r} $/B")  # digits that read back exactly
+_PERCENTAGE = Writer(_write_percentage)
+_PRICE = Writer(lambda dollars_per_byte: f"{dollars_per_byte!r} $/B")  # digits that read back exactly
 
 Name: TypeAlias = Annotated[str, BeforeValidator(_read_name)]
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text), Field(max_length=2000)]

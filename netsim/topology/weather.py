@@ -1,33 +1,31 @@
-"""Weather: what changes on a network while a simulation runs, as plain data; `Topology.weather` holds it.
+"""Weather: what changes on a network while a simulation runs; `Topology.weather` holds it.
 
-A kind of entry is one dataclass and a field of `Weather`. From the keys in the annotations of its fields follow the
-JSON Schema of its entries in topology files, their reader and their writer.
-
-Links are named by their indices in the topology, one direction each, hosts by theirs. All lists are in the order
-in which they apply, whatever order the file had.
+A kind of weather is one model and a field of `Weather`: the model is the schema of its entries in topology files, their
+reader, their writer and their check, in Python too. What an entry does to a network is a method of
+`netsim.weather.faults.Faults`.
 """
 
 from __future__ import annotations
 
 import csv
 import itertools
-import math
 import os
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, get_type_hints
 
 import pydantic
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from netsim.errors import InputError
+from netsim.errors import InputError, UnknownNameError
+from netsim.files.documents import key_text
 from netsim.files.plain_files import read_text
-from netsim.files.schemas import Schema
+from netsim.files.schemas import Schema, problems_of
 from netsim.topology.values import (
     Bytes,
     Direction,
     Duration,
-    Ends,
     Interval,
     Loss,
     Name,
@@ -35,29 +33,29 @@ from netsim.topology.values import (
     RateOrZero,
     Series,
     Share,
+    Writer,
     written,
 )
 from netsim.units import format_seconds, parse_bits_per_second, parse_seconds, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelType
 
     from netsim.files.documents import KeyPath
-    from netsim.topology.file import TopologyFile
-    from netsim.topology.graph import Host
     from netsim.topology.topology import Topology
+else:
+    _ModelType = type(Schema)
 
 __all__ = [
     "MAX_TRACE_BYTES",
     "Background",
     "Drift",
-    "Entries",
     "Entry",
     "HostEvent",
     "LinkEvent",
+    "OfLink",
     "Trace",
     "Weather",
-    "check",
     "random_crashes",
     "read_weather",
     "write_weather",
@@ -66,342 +64,397 @@ __all__ = [
 MAX_TRACE_BYTES = 10_000_000
 _MOST_SECONDS = 1e9
 _MOST_NAMED = 3  # entries in a line
-_UP_FOR_GOOD = "a link or host that comes up stays up: remove '{}'"
+_UP_FOR_GOOD = "a link or host that comes up stays up: remove 'for'"
 
 
-# --- keys of entries, in annotations of the fields of records --------------------------------------------------
+class _Called(_ModelType):
+    """Type of models that are called in Python as their entries are written in files.
 
+    A key that is a word of Python's ends with an underscore (`for_`, `from_`), numbers are in SI units, and what a file
+    may not hold is an InputError.
+    """
 
-class _Key:
-    """A key of an entry, with the value of one field."""
-
-    def __init__(self, name: str, type_: Any) -> None:
-        self.name, self._type = name, type_
-
-    def schema(self, default: Any) -> dict[str, Any]:
-        """pydantic's fields by key; `default` is the record's, MISSING where there is none."""
-        if default is MISSING:
-            return {self.name: (self._type, ...)}
-        return {self.name: (self._type | None if default is None else self._type, default)}
-
-    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
-        """Values of the record's fields from an entry of a file; raises InputError."""
-        value = getattr(entry, self.name)
-        return {field_name: tuple(value) if isinstance(value, list) else value}
-
-    def wrong_key(self, entry: Any) -> tuple[str, ...]:
-        """Key of the entry at which `read` fails; () for the entry as a whole."""
-        return (self.name,)
-
-    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
-        """Values of the entry's keys; those that are None are left out of the file."""
-        return {self.name: written(self._type, getattr(record, field_name))}
-
-
-class _Host(_Key):
-    """A host's name; in the record its index."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, Name)
-
-    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
-        return {field_name: net.host_index(getattr(entry, self.name))}
-
-    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
-        return {self.name: net.hosts[getattr(record, field_name)].name}
-
-
-class _Links(_Key):
-    """Two neighbours as `link`, and a `direction` between them; in the record the indices of one link or both."""
-
-    def schema(self, default: Any) -> dict[str, Any]:
-        return {"link": (Ends, ...), "direction": (Direction, "both")}
-
-    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
-        one, other = entry.link
-        if (one, other) not in net.link_between:
-            raise InputError(f"no link between '{one}' and '{other}': name the two ends of one")
-        there, back = net.link_between[one, other].index, net.link_between[other, one].index
-        links = {"both": tuple(sorted((there, back))), "up": (there,), "down": (back,)}
-        return {field_name: links[entry.direction]}
-
-    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
-        link = net.links[record.links[0]]
-        return {
-            "link": [link.source, link.target],
-            "direction": "up" if len(record.links) == 1 else None,
+    def __call__(self, *values: object, **named: Any) -> Any:
+        if values:
+            raise InputError(f"{self.__name__}: give values by name: {', '.join(_types(self))}")
+        types = _types(self)
+        plain = {name.removesuffix("_"): value for name, value in named.items()}
+        plain = {
+            name: written(types[name], value) if name in types else value for name, value in plain.items()
         }
+        try:
+            return super().__call__(**plain)
+        except pydantic.ValidationError as error:
+            problem = problems_of(error, plain)[0]
+            kind = UnknownNameError if problem.is_unknown_name else InputError
+            raise kind(f"{key_text((self.__name__, *problem.path))}: {problem.message}") from None
 
 
-class _Flags(_Key):
-    """`NAME: true` for False and `up: true` for True."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name}, up", Literal[True])
-        self._off = name
-
-    def schema(self, default: Any) -> dict[str, Any]:
-        return dict.fromkeys((self._off, "up"), (Literal[True] | None, None))
-
-    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
-        is_off, is_up = getattr(entry, self._off), entry.up
-        if is_off and is_up:
-            raise InputError(f"give exactly one of {self._off} and up")
-        return {field_name: is_up is not None if is_off or is_up else None}
-
-    def wrong_key(self, entry: Any) -> tuple[str, ...]:
-        return ()
-
-    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
-        is_up = getattr(record, field_name)
-        return {} if is_up is None else {"up" if is_up else self._off: True}
+@cache
+def _types(model: Any) -> dict[str, Any]:
+    """Types of a model's fields, by their keys in a file."""
+    types = get_type_hints(model, include_extras=True)
+    return {field.alias or name: types[name] for name, field in model.model_fields.items()}
 
 
-class _Rows(_Key):
-    """`bandwidth` or `latency` over time, as rows or as a CSV file; in the record quantity, times and values."""
-
-    _COLUMNS: ClassVar = {
-        "bandwidth": ("bits_per_second", "bits_per_second", parse_bits_per_second, Rate),
-        "latency": ("latency_seconds", "latency_s", parse_seconds, Duration),
-    }
-
-    def schema(self, default: Any) -> dict[str, Any]:
-        return dict.fromkeys(self._COLUMNS, (Series, None))
-
-    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
-        given = self.wrong_key(entry)
-        if not given:
-            raise InputError("give either bandwidth or latency: a CSV file, or a list of [time, value]")
-        content = getattr(entry, given[0])
-        quantity, column, parse, _ = self._COLUMNS[given[0]]
-        if isinstance(content, str):
-            rows = _read_csv(folder, content, column)
-        else:
-            rows = [(parse_seconds(time), parse(value)) for time, value in content]
-        _check_rows(rows)
-        times, values = zip(*rows, strict=True)
-        return {"quantity": quantity, "times_seconds": times, "values": values}
-
-    def wrong_key(self, entry: Any) -> tuple[str, ...]:
-        given = tuple(key for key in self._COLUMNS if getattr(entry, key) is not None)
-        return given if len(given) == 1 else ()
-
-    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
-        key, type_ = next(
-            (key, type_) for key, (name, *_, type_) in self._COLUMNS.items() if name == record.quantity
-        )
-        rows = zip(record.times_seconds, record.values, strict=True)
-        return {key: [[written(Duration, time), written(type_, value)] for time, value in rows]}
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
-_Levels = Annotated[list[Share], pydantic.Field(min_length=2, max_length=100)]
+_Tuple = BeforeValidator(_as_tuple)
+_Many = Field(max_length=10_000)  # entries of a list in a file
+_Ends = Annotated[tuple[Name, ...], Field(min_length=2, max_length=2), _Tuple]
+_Levels = Annotated[tuple[Share, ...], Field(min_length=2, max_length=100), _Tuple]
+
+
+def _reader(parse: Callable[[object], float]) -> AfterValidator:
+    """Reader of rows of a trace; the name of a CSV file stays."""
+
+    def read(rows: Any) -> Any:
+        if not isinstance(rows, list):
+            return rows
+        return _checked([(parse_seconds(time), parse(value)) for time, value in rows])
+
+    return AfterValidator(read)
+
+
+def _writer(of: Any) -> Writer:
+    return Writer(lambda rows: [[written(Duration, time), written(of, value)] for time, value in rows])
+
+
+_Rates: TypeAlias = Annotated[Series, _reader(parse_bits_per_second), _writer(Rate)]
+_Latencies: TypeAlias = Annotated[Series, _reader(parse_seconds), _writer(Duration)]
 
 
 # --- kinds of entries ---------------------------------------------------------------------------------------
 
 
-class _Record:
-    """An entry of the weather.
-
-    Attributes:
-        subject: key that distinguishes entries of one list, as it is written.
-        single: entries of which a link has one at most, for errors; "" where it may have several.
-    """
-
-    subject: ClassVar[str] = ""
-    single: ClassVar[str] = ""
-
-    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
-        """Return what is wrong with values together, "" if nothing is; `word` names a field."""
-        return ""
+def _describe_in_a_line(schema: dict[str, Any]) -> None:
+    schema["description"] = schema["description"].partition("\n")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkEvent(_Record):
+class Entry(Schema, metaclass=_Called):
+    """An entry of the weather."""
+
+    model_config = pydantic.ConfigDict(json_schema_extra=_describe_in_a_line)
+
+    hosts: ClassVar[tuple[str, ...]] = ()  # fields with names of hosts
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **named: Any) -> None: ...
+
+    def instants(self) -> Iterator[float]:
+        """Virtual times of its scheduled changes, the first before the others."""
+        yield from ()
+
+    def problems(self, topology: Topology) -> Iterator[tuple[str, InputError]]:
+        """Names of hosts and links that a topology lacks: the key, and what is wrong."""
+        for field in self.hosts:
+            try:
+                topology.host_index(getattr(self, field))
+            except InputError as error:
+                yield field.removesuffix("_"), error
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise InputError(problem)
+
+
+class OfLink(Entry):
+    """An entry about one link; `direction: up` is from the first of its ends to the second."""
+
+    link: _Ends
+    direction: Direction = "both"
+
+    single: ClassVar[str] = ""  # entries of which a link has one at most
+
+    def links(self, topology: Topology) -> tuple[int, ...]:
+        """Indices of its links, one a direction; raises InputError if there are none."""
+        one, other = self.link
+        if (one, other) not in topology.link_between:
+            raise InputError(f"no link between '{one}' and '{other}': name the two ends of one")
+        up, down = topology.link_between[one, other].index, topology.link_between[other, one].index
+        return {"both": (min(up, down), max(up, down)), "up": (up,), "down": (down,)}[self.direction]
+
+    def problems(self, topology: Topology) -> Iterator[tuple[str, InputError]]:
+        """The link, if a topology lacks it."""
+        try:
+            self.links(topology)
+        except InputError as error:
+            yield "link", error
+
+    def claims(self, topology: Topology) -> set[tuple[object, ...]]:
+        """What no other entry of its kind may change: each direction of its link, or nothing."""
+        key = self.key if isinstance(self, Trace) else ""
+        return {(link, key) for link in self.links(topology)} if self.single else set()
+
+    def __str__(self) -> str:
+        return f"{'trace' if isinstance(self, Trace) else 'event'} of link {'-'.join(self.link)}"
+
+
+class LinkEvent(OfLink):
     """Links go down or come up, or get another rate, latency or loss, at one instant.
 
     Attributes:
-        at_seconds: virtual time of the event.
-        links: link indices it holds for.
-        is_up: False goes down, True comes up, None where the event is about something else.
-        bits_per_second, latency_seconds, loss: the new value; None where the event is about something else.
-        for_seconds: duration, after which the previous value returns; None for good.
+        at: virtual time of the event, in seconds.
+        link, direction: the link's ends; both directions, `up` from the first to the second, or `down`.
+        up, down, bandwidth, latency, loss: exactly one: the link comes up or goes down, or its new bits per second,
+            seconds or share of packets.
+        for_: seconds, after which the previous value returns; None for good.
     """
 
-    subject: ClassVar[str] = "link: [A, B]"
+    at: Duration
+    up: Literal[True] | None = None
+    down: Literal[True] | None = None
+    bandwidth: RateOrZero | None = None
+    latency: Duration | None = None
+    loss: Loss | None = None
+    for_: Interval | None = Field(None, alias="for")
 
-    at_seconds: Annotated[float, _Key("at", Duration)]
-    links: Annotated[tuple[int, ...], _Links("link", Ends)]
-    is_up: Annotated[bool | None, _Flags("down")] = None
-    bits_per_second: Annotated[float | None, _Key("bandwidth", RateOrZero)] = None
-    latency_seconds: Annotated[float | None, _Key("latency", Duration)] = None
-    loss: Annotated[float | None, _Key("loss", Loss)] = None
-    for_seconds: Annotated[float | None, _Key("for", Interval)] = None
+    @pydantic.model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        values = (self.up, self.down, self.bandwidth, self.latency, self.loss)
+        if sum(value is not None for value in values) != 1:
+            self._refuse("give exactly one of down, up, bandwidth, latency or loss")
+        if self.up and self.for_ is not None:
+            self._refuse(_UP_FOR_GOOD)
+        return self
 
-    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
-        settings = {
-            name: getattr(self, name) for name in ("is_up", "bits_per_second", "latency_seconds", "loss")
-        }
-        if sum(value is not None for value in settings.values()) != 1:
-            *names, last = map(word, settings)
-            return f"give exactly one of {', '.join(names)} or {last}"
-        return _UP_FOR_GOOD.format(word("for_seconds")) if self.is_up and self.for_seconds is not None else ""
+    def instants(self) -> Iterator[float]:
+        """Its begin, and its end if it has one."""
+        yield self.at
+        if self.for_ is not None:
+            yield self.at + self.for_
 
 
-@dataclass(frozen=True, slots=True)
-class HostEvent(_Record):
+class HostEvent(Entry):
     """A host crashes or returns at one instant.
 
     Attributes:
-        at_seconds: virtual time of the event.
-        host: index of the host.
-        is_up: False crashes, True returns.
-        for_seconds: duration of a crash; None for good.
+        at: virtual time of the event, in seconds.
+        host: name of the host.
+        up, crash: exactly one.
+        for_: seconds from a crash to the return; None for good.
     """
 
-    subject: ClassVar[str] = "host: NAME"
+    at: Duration
+    host: Name
+    up: Literal[True] | None = None
+    crash: Literal[True] | None = None
+    for_: Interval | None = Field(None, alias="for")
 
-    at_seconds: Annotated[float, _Key("at", Duration)]
-    host: Annotated[int, _Host("host")]
-    is_up: Annotated[bool, _Flags("crash")]
-    for_seconds: Annotated[float | None, _Key("for", Interval)] = None
+    hosts: ClassVar = ("host",)
 
-    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
-        if self.is_up is None:
-            return "give exactly one of crash or up"
-        return _UP_FOR_GOOD.format(word("for_seconds")) if self.is_up and self.for_seconds is not None else ""
+    @pydantic.model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        if self.up == self.crash:
+            self._refuse("give exactly one of crash or up")
+        if self.up and self.for_ is not None:
+            self._refuse(_UP_FOR_GOOD)
+        return self
+
+    def instants(self) -> Iterator[float]:
+        """Its begin, and its end if it has one."""
+        yield self.at
+        if self.for_ is not None:
+            yield self.at + self.for_
+
+    def __str__(self) -> str:
+        return f"{'return' if self.up else 'crash'} of host {self.host}"
 
 
-@dataclass(frozen=True, slots=True)
-class Trace(_Record):
+class Trace(OfLink):
     """A link's bandwidth or latency over time: a CSV file, or a list of [time, value] rows.
 
     Attributes:
-        links: link indices it holds for.
-        quantity: quantity of `values`.
-        times_seconds: ascending instants at which a new value begins; before the first, the file's value holds.
-        values: bits per second (0: nothing moves) or seconds.
+        link, direction: as of a LinkEvent.
+        bandwidth, latency: exactly one: (instant, bits per second or seconds from then on), ascending in time; before
+            the first, the link's own value holds. The name of a CSV file is read with the topology file that has it.
     """
 
-    single: ClassVar[str] = "trace of the same quantity"
+    bandwidth: _Rates = None
+    latency: _Latencies = None
 
-    links: Annotated[tuple[int, ...], _Links("link", Ends)]
-    quantity: Annotated[Literal["bits_per_second", "latency_seconds"], _Rows("", Series)]
-    times_seconds: tuple[float, ...]
-    values: tuple[float, ...]
+    single: ClassVar = "trace of the same quantity"
+    columns: ClassVar = {"bandwidth": "bits_per_second", "latency": "latency_s"}  # of a CSV file
+
+    @pydantic.model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        if (self.bandwidth is None) == (self.latency is None):
+            self._refuse("give either bandwidth or latency: a CSV file, or a list of [time, value]")
+        return self
+
+    @property
+    def key(self) -> Literal["bandwidth", "latency"]:
+        """What it is a trace of."""
+        return "latency" if self.bandwidth is None else "bandwidth"
+
+    @property
+    def rows(self) -> Sequence[tuple[float, float]]:
+        """Instants and values from then on."""
+        rows: Any = getattr(self, self.key)
+        if isinstance(rows, str):
+            raise InputError(
+                f"Trace.{self.key}: only topology files name CSV files: give rows, not {shown(rows)}"
+            )
+        return tuple(rows)
+
+    def read_csv(self, folder: Path) -> Trace:
+        """The same trace with the rows of the CSV file that it names, if it does."""
+        name = getattr(self, self.key)
+        if not isinstance(name, str):
+            return self
+        rows = _checked(_read_csv(folder, name, self.columns[self.key]))
+        return self.model_copy(update={self.key: rows})
+
+    def instants(self) -> Iterator[float]:
+        """Those of its rows."""
+        return (time for time, _ in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Background(_Record):
+class Background(Entry):
     """Traffic of others from one host to another: a steady rate, or some bytes every so often.
 
     Attributes:
-        source, target: host indices.
-        bits_per_second: steady rate, or the fair share where that is less.
-        num_bytes, every_seconds: size of a transfer, and time from one start to the next.
-        start_seconds, stop_seconds: when it begins and ends; None: never.
+        from_, to: names of hosts.
+        rate: steady bits per second, or the fair share where that is less.
+        bytes, every: size of a transfer, and seconds from one start to the next.
+        start, stop: seconds at which it begins and ends; None: never.
     """
 
-    source: Annotated[int, _Host("from")]
-    target: Annotated[int, _Host("to")]
-    bits_per_second: Annotated[float | None, _Key("rate", Rate)] = None
-    num_bytes: Annotated[int | None, _Key("bytes", Bytes)] = None
-    every_seconds: Annotated[float | None, _Key("every", Interval)] = None
-    start_seconds: Annotated[float, _Key("start", Duration)] = 0.0
-    stop_seconds: Annotated[float | None, _Key("stop", Duration)] = None
+    from_: Name = Field(alias="from")
+    to: Name
+    rate: Rate | None = None
+    bytes: Bytes | None = None
+    every: Interval | None = None
+    start: Duration = 0.0
+    stop: Duration | None = None
 
-    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
-        rate, size, every = map(word, ("bits_per_second", "num_bytes", "every_seconds"))
-        if self.source == self.target:
-            return f"leads from '{hosts[self.source].name}' to itself: name two hosts"
-        if (self.num_bytes is None) != (self.every_seconds is None):
-            return f"{size} and {every} belong together: so many bytes, every so often"
-        if (self.bits_per_second is None) == (self.num_bytes is None):
-            return f"give either {rate}, or {size} and {every}"
-        if self.stop_seconds is not None and self.stop_seconds <= self.start_seconds:
-            return f"{word('stop_seconds')} must be later than {word('start_seconds')}"
-        return ""
+    hosts: ClassVar = ("from_", "to")
+
+    @pydantic.model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.from_ == self.to:
+            self._refuse(f"leads from '{self.to}' to itself: name two hosts")
+        if (self.bytes is None) != (self.every is None):
+            self._refuse("bytes and every belong together: so many bytes, every so often")
+        if (self.rate is None) == (self.bytes is None):
+            self._refuse("give either rate, or bytes and every")
+        if self.stop is not None and self.stop <= self.start:
+            self._refuse("stop must be later than start")
+        return self
+
+    def instants(self) -> Iterator[float]:
+        """Its begin, and its end if it has one."""
+        yield self.start
+        if self.stop is not None:
+            yield self.stop
+
+    def __str__(self) -> str:
+        return f"traffic from {self.from_} to {self.to}"
 
 
-@dataclass(frozen=True, slots=True)
-class Drift(_Record):
+class Drift(OfLink):
     """Random change of a link's bandwidth, drawn from a seed, around what the link has.
 
     Attributes:
-        links: link indices; each draws its own factors, by which its rate is multiplied.
+        link, direction: as of a LinkEvent; each direction draws its own factors, by which its rate is multiplied.
         kind: lognormal draws a factor exp(sigma x - sigma^2 / 2), x standard normal, of mean 1, at every interval;
-            regime stays at one of `levels` for an exponential time of mean `every_seconds`, then takes another.
-        every_seconds, sigma, levels, seed: as the kind needs them.
+            regime stays at one of `levels` for an exponential time of mean `every`, then takes another.
+        every, sigma, levels, seed: as the kind needs them; `every` in seconds.
     """
 
-    single: ClassVar[str] = "drift"
+    kind: Literal["lognormal", "regime"]
+    every: Interval
+    sigma: Annotated[float, Field(gt=0, le=5)] | None = None
+    levels: _Levels | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
 
-    links: Annotated[tuple[int, ...], _Links("link", Ends)]
-    kind: Annotated[Literal["lognormal", "regime"], _Key("kind", Literal["lognormal", "regime"])]
-    every_seconds: Annotated[float, _Key("every", Interval)]
-    sigma: Annotated[float | None, _Key("sigma", Annotated[float, pydantic.Field(gt=0, le=5)])] = None
-    levels: Annotated[tuple[float, ...] | None, _Key("levels", _Levels)] = None
-    seed: Annotated[int, _Key("seed", Annotated[int, pydantic.Field(ge=0)])] = 0
+    single: ClassVar = "drift"
 
-    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
-        if not self.every_seconds > 0:
-            return f"{word('every_seconds')} must be above zero"
+    @pydantic.model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
         if self.kind == "lognormal" and (self.sigma is None or self.levels is not None):
-            return "kind lognormal takes sigma (of the bandwidth's logarithm) and no levels"
+            self._refuse("kind lognormal takes sigma (of the bandwidth's logarithm) and no levels")
         if self.kind == "regime" and (self.levels is None or self.sigma is not None):
-            return "kind regime takes levels such as [100 %, 30 %] and no sigma"
-        return ""
+            self._refuse("kind regime takes levels such as [100 %, 30 %] and no sigma")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class Weather:
+def _subject(value: object) -> str | None:
+    """Whether an event is one of a link or of a host; None if it is neither or both."""
+    if isinstance(value, Entry):
+        value = value.model_fields_set
+    given = [key for key in ("link", "host") if isinstance(value, Iterable) and key in value]
+    return f"literal[{given[0]}]" if len(given) == 1 else None  # a name of a type in an error's path
+
+
+_Event = Annotated[
+    Annotated[LinkEvent, pydantic.Tag("literal[link]")] | Annotated[HostEvent, pydantic.Tag("literal[host]")],
+    pydantic.Discriminator(
+        _subject,
+        custom_error_type="subject",
+        custom_error_message="give either link: [A, B] or host: NAME",
+    ),
+]
+
+
+class Weather(Schema, metaclass=_Called):
     """Changes of a network while it runs; false where there are none.
 
     Attributes:
-        link_events: links that go down, come up or change at an instant.
-        host_events: crashes and returns of hosts.
+        events: changes of links and hosts at an instant.
         traces: rates and latencies over time.
         background: traffic of others.
         drift: random change of rates.
     """
 
-    # Key of the topology file -> kind of its entries.
-    link_events: tuple[LinkEvent, ...] = field(default=(), metadata={"events": LinkEvent})
-    host_events: tuple[HostEvent, ...] = field(default=(), metadata={"events": HostEvent})
-    traces: tuple[Trace, ...] = field(default=(), metadata={"traces": Trace})
-    background: tuple[Background, ...] = field(default=(), metadata={"background": Background})
-    drift: tuple[Drift, ...] = field(default=(), metadata={"drift": Drift})
+    events: Annotated[tuple[_Event, ...], _Many, _Tuple] = ()
+    traces: Annotated[tuple[Trace, ...], _Many, _Tuple] = ()
+    background: Annotated[tuple[Background, ...], _Many, _Tuple] = ()
+    drift: Annotated[tuple[Drift, ...], _Many, _Tuple] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **named: Any) -> None: ...
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, in the order in which those of one instant apply."""
+        for key in Weather.model_fields:
+            yield from getattr(self, key)
+
+    def with_events(self, events: Iterable[LinkEvent | HostEvent]) -> Weather:
+        """The same weather with more events, however many."""
+        return self.model_copy(update={"events": _ordered((*self.events, *events))})
 
     def with_seed(self, seed: int) -> Weather:
-        """Return the same weather with other draws: `seed` is added to the seed of each drift."""
-        drift = tuple(replace(each, seed=each.seed + seed) for each in self.drift)
-        return replace(self, drift=drift) if seed and drift else self
+        """The same weather with other draws: `seed` is added to the seed of each drift."""
+        drift = tuple(each.model_copy(update={"seed": each.seed + seed}) for each in self.drift)
+        return self.model_copy(update={"drift": drift}) if seed and drift else self
 
     def __bool__(self) -> bool:
-        return any(getattr(self, each.name) for each in fields(self))
+        return any(True for _ in self.entries())
 
-    def after(self, seconds: float, topology: Topology) -> str | None:
+    def after(self, seconds: float) -> str | None:
         """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.
 
-        A simulation that ends then has met none of them. `topology` names hosts and links.
+        A simulation that ends then has met none of them.
         """
-        entries: list[Entry] = [entry for each in fields(self) for entry in getattr(self, each.name)]
-        late = sorted(
-            (_begin(entry), _named(entry, topology)) for entry in entries if _begin(entry) >= seconds
-        )
+        begun = [(next(entry.instants(), 0.0), str(entry)) for entry in self.entries()]
+        late = sorted(each for each in begun if each[0] >= seconds)
         lines = [f"{name} at {format_seconds(begin)}" for begin, name in late[:_MOST_NAMED]]
         return ", ".join(lines + [f"{len(late) - len(lines)} more"] * (len(late) > len(lines))) or None
 
 
 def random_crashes(
-    hosts: Sequence[int], mean_seconds: float, repair_seconds: float, until_seconds: float, seed: int
+    hosts: Sequence[str], mean_seconds: float, repair_seconds: float, until_seconds: float, seed: int
 ) -> list[HostEvent]:
     """Draw crashes of each host, with exponential times between them.
 
     A host's draws depend on (seed, place among `hosts`) alone, and it cannot crash while it is being repaired.
 
     Args:
-        hosts: indices of hosts that crash.
+        hosts: names of hosts that crash.
         mean_seconds: mean time from a return to the next crash.
         repair_seconds: time from a crash to the return.
         until_seconds: virtual time from which no crash begins.
@@ -410,7 +463,7 @@ def random_crashes(
     Returns:
         The crashes, in the order of time, then host.
 
-    >>> [round(event.at_seconds) for event in random_crashes([0], 100.0, 10.0, 300.0, seed=1)]
+    >>> [round(event.at) for event in random_crashes(["a"], 100.0, 10.0, 300.0, seed=1)]
     [107, 148]
     """
     import numpy as np
@@ -420,194 +473,63 @@ def random_crashes(
         generator = np.random.default_rng([seed, place])
         at = float(generator.exponential(mean_seconds))
         while at < until_seconds:
-            events.append(HostEvent(at, host, False, repair_seconds))
+            events.append(HostEvent(at=at, host=host, crash=True, for_=repair_seconds))
             at += repair_seconds + float(generator.exponential(mean_seconds))
-    return sorted(events, key=lambda event: (event.at_seconds, event.host))
-
-
-Entry = LinkEvent | HostEvent | Trace | Background | Drift
-
-
-def _begin(entry: Entry) -> float:
-    """Virtual time before which an entry changes nothing."""
-    match entry:
-        case LinkEvent() | HostEvent():
-            return entry.at_seconds
-        case Trace():
-            return entry.times_seconds[0]
-        case Background():
-            return entry.start_seconds
-    return 0.0
-
-
-def _named(entry: Entry, topology: Topology) -> str:
-    """Kind and subject of an entry."""
-    match entry:
-        case HostEvent():
-            return f"{'return' if entry.is_up else 'crash'} of host {topology.hosts[entry.host].name}"
-        case Background():
-            return f"traffic from {topology.hosts[entry.source].name} to {topology.hosts[entry.target].name}"
-    link = topology.links[entry.links[0]]
-    return f"{'trace' if isinstance(entry, Trace) else 'event'} of link {link.source}-{link.target}"
-
-
-def check(entry: Entry, hosts: Sequence[Host], num_links: int) -> None:
-    """Refuse an entry that a topology file could not hold; raises InputError."""
-    links = getattr(entry, "links", ())
-    named = [getattr(entry, name) for name in ("host", "source", "target") if hasattr(entry, name)]
-    if wrong := [link for link in links if not 0 <= link < num_links]:
-        problem = f"there is no link {wrong[0]}"
-    elif wrong := [host for host in named if not 0 <= host < len(hosts)]:
-        problem = f"there is no host {wrong[0]}"
-    elif not 0 <= getattr(entry, "at_seconds", 0.0) < math.inf:
-        problem = "at_seconds must be finite and not negative"
-    else:
-        problem = entry._problem(str, hosts)
-    if problem:
-        raise InputError(f"{entry}: {problem}")
+    return sorted(events, key=lambda event: event.at)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
 
 
-class _EntryKind(NamedTuple):
-    """A kind of entry: its class, the list of `Weather` that it goes to, and its fields with keys."""
-
-    record: type[Any]
-    goes_to: str
-    keyed: tuple[tuple[Field[Any], _Key], ...]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        parts = (key.schema(each.default) for each, key in self.keyed)
-        return {name: value for part in parts for name, value in part.items()}
-
-    def word(self, field_name: str) -> str:
-        """Name of a field in a file."""
-        return next(key.name for each, key in self.keyed if each.name == field_name)
-
-
-@cache
-def _kinds() -> dict[str, list[_EntryKind]]:
-    """Kinds of entries by key of the topology file."""
-    kinds: dict[str, list[_EntryKind]] = {}
-    for each in fields(Weather):
-        for name, record in each.metadata.items():
-            hints = get_type_hints(record, include_extras=True)
-            annotated = [part for part in fields(record) if get_origin(hints[part.name]) is Annotated]
-            keyed = tuple((part, hints[part.name].__metadata__[0]) for part in annotated)
-            kinds.setdefault(name, []).append(_EntryKind(record, each.name, keyed))
-    return kinds
-
-
-class Entries:
-    """Metadata of a key of a topology file: its list holds weather entries of this key's kinds."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        kinds = _kinds()[self._key]
-        schemas = [kind.schema for kind in kinds]
-        keys = {name: value for schema in schemas for name, value in schema.items()}
-        for name, (type_, default) in keys.items():
-            if default is ... and any(name not in schema for schema in schemas):
-                keys[name] = (type_ | None, None)
-        text = " ".join((kind.record.__doc__ or "").partition("\n")[0] for kind in kinds)
-        title = f"{self._key.removesuffix('s').title()}Entry"
-        model: Any = pydantic.create_model(title, __base__=Schema, __doc__=text, **keys)
-        return handler(list[model])
-
-
 def read_weather(
-    file: TopologyFile, net: Topology, folder: Path, report: Callable[[KeyPath, str | InputError], None]
+    file: Weather, net: Topology, folder: Path, report: Callable[[KeyPath, str | InputError], None]
 ) -> Weather:
-    """Read the weather of a file for the network `net`; CSV files are looked for in `folder`.
+    """The weather of a file for the network `net`, in the order in which it applies.
 
-    Mistakes go to `report`, as key path and message; entries with one are left out.
+    CSV files are looked for in `folder`. Mistakes go to `report`, as key path and message.
     """
-    lists: dict[str, list[Any]] = {}
-    for key, kinds in _kinds().items():
+    found: dict[str, list[Entry]] = {}
+    for key in Weather.model_fields:
         taken: set[tuple[object, ...]] = set()
         for position, entry in enumerate(getattr(file, key)):
-            path = (key, position)
-            kind = _kind_of(entry, kinds, lambda message, path=path: report(path, message))  # type: ignore[misc]
-            record = None if kind is None else _read_entry(kind, entry, net, folder, path, report)
-            if kind is None or record is None:
-                continue
-            if kind.record.single:
-                claims = {(getattr(record, "quantity", ""), link) for link in record.links}
+            problems = list(entry.problems(net))
+            for at, error in problems:
+                report((key, position, at), error)
+            if isinstance(entry, OfLink) and not problems:
+                claims = entry.claims(net)
                 if not taken.isdisjoint(claims):
-                    report(path, f"a second {kind.record.single} on this link: remove one")
+                    report((key, position), f"a second {entry.single} on this link: remove one")
                 taken |= claims
-            lists.setdefault(kind.goes_to, []).append(record)
-    return Weather(**{name: _ordered(records) for name, records in lists.items()})
+            if isinstance(entry, Trace):
+                try:
+                    entry = entry.read_csv(folder)
+                except InputError as error:
+                    report((key, position, entry.key), error)
+            found.setdefault(key, []).append(entry)
+    return Weather().model_copy(update={key: _ordered(entries) for key, entries in found.items()})
 
 
-def _kind_of(entry: Any, kinds: Sequence[_EntryKind], report: Callable[[str], None]) -> _EntryKind | None:
-    """Kind of an entry, by its subject; None after a report."""
-    if len(kinds) == 1:
-        return kinds[0]
-    subjects = {kind.record.subject.partition(":")[0]: kind for kind in kinds}
-    given = [kind for name, kind in subjects.items() if getattr(entry, name) is not None]
-    if len(given) != 1:
-        report(f"give either {' or '.join(kind.record.subject for kind in kinds)}")
-        return None
-    others = {name for kind in kinds for name, (_, default) in kind.schema.items() if default is None}
-    foreign = sorted(name for name in others - given[0].schema.keys() if getattr(entry, name) is not None)
-    if foreign:
-        subject = given[0].record.subject.partition(":")[0]
-        report(f"{foreign[0]} does not belong to an event with '{subject}': remove it")
-        return None
-    return given[0]
-
-
-def _read_entry(
-    kind: _EntryKind,
-    entry: Any,
-    net: Topology,
-    folder: Path,
-    path: KeyPath,
-    report: Callable[[KeyPath, str | InputError], None],
-) -> Any:
-    """Record of an entry; None after reports."""
-    values: dict[str, Any] = {}
-    is_refused = False
-    for each, key in kind.keyed:
-        try:
-            values |= key.read(entry, each.name, net, folder)
-        except InputError as error:
-            report((*path, *key.wrong_key(entry)), error)
-            is_refused = True
-    if is_refused:
-        return None
-    record = kind.record(**values)
-    problem = record._problem(kind.word, net.hosts)
-    if problem:
-        report(path, problem)
-    return None if problem else record
-
-
-def write_weather(net: Topology) -> dict[str, list[dict[str, Any]]]:
+def write_weather(weather: Weather) -> dict[str, list[dict[str, Any]]]:
     """Entries of a topology file by key, as `read_weather` reads them back."""
-    return {
-        name: [
-            {
-                key: value
-                for each, part in kind.keyed
-                for key, value in part.write(record, each.name, net).items()
-                if value is not None
-            }
-            for kind in kinds
-            for record in getattr(net.weather, kind.goes_to)
-        ]
-        for name, kinds in _kinds().items()
+    return {key: [_write(entry) for entry in getattr(weather, key)] for key in Weather.model_fields}
+
+
+def _write(entry: Entry) -> dict[str, Any]:
+    types = _types(type(entry))
+    values = {
+        field.alias or name: (getattr(entry, name), field.default)
+        for name, field in type(entry).model_fields.items()
     }
+    return {key: written(types[key], value) for key, (value, default) in values.items() if value != default}
 
 
-def _ordered(records: Iterable[Any]) -> tuple[Any, ...]:
-    """Sort by time where there is one, then in an order that does not depend on the file's."""
-    return tuple(sorted(records, key=lambda record: (getattr(record, "at_seconds", 0.0), repr(record))))
+def _ordered(entries: Iterable[Any]) -> tuple[Any, ...]:
+    """Sort by kind, then by time where there is one, then in an order that does not depend on the file's."""
+
+    def order(entry: Entry) -> tuple[bool, float, str]:
+        return isinstance(entry, HostEvent), getattr(entry, "at", 0.0), repr(entry)
+
+    return tuple(sorted(entries, key=order))
 
 
 def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]:
@@ -636,12 +558,14 @@ def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]
     return rows
 
 
-def _check_rows(rows: Sequence[tuple[float, float]]) -> None:
+def _checked(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Rows of a trace; raises InputError for what they may not hold."""
     if not rows:
         raise InputError("has no rows: give at least one")
     for time, value in rows:
-        if not (0 <= time <= _MOST_SECONDS and 0 <= value < math.inf):
+        if not (0 <= time <= _MOST_SECONDS and 0 <= value < float("inf")):
             raise InputError(f"expected finite values of at least 0, got {time!r}, {value!r}")
     for (time, _), (later, _) in itertools.pairwise(rows):
         if later <= time:
             raise InputError(f"times must ascend, but {later!r} s follows {time!r} s")
+    return tuple(rows)

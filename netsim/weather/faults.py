@@ -1,7 +1,7 @@
 """Faults and weather: changes of a network while it runs.
 
     faults = Faults(network)                                       # those of the topology's file
-    faults.add(LinkEvent(at_seconds=3.0, links=(0,), is_up=False))   # and one added in Python
+    faults.add(LinkEvent(at="3 s", link=("us", "eu"), down=True))    # and one added in Python
     history = simulate_weather(topology, until_seconds=60.0)         # the same by itself, for pictures and reports
     history.links[3]                                                 # [(0.0, 100e6), (10.0, 0.0), (15.0, 100e6)]
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock, Order
 from netsim.network.network import MOST_BYTES, BackgroundConnection, Network
 from netsim.network.trace import Recorder
-from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, Trace, Weather, check
+from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, OfLink, Trace, Weather
 from netsim.units import format_count, format_list
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ __all__ = [
 ]
 
 Quantity = Literal["bits_per_second", "latency_seconds", "loss", "factor"]
-_QUANTITIES: tuple[Quantity, ...] = ("bits_per_second", "latency_seconds", "loss")  # of links
+# Quantities of links, by the key of an entry that changes them.
+_QUANTITIES: dict[str, Quantity] = {
+    "bandwidth": "bits_per_second",
+    "latency": "latency_seconds",
+    "loss": "loss",
+}
 
 
 class _Condition:
@@ -80,7 +85,7 @@ class _Condition:
     __slots__ = ("dead_since", "downs", "forced", "in_force", "is_up", "stated", "traced")
 
     def __init__(self, link: Link) -> None:
-        self.stated: dict[Quantity, float] = {name: getattr(link, name) for name in _QUANTITIES}
+        self.stated: dict[Quantity, float] = {name: getattr(link, name) for name in _QUANTITIES.values()}
         self.in_force = dict(self.stated)
         self.traced: dict[Quantity, float] = {"factor": 1.0}
         self.forced: dict[Quantity, tuple[Hashable, float]] = {}
@@ -182,25 +187,26 @@ class BackgroundTraffic:
     def __init__(self, network: Network, background: Background, entry: int) -> None:
         self._network = network
         self._background = background
+        self._source, self._target = map(network.topology.host_index, (background.from_, background.to))
         self._entry = entry
         self._steady: int | None = None
         self._pool = ConnectionPool()
 
     def send(self) -> None:
         """Start the steady transfer, or send one of the periodic ones unless a link on its route is dead."""
-        background = self._background
-        if background.num_bytes is None:
+        num_bytes = self._background.bytes
+        if num_bytes is None:
             self._send_steadily()
             return
-        is_dead = self._network.is_dead_end(background.source, background.target)
+        is_dead = self._network.is_dead_end(self._source, self._target)
         if is_dead or self._pool.num_taken == _MOST_AT_ONCE:
             return
         connection = self._pool.take()
         free = partial(self._pool.free, connection)
         self._network.send(
-            background.source,
-            background.target,
-            background.num_bytes,
+            self._source,
+            self._target,
+            num_bytes,
             free,
             connection=BackgroundConnection(self._entry, connection),
             on_dropped=free,
@@ -213,11 +219,11 @@ class BackgroundTraffic:
         self._steady = None
 
     def _send_steadily(self) -> None:
-        background, network = self._background, self._network
-        rate = (background.bits_per_second or 0.0) / 8 * network.protocol.payload_share
+        network = self._network
+        rate = (self._background.rate or 0.0) / 8 * network.protocol.payload_share
         self._steady = network.send(
-            background.source,
-            background.target,
+            self._source,
+            self._target,
             min(rate * _STEADY_SECONDS, MOST_BYTES),
             self._send_steadily,
             connection=BackgroundConnection(self._entry, 0),
@@ -249,13 +255,13 @@ def drift_factors(drift: Drift, link: str) -> Iterator[tuple[float, float]]:
         sigma = drift.sigma
         count = 0
         while True:
-            yield count * drift.every_seconds, math.exp(sigma * random.standard_normal() - sigma**2 / 2)
+            yield count * drift.every, math.exp(sigma * random.standard_normal() - sigma**2 / 2)
             count += 1
     assert drift.levels is not None
     instant, level = 0.0, 0
     while True:
         yield instant, drift.levels[level]
-        instant += drift.every_seconds * random.standard_exponential()
+        instant += drift.every * random.standard_exponential()
         level = (level + 1 + int(random.integers(len(drift.levels) - 1))) % len(drift.levels)
 
 
@@ -304,24 +310,22 @@ class Faults:
         self.on_change: Callable[[], None] = lambda: None
         network.on_give_up = self._give_up_transfer
         network.lacks_weather = False
-        given = network.topology.weather if weather is None else weather
-        for each in fields(given):
-            for entry in getattr(given, each.name):
-                self._plan(entry)
+        for entry in (network.topology.weather if weather is None else weather).entries():
+            self._plan(entry)
         self._act()
 
     def add(self, entry: Entry) -> None:
         """Add an entry; its changes until this instant happen before this returns.
 
-        Raises InputError for an entry that makes no sense.
+        Raises InputError for what is no entry, and for hosts and links that are not there.
         """
         if type(entry) not in _STEPS:
             *kinds, last = (kind.__name__ for kind in _STEPS)
             raise InputError(
                 f"Faults.add: {entry!r} is no entry of weather: give a {', '.join(kinds)} or {last}"
             )
-        topology = self._network.topology
-        check(entry, topology.hosts, len(topology.links))
+        for key, error in entry.problems(self._network.topology):
+            raise type(error)(f"{type(entry).__name__}.{key}: {error}")
         self._plan(entry)
         self._act()
 
@@ -403,12 +407,13 @@ class Faults:
     # -- the clock -------------------------------------------------------------------------------------------
 
     def _plan(self, entry: Entry) -> None:
-        parts: list[Entry] = [entry]
-        if isinstance(entry, Drift):
-            parts = [replace(entry, links=(link,)) for link in entry.links]
-        for part in parts:
+        links: list[tuple[int, ...]] = [()]
+        if isinstance(entry, OfLink):
+            whole = entry.links(self._network.topology)
+            links = [(link,) for link in whole] if isinstance(entry, Drift) else [whole]
+        for part in links:
             self._num_entries += 1
-            self._push(self._num_entries, _STEPS[type(entry)](self, part, self._num_entries))
+            self._push(self._num_entries, _STEPS[type(entry)](self, entry, part, self._num_entries))
 
     def _push(self, number: int, steps: Iterator[_Step]) -> None:
         step = next(steps, None)
@@ -467,20 +472,19 @@ class Faults:
 
     # -- steps of entries -------------------------------------------------------------------------------------
 
-    def _link_event(self, event: LinkEvent, number: int) -> Iterator[_Step]:
-        change, links = self._conditions.change, event.links
-        if event.is_up:
-            return iter([_Step(event.at_seconds, lambda: change(links, _bring_up), frozenset(links))])
-        if event.is_up is False:
+    def _link_event(self, event: LinkEvent, links: tuple[int, ...], number: int) -> Iterator[_Step]:
+        change = self._conditions.change
+        if event.up:
+            return iter([_Step(event.at, lambda: change(links, _bring_up), frozenset(links))])
+        if event.down:
             return _lasting(
                 event,
                 lambda: change(links, lambda link: link.downs.add(number)),
                 lambda: change(links, lambda link: link.downs.discard(number)),
                 links,
             )
-        quantity, value = next(
-            (name, each) for name in _QUANTITIES if (each := getattr(event, name)) is not None
-        )
+        key = next(key for key in _QUANTITIES if getattr(event, key) is not None)
+        quantity, value = _QUANTITIES[key], getattr(event, key)
         return _lasting(
             event,
             lambda: change(links, lambda link: link.forced.update({quantity: (number, value)})),
@@ -489,11 +493,12 @@ class Faults:
             may_revive=True,
         )
 
-    def _host_event(self, event: HostEvent, number: int) -> Iterator[_Step]:
-        links = self._links_at(event.host)
-        if event.is_up:
-            return iter([_Step(event.at_seconds, lambda: self._bring_back(event.host), frozenset(links))])
-        crash = _Crash(event.host, number)
+    def _host_event(self, event: HostEvent, _: tuple[int, ...], number: int) -> Iterator[_Step]:
+        host = self._network.topology.host_index(event.host)
+        links = self._links_at(host)
+        if event.up:
+            return iter([_Step(event.at, lambda: self._bring_back(host), frozenset(links))])
+        crash = _Crash(host, number)
         return _lasting(event, lambda: self._crash(crash), lambda: self._end_crash(crash), links)
 
     def _crash(self, crash: _Crash) -> None:
@@ -520,9 +525,9 @@ class Faults:
         name = topology.hosts[host].name
         return tuple(link.index for link in topology.links if name in (link.source, link.target))
 
-    def _trace(self, trace: Trace, number: int) -> Iterator[_Step]:
-        for instant, value in zip(trace.times_seconds, trace.values, strict=True):
-            yield self._traced(instant, trace.links, trace.quantity, value)
+    def _trace(self, trace: Trace, links: tuple[int, ...], number: int) -> Iterator[_Step]:
+        for instant, value in trace.rows:
+            yield self._traced(instant, links, _QUANTITIES[trace.key], value)
 
     def _traced(self, instant: float, links: tuple[int, ...], quantity: Quantity, value: float) -> _Step:
         def act() -> None:
@@ -530,30 +535,30 @@ class Faults:
 
         return _Step(instant, act, frozenset(links) if quantity != "factor" else frozenset())
 
-    def _background(self, entry: Background, number: int) -> Iterator[_Step]:
+    def _traffic(self, entry: Background, _: tuple[int, ...], number: int) -> Iterator[_Step]:
         traffic = BackgroundTraffic(self._network, entry, number)
-        stop = math.inf if entry.stop_seconds is None else entry.stop_seconds
-        if entry.every_seconds is None:
-            yield _Step(entry.start_seconds, traffic.send)
+        stop = math.inf if entry.stop is None else entry.stop
+        if entry.every is None:
+            yield _Step(entry.start, traffic.send)
             if stop < math.inf:
                 yield _Step(stop, traffic.stop)
             return
         count = 0
-        while (instant := entry.start_seconds + count * entry.every_seconds) < stop:
+        while (instant := entry.start + count * entry.every) < stop:
             yield _Step(instant, traffic.send)
             count += 1
 
-    def _drift(self, drift: Drift, number: int) -> Iterator[_Step]:
-        (link,) = drift.links
+    def _drift(self, drift: Drift, links: tuple[int, ...], number: int) -> Iterator[_Step]:
+        (link,) = links
         for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
-            yield self._traced(instant, drift.links, "factor", factor)
+            yield self._traced(instant, links, "factor", factor)
 
 
-_STEPS: dict[type, Callable[[Faults, Any, int], Iterator[_Step]]] = {
+_STEPS: dict[type, Callable[[Faults, Any, tuple[int, ...], int], Iterator[_Step]]] = {
     LinkEvent: Faults._link_event,
     HostEvent: Faults._host_event,
     Trace: Faults._trace,
-    Background: Faults._background,
+    Background: Faults._traffic,
     Drift: Faults._drift,
 }
 
@@ -567,10 +572,10 @@ def _lasting(
     may_revive: bool = False,
 ) -> Iterator[_Step]:
     """Begin of an event, and its end where it has a duration; the end, or also the begin, may revive its links."""
-    has_end = event.for_seconds is not None
-    yield _Step(event.at_seconds, begin, frozenset(links if has_end or may_revive else ()))
-    if event.for_seconds is not None:
-        yield _Step(event.at_seconds + event.for_seconds, end, frozenset(links))
+    lasts = event.for_
+    yield _Step(event.at, begin, frozenset(links if lasts is not None or may_revive else ()))
+    if lasts is not None:
+        yield _Step(event.at + lasts, end, frozenset(links))
 
 
 def _bring_up(link: _Condition) -> None:
@@ -627,7 +632,7 @@ def simulate_weather(
             f"simulate_weather: until_seconds must be finite and not negative, got {until_seconds!r}"
         )
     changes = _ChangeCounter()
-    quiet = replace(topology, weather=replace(topology.weather, background=()))
+    quiet = replace(topology, weather=topology.weather.model_copy(update={"background": ()}))
     network, _ = network_with_weather(quiet, recorder=changes)
     clock = network.env
     while clock.peek() <= until_seconds and changes.num_changes < most_changes:

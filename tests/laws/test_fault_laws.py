@@ -15,11 +15,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from interpreted_engine import use_sources
 from test_network_laws import check_rates
 
-from netsim import Clock, Faults, HostEvent, Network, Topology, Weather, schedule, start_collective
+from netsim import (
+    Background,
+    Clock,
+    Faults,
+    HostEvent,
+    LinkEvent,
+    Network,
+    Topology,
+    Weather,
+    schedule,
+    start_collective,
+)
 from netsim.errors import DeadlockError
 from netsim.network.clock import Order
 from netsim.topology.topology import FloatArray
-from netsim.topology.weather import Background, LinkEvent
 
 # a, b - left - right - c, d: the middle is shared and narrow.
 TOPOLOGY = Topology.from_mapping(
@@ -36,6 +46,12 @@ TOPOLOGY = Topology.from_mapping(
         "protocol": "ideal",
     }
 )
+
+
+def ends_of(link: int) -> tuple[str, str]:
+    return TOPOLOGY.links[link].source, TOPOLOGY.links[link].target
+
+
 NUM_LINKS = len(TOPOLOGY.links)
 FORCED = ["nothing", "a fifth", "half", "all"]
 SHARES = dict(zip(FORCED, (0.0, 0.2, 0.5, 1.0), strict=True))
@@ -141,37 +157,40 @@ class Weathered(RuleBasedStateMachine):
     @rule(link=st.integers(0, NUM_LINKS - 1), up=st.booleans())
     def switch(self, link: int, up: bool) -> None:
         self.is_up[link] = up
-        self.faults.add(LinkEvent(self.clock.now, (link,), is_up=up))
+        self._set(link, up=up or None, down=not up or None)
         self._settle()
 
     @rule(link=st.integers(0, NUM_LINKS - 1), share=st.sampled_from(FORCED))
     def degrade(self, link: int, share: str) -> None:
         self.share[link] = SHARES[share]
         rate = TOPOLOGY.links[link].bits_per_second * SHARES[share]
-        self.faults.add(LinkEvent(self.clock.now, (link,), bits_per_second=rate))
+        self._set(link, bandwidth=rate)
         self._settle()
 
     @rule(link=st.integers(0, NUM_LINKS - 1), more=st.sampled_from([0.0, 0.02, 0.3]))
     def change_latency(self, link: int, more: float) -> None:
         latency = TOPOLOGY.links[link].latency_seconds + more
-        self.faults.add(LinkEvent(self.clock.now, (link,), latency_seconds=latency))
+        self._set(link, latency=latency)
         self._settle()
 
     @rule(link=st.integers(0, NUM_LINKS - 1), loss=st.sampled_from([0.0, 0.001, 0.05]))
     def change_loss(self, link: int, loss: float) -> None:
-        self.faults.add(LinkEvent(self.clock.now, (link,), loss=loss))
+        self._set(link, loss=loss)
         self._settle()
+
+    def _set(self, link: int, **values: Any) -> None:
+        self.faults.add(LinkEvent(at=self.clock.now, link=ends_of(link), direction="up", **values))
 
     @rule(host=st.integers(0, 3))
     def crash(self, host: int) -> None:
         self.alive[host] = False
-        self.faults.add(HostEvent(self.clock.now, host, is_up=False))
+        self.faults.add(HostEvent(at=self.clock.now, host=TOPOLOGY.hosts[host].name, crash=True))
         self._settle()
 
     @rule(host=st.integers(0, 3))
     def bring_back(self, host: int) -> None:
         self.alive[host] = True
-        self.faults.add(HostEvent(self.clock.now, host, is_up=True))
+        self.faults.add(HostEvent(at=self.clock.now, host=TOPOLOGY.hosts[host].name, up=True))
         self._settle()
 
     @invariant()
@@ -427,9 +446,10 @@ def outages(points: Sequence[float]) -> Iterator[Weather]:
     for off, on in itertools.combinations([*points, math.inf], 2):
         seconds = None if on == math.inf else on - off
         for wire in WIRES:
-            yield Weather(link_events=(LinkEvent(off, wire, is_up=False, for_seconds=seconds),))
+            yield Weather(events=[LinkEvent(at=off, link=ends_of(wire[0]), down=True, for_=seconds)])
         for host in range(4):
-            yield Weather(host_events=(HostEvent(off, host, is_up=False, for_seconds=seconds),))
+            name = TOPOLOGY.hosts[host].name
+            yield Weather(events=[HostEvent(at=off, host=name, crash=True, for_=seconds)])
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -441,8 +461,8 @@ def test_every_run_ends_whatever_goes_off_and_on_when(name: str) -> None:
         account, finished, end = run_scenario(name, weather)
         num_runs += 1
         num_stuck += not finished
-        (event,) = weather.link_events or weather.host_events
-        assert finished or event.for_seconds is None  # what comes back is no excuse
+        (event,) = weather.events
+        assert finished or event.for_ is None  # what comes back is no excuse
         assert not finished or end >= calm * (1 - 1e-9) or name == "shared flows"
         account.check_bytes()
     assert num_runs >= 9 * 45
@@ -451,11 +471,11 @@ def test_every_run_ends_whatever_goes_off_and_on_when(name: str) -> None:
 
 def test_recurring_weather_does_not_keep_a_dead_run_alive() -> None:
     weather = Weather(
-        link_events=(LinkEvent(0.02, WIRES[0], is_up=False),),
-        background=(
-            Background(1, 3, num_bytes=1000, every_seconds=0.1),
-            Background(2, 3, bits_per_second=1e5),
-        ),
+        events=[LinkEvent(at=0.02, link=ends_of(WIRES[0][0]), down=True)],
+        background=[
+            Background(from_=TOPOLOGY.hosts[1].name, to=TOPOLOGY.hosts[3].name, bytes=1000, every=0.1),
+            Background(from_=TOPOLOGY.hosts[2].name, to=TOPOLOGY.hosts[3].name, rate=1e5),
+        ],
     )
     _, finished, end = run_scenario("one connection", weather)
     assert not finished
