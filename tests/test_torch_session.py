@@ -12,7 +12,8 @@ import torch
 from kernel_ports import Ports
 
 from netgym.launch.call_sites import CallSites, SiteTotals
-from netgym.launch.session import ComputeClock, RankSession
+from netgym.launch.compute import ComputeClock
+from netgym.launch.session import RankSession
 from netsim import Clock
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 

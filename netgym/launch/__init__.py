@@ -4,9 +4,10 @@ Importing this module registers it; `netgym launch` does so for the program that
 real data, combined in rank order as everywhere in NetGym, and charges every call to the chosen topology.
 """
 
+from netgym.launch.compute import ComputeClock
 from netgym.launch.group import NetsimGroup
 from netgym.launch.registration import register
-from netgym.launch.session import ComputeClock, RankSession, advance, attach, current_session, now
+from netgym.launch.session import RankSession, advance, attach, current_session, now
 
 __all__ = [
     "ComputeClock",

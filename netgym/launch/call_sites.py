@@ -81,7 +81,7 @@ class CallSites:
 
     A row with `place` and `op` holds for the requests of its rank until its next such row. A row with `step` ends a
     step; one with `startup_seconds` has the time before the rank's clock started; one with `uncharged` names a backend
-    or device used alongside the simulated network.
+    or device used alongside the simulated network, one with `computes` a speed of computing.
 
     Args:
         num_ranks: of the program.
@@ -94,6 +94,7 @@ class CallSites:
         bytes_sent, wan_bytes: payload that left each rank, and the part of it that went to other regions.
         first_steps, last_steps: first and last end of a step, by rank.
         startup_seconds: of each rank.
+        computes: speeds at which operations were charged, by dtype.
         uncharged: backends that ranks used alongside the simulated network.
         history: changes of place: (rank, instant, place).
     """
@@ -108,6 +109,7 @@ class CallSites:
     last_steps: dict[int, Instant] = field(default_factory=dict)
     num_calls: int = 0
     num_started: int = 0
+    computes: dict[str, None] = field(default_factory=dict)
     uncharged: dict[str, None] = field(default_factory=dict)
     history: list[tuple[int, float, str]] = field(default_factory=list)
 
@@ -148,6 +150,8 @@ class CallSites:
         elif "startup_seconds" in marked:
             self.startup_seconds[rank] = marked["startup_seconds"]
             self.num_started += 1
+        elif "computes" in marked:
+            self.computes[marked["computes"]] = None
         elif "uncharged" in marked:
             self.uncharged[marked["uncharged"]] = None
 

@@ -66,8 +66,8 @@ def command(
         as_json: Print one JSON document; SCRIPT prints to stderr.
     """
     from exogym_core.results.run_folder import RunFolder
+    from netgym.launch.compute import ComputeClock
     from netgym.launch.run import Launch, Script
-    from netgym.launch.session import ComputeClock
     from netsim import Topology
 
     if script.startswith("-"):

@@ -148,7 +148,7 @@ class NetsimGroup(dist.ProcessGroup):
         self._session.settle()
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        self._comm.call_seconds = timeout.total_seconds()
+        self._comm.call_seconds = max(timeout.total_seconds(), 0.0)
 
     _set_default_timeout = set_timeout
 
@@ -531,7 +531,7 @@ class NetsimWork(dist.Work):
         if self._error is not None:
             raise self._error
         limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-        seconds = limit if limit and limit < math.inf else self._seconds
+        seconds = limit if limit and 0 < limit < math.inf else self._seconds
         with self._session:
             self._session.end_polls()
             self._session.settle_others(self)

@@ -24,9 +24,10 @@ from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Failed
 from exogym_core.workers.processes.shared_memory import Arena
 from exogym_core.workers.turns import Aborted
+from netgym.launch.compute import ComputeClock
 from netgym.launch.launched import Launched, listen, refused
 from netgym.launch.lone_rank import LoneRank, ended
-from netgym.launch.session import ComputeClock, RankSession, attach
+from netgym.launch.session import RankSession, attach
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:

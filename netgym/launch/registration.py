@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from netgym.launch.group import NetsimGroup
+from netgym.launch.launched import Launched, refused
 from netgym.launch.private import (
     DEFAULT_SECONDS,
     break_graphs_at,
@@ -43,7 +44,7 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
         comm = session.comm.group(ranks)
     seconds = options.timeout.total_seconds()
     if seconds != DEFAULT_SECONDS:  # chosen by the program
-        comm.call_seconds = seconds
+        comm.call_seconds = max(seconds, 0.0)
     return NetsimGroup(session, comm, options.store, options.group_id)
 
 
@@ -63,7 +64,7 @@ def register() -> None:
         dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])
 
 
-_BACKEND = 3  # its position among the arguments of c10d's function that makes groups
+_BACKEND, _STORE = 3, 4  # positions among the arguments of c10d's function that makes groups
 _TORCHS_OWN = {"undefined", "gloo", "mpi", "nccl", "ucc", "xccl"}  # "undefined": none was named
 
 
@@ -88,6 +89,13 @@ def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -
                 made_by_original = original(*arguments, **options)
                 _note_uncharged(asked)
                 return made_by_original
+            if arguments[0] == -1:  # MPI's runtime would know
+                arguments = (
+                    *_launched_ranks(),
+                    *arguments[2:_STORE],
+                    _launched_store(),
+                    *arguments[_STORE + 1 :],
+                )
             group, store = original(*arguments[:_BACKEND], "netsim", *arguments[_BACKEND + 1 :], **options)
             if store is not None:
                 name_group(group, asked)
@@ -100,6 +108,20 @@ def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -
 
     wrap_function("_new_process_group_helper", around)
     _note_gloo_groups()
+
+
+def _launched_ranks() -> tuple[int, int]:
+    """World size and rank of a process that the launcher has started."""
+    session = current_session()
+    if session is None:
+        raise refused("backend mpi: ranks that the script starts have no numbers of MPI: start them with -n")
+    return session.comm.world_size, session.comm.rank
+
+
+def _launched_store() -> dist.Store:  # type: ignore[name-defined]
+    launched = Launched.current()
+    assert launched is not None
+    return dist.FileStore(launched.store, _launched_ranks()[0])  # type: ignore[attr-defined]
 
 
 def _note_gloo_groups() -> None:

@@ -132,6 +132,10 @@ class LaunchReport(_Part):
         description="'auto': gloo's own under gloo, else for each call the fastest by itself"
     )
     compute: str = Field(description="cost of computing, as --compute has it")
+    compute_rates: list[str] = Field(
+        default=[],
+        description="with flops: speeds by dtype, at the utilisation; all other operations cost nothing",
+    )
     cuda_as_cpu: bool
     until_seconds: float | None
     virtual_seconds: float = Field(description="when the last rank ended, or the run did")
@@ -216,6 +220,7 @@ def report_of(
             for link, count in zip(world.topology.links, network.link_bytes, strict=True)
             if count
         },
+        compute_rates=list(sites.computes),
         uncharged=list(sites.uncharged),
         later_weather=world.topology.weather_after(whole),
         host_decisions=list(host_decisions),
@@ -352,9 +357,16 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         ("placement", _placement(report.placement)),
         (
             "compute",
-            report.compute + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else ""),
+            report.compute
+            + (
+                f": {', '.join(report.compute_rates)}; other operations cost nothing"
+                if report.compute_rates
+                else ""
+            )
+            + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else ""),
         ),
         ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
+        ("timings", "those that the script takes itself are host time; netgym.now() reads this clock"),
     ]
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))

@@ -17,11 +17,12 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 import torch.distributed.rpc
 
+from netgym.launch.compute import ComputeClock
 from netgym.launch.cuda_on_cpu import stand_in_for_cuda
 from netgym.launch.launched import Launched, refused
 from netgym.launch.private import rendezvous_by
 from netgym.launch.registration import register, replace_backends
-from netgym.launch.session import ComputeClock, attach
+from netgym.launch.session import attach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,8 +87,9 @@ def run_script(script: Script) -> None:
             sys.path.insert(0, os.getcwd())
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(script.name)))
-            runpy.run_path(script.name, run_name="__main__")
+            path = os.path.abspath(script.name)  # as Python has it, and found again in any folder
+            sys.path.insert(0, os.path.dirname(path))
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise

@@ -10,14 +10,12 @@ import sys
 import sysconfig
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 import exogym_core
-from exogym_core.names import visible
 from exogym_core.workers.turns import is_own
 from netgym.launch.launched import refused
 from netgym.launch.private import at_end_of_backward, is_in_backward
@@ -27,14 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from torch.utils.flop_counter import FlopCounterMode
-
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from netgym.launch.compute import ComputeClock
 
-__all__ = ["POLL_SECONDS", "ComputeClock", "RankSession", "advance", "attach", "current_session", "now"]
+__all__ = ["POLL_SECONDS", "RankSession", "advance", "attach", "current_session", "now"]
 
 POLL_SECONDS = 1e-3
 """Least virtual seconds between two polls of an unfinished call: a loop that only polls comes to its end."""
+
+_MOST_SECONDS = 1e9  # thirty years
 
 # Folders of code that is never a program's place.
 _BELOW = (
@@ -44,85 +43,6 @@ _BELOW = (
     sysconfig.get_path("stdlib"),
     "<",
 )
-
-
-@dataclass
-class ComputeClock:
-    """Virtual time of a program's computing between two calls.
-
-    Attributes:
-        kind: `live` (CPU seconds of its main thread, measured as it runs), `flops` (on a device), or `marks` (only
-            calls of `netgym.advance`).
-        factor: virtual seconds for each measured one; for `flops`, seconds an operation.
-    """
-
-    kind: str = "live"
-    factor: float = 1.0
-    _last: float = 0.0
-    _spent: Callable[[], float] = field(default=time.thread_time, repr=False)
-    _flops: FlopCounterMode | None = field(default=None, repr=False)
-
-    @classmethod
-    def parse(cls, text: str) -> ComputeClock:
-        """Parse `live`, `live FACTOR`, `flops DEVICE [UTILISATION]` or `marks`.
-
-        Raises:
-            InputError: it is none of these.
-
-        >>> ComputeClock.parse("live 0.05").factor
-        0.05
-        """
-        kind, *rest = text.split() or [""]
-        try:
-            if kind == "marks" and not rest:
-                return cls(kind)
-            if kind == "live" and len(rest) < 2:
-                factor = float(rest[0]) if rest else 1.0
-                if 0 <= factor < float("inf"):
-                    return cls(kind, factor)
-            if kind == "flops" and 0 < len(rest) < 3:
-                utilisation = float(rest[1]) if len(rest) > 1 else 0.4
-                if 0 < utilisation <= 1:
-                    from exogym_core.cost.devices import find_device  # reads tables
-
-                    return cls(kind, 1 / (find_device(rest[0]).flops_for("bf16", rest[0]) * utilisation))
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-        raise InputError(
-            f"compute {visible(text)!r}: write 'live', 'live 0.1' (times a factor), 'flops h100 0.4' (device and "
-            "utilisation) or 'marks' (only netgym.advance counts)"
-        )
-
-    def start(self, is_process: bool = True) -> None:
-        """Measure from now on: the main thread of a process that is a rank, else this thread.
-
-        CPU seconds of all threads would add up parallel work.
-        """
-        if is_process:
-            main = threading.main_thread().ident
-            assert main is not None
-            self._spent = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(main))
-        if self.kind == "flops":
-            from torch.utils.flop_counter import FlopCounterMode
-
-            self._flops = FlopCounterMode(display=False)
-            self._flops.__enter__()  # type: ignore[no-untyped-call]
-
-    def take_seconds(self) -> float:
-        """Virtual seconds of computing since the last call of `resume`, or since the thread began."""
-        if self.kind == "live":
-            return (self._spent() - self._last) * self.factor
-        if self._flops is not None:
-            total = float(self._flops.get_total_flops())
-            seconds, self._last = (total - self._last) * self.factor, total
-            return seconds
-        return 0.0
-
-    def resume(self) -> None:
-        """Resume measuring, before the program's own code runs."""
-        if self.kind == "live":
-            self._last = self._spent()
 
 
 class RankSession:
@@ -168,6 +88,8 @@ class RankSession:
         try:
             if self._depth == 0 and self.has_begun:
                 self._spend(self._compute.take_seconds())
+                for rate in self._compute.take_new_rates():
+                    self.comm.mark({"computes": rate})
         except BaseException:
             self._calling.release()
             raise
@@ -184,6 +106,10 @@ class RankSession:
 
     def advance(self, seconds: float) -> None:
         """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""
+        if not 0 <= seconds <= _MOST_SECONDS:
+            raise InputError(
+                f"netgym.advance({seconds!r}) at {program_place()}: give seconds from 0 to {_MOST_SECONDS:g}"
+            )
         if self.has_begun:
             with self:
                 self._spend(seconds)
