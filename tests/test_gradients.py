@@ -29,7 +29,7 @@ from exogym_core.strategy import (
     Strategy,
     build_strategy,
 )
-from exogym_core.strategy.base import StepContext
+from exogym_core.strategy.context import StepContext
 from netsim.errors import InputError
 
 

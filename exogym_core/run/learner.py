@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import Source, StepSamples
-    from exogym_core.strategy.base import StepContext, Strategy
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.context import StepContext
 
 __all__ = [
     "DetachedLearner",

@@ -21,7 +21,7 @@ from exogym_core.run.snapshots import (
     passing_buffers,
     take_shapes,
 )
-from exogym_core.strategy.base import StepContext
+from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
@@ -312,7 +312,7 @@ class Loop(Role):
         if not taken and (step := self._next_step()) is not None:
             self.do(step)
             return
-        averager = strategy.averager
+        averager = strategy.site.averager
         for each in taken:
             learning_rate = strategy.learning_rate
             strategy.begin_step(self._context(each.step))

@@ -641,7 +641,7 @@ class StackedLearner(DetachedLearner):
         """Take the steps together with the other ranks."""
         if self._has_own_hooks():
             return []
-        kind = num_steps, strategy.averager is not None, strategy.max_norm
+        kind = num_steps, strategy.site.averager is not None, strategy.max_norm
         return self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, *kind))
 
     def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:

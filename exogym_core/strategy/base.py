@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from exogym_core.names import plain_numbers
+from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
     OptimSpec,
@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.codecs import Codec
-    from exogym_core.strategy.parts.gradients import GradientAverager
 
-__all__ = ["StepContext", "Strategy"]
+__all__ = ["Strategy"]
 
 
 # Methods of a step by which a subclass may change it.
@@ -64,57 +63,6 @@ _SHARED = (
     *("model", "comm", "rank", "num_nodes", "seed", "max_steps", "coding", "where"),
     *("optim", "site", "local_step", "context"),
 )
-
-
-@dataclass(slots=True)
-class StepContext:
-    """Context of a step of this rank, passed to `Strategy.begin_step` by the loop.
-
-    Attributes:
-        number: of the step, from 0.
-        samples: of this rank.
-        samples_of: of every rank of the run; empty where all have as many.
-        scaler: what gradients are scaled with, as they come from the backward pass; None where they are not.
-        last_micro_batch: whether the backward pass that is under way, or just over, completes the gradient.
-        comm: connects the ranks of the run; needed where there is a `count`.
-        count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
-            complete from the `last_micro_batch` on.
-        is_unscaled: gradients have been unscaled by `Strategy.unscale_gradients`.
-    """
-
-    number: int = 0
-    samples: int = 0
-    samples_of: Sequence[int] = ()
-    scaler: torch.amp.GradScaler | None = None
-    last_micro_batch: bool = True
-    comm: Communicator | None = None
-    is_unscaled: bool = False
-    count: float | None = None
-    _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
-
-    @property
-    def weight(self) -> float:
-        """Weight of this rank's gradient in the mean of all ranks'."""
-        return self.weight_among(None)
-
-    def weight_among(self, ranks: Sequence[int] | None) -> float:
-        """Weight of this rank's gradient in the mean of the gradients of `ranks`; None: of all ranks.
-
-        It is this rank's samples over the mean of `ranks`'. Where the model returns counts it is this rank's count over
-        their mean: the first call of a step sums the counts of `ranks`, all of which must call it then, by an
-        all-reduce of 4 bytes that takes its time.
-        """
-        if self.count is not None and self.comm is not None and self.last_micro_batch:
-            together = self.comm if ranks is None else self.comm.group(ranks, reuse=True)
-            key = None if ranks is None else tuple(ranks)
-            if key not in self._summed:
-                total = torch.tensor([self.count], device=self.comm.device)
-                self._summed[key] = together.all_reduce(total, "sum").item()
-            return self.count * together.world_size / (self._summed[key] or 1.0)
-        if not self.samples_of:
-            return 1.0
-        among = self.samples_of if ranks is None else [self.samples_of[rank] for rank in ranks]
-        return self.samples * len(among) / sum(among)
 
 
 class Strategy(Stateful):
@@ -317,21 +265,17 @@ class Strategy(Stateful):
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
         self._init_node(model, comm.rank, self.num_nodes)
-        if comm.world_size > 1 and not self.takes_complex:
-            self._refuse_complex()
-        self.prepare()
-        if self.scheduler is None:
-            self._setup_scheduler()
-
-    def _refuse_complex(self) -> None:
-        """Raise InputError where a parameter has complex values."""
-        for name, parameter in self.named_trainable():
+        takes_all = self.takes_complex or comm.world_size == 1
+        for name, parameter in () if takes_all else self.named_trainable():
             if parameter.is_complex():
                 raise InputError(
                     f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold "
                     "its real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy of "
                     "your own that does more"
                 )
+        self.prepare()
+        if self.scheduler is None:
+            self._setup_scheduler()
 
     def join(self, whole: Strategy) -> None:
         """Become a member of `whole`, which has been set up, and updates the parameters.
@@ -407,23 +351,16 @@ class Strategy(Stateful):
     def steps_to_exchange(self) -> int:
         """Number of next steps that only average gradients, clip and update, up to the next exchange after an update.
 
-        0: not known. What averages is `averager`, and the rest of such a step is `finish_step`.
+        0: not known. What averages is `site.averager`, and the rest of such a step is `finish_step`.
         """
-        gradients = self.site.gradients
-        if not self.plain_steps or self.round_steps is None or (gradients and self.averager is None):
+        are_apart = self.site.gradients is not None and self.site.averager is None
+        if not self.plain_steps or self.round_steps is None or are_apart:
             return 0
         if self.scheduler is not None:
             return 1
         if type(self).communicate is Strategy.communicate:  # nothing is exchanged after an update
             return sys.maxsize
         return self.round_steps - self.local_step % self.round_steps
-
-    @property
-    def averager(self) -> GradientAverager | None:
-        """Averager of all ranks' gradients in steps of `steps_to_exchange`; None where they stay apart."""
-        gradients = self.site.gradients
-        is_whole = gradients is not None and gradients.comm.world_size == self.comm.world_size
-        return gradients if is_whole and gradients is not None and gradients.is_one_call else None
 
     @property
     def has_ended_round(self) -> bool:
@@ -631,14 +568,7 @@ class Strategy(Stateful):
 
         The update is then made whatever this rank's scaler has found: the others count on it.
         """
-        scaler = self.context.scaler
-        if scaler is None or self.context.is_unscaled:
-            return
-        scaler.unscale_(self.optim)
-        self.context.is_unscaled = True
-        for parameter in self.trainable:
-            if parameter.grad is not None:
-                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+        self.context.unscale(self.optim, self.trainable)
 
     def clip_gradients(self) -> None:
         """Undo the scaler's factor, unless that is done, then clip the norm to `max_norm`, if these are set.
@@ -646,9 +576,7 @@ class Strategy(Stateful):
         Raises:
             InputError: gradients are sparse and are to be clipped.
         """
-        scaler = self.context.scaler
-        if scaler is not None and not self.context.is_unscaled:
-            scaler.unscale_(self.optim)
+        self.context.unscale(self.optim)
         if self.max_norm is not None:
             self.site.clip(self.max_norm)
 
@@ -659,32 +587,14 @@ class Strategy(Stateful):
 
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """`values` of `held`, in their order, by name, as `judged_state` has them."""
-        state: dict[str, Tensor] = {}
-        for (name, parameter), piece, value in zip(self.named_trainable(), self.held, values, strict=True):
-            if piece.shape == parameter.shape:
-                state[name] = value
-            elif value.numel():
-                first = piece.storage_offset() - parameter.storage_offset()
-                state[f"{name}[{first}:{first + value.numel()}]"] = value
-        return state
+        return self.site.named([name for name, _ in self.named_trainable()], values)
 
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; with a scaler, only if these were finite when it unscaled them.
 
         After `unscale_gradients` the update is made in any case.
         """
-        scaler = self.context.scaler
-        if scaler is None:
-            self.optim.step()
-        elif self.context.is_unscaled:
-            self.context.is_unscaled = False
-            self.optim.step()
-            scaler.update()
-        else:
-            scale = scaler.get_scale()
-            scaler.step(self.optim)
-            scaler.update()
-            self._update_skipped = scaler.get_scale() < scale
+        self._update_skipped = self.context.update(self.optim)
 
 
 declare(Strategy)

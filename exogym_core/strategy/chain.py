@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.base import StepContext, Strategy
+from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import options_of
 from exogym_core.strategy.participation.absence import Everyone
 from exogym_core.strategy.participation.site import SitesOptions
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.context import StepContext
 
 __all__ = ["Chain", "CommunicateOptimizeStrategy", "CommunicationModule", "Sites"]
 
@@ -239,7 +240,7 @@ class Chain(Strategy):
     @property
     def steps_to_exchange(self) -> int:
         """Steps up to the next exchange of a member; single ones where the learning rate may change after each."""
-        if not self.plain_steps or (self.site.gradients and self.averager is None):
+        if not self.plain_steps or (self.site.gradients and self.site.averager is None):
             return 0
         if self.scheduler is not None:
             return 1

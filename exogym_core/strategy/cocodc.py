@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,12 +10,10 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int, whole_number
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.fragments import second_order
 from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["CoCoDCCommunicator", "CoCoDCStrategy"]
 
@@ -97,9 +95,8 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         """Take in what has come, then choose what leaves."""
         fragments = self.fragments
         fragments.go_on()
-        for p in range(len(fragments)):
-            if p in fragments.rounds and step == fragments.sent_at[p] + self.tau:
-                self.merge(p)
+        for p in fragments.back(step - self.tau):
+            self.merge(p)
         most = max(self.transmissions, len(fragments))
         if step % max(1, self.H // most) == 0 and (chosen := self.choose(step)) is not None:
             self.intervals[chosen] = step - fragments.sent_at[chosen]
@@ -130,21 +127,22 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         outer, outer_round = self.fragments.outers[p], self.fragments.rounds.pop(p)
         means = outer_round.wait()
         self.num_rounds += 1
-        num_values = sum(mean.numel() for mean in means)
-        length = torch.cat([mean.reshape(-1) for mean in means]).double().norm()
+        change = torch.cat([mean.reshape(-1) for mean in means])
         if (
-            num_values and not length.is_meta
-        ):  # a plan has no values: the fragment that has waited longest leaves
-            self.rates[p] = float(length) / (self.intervals[p] * num_values)
+            len(change) and not change.is_meta
+        ):  # a plan has no values: then the one that has waited longest leaves
+            self.rates[p] = float(change.double().norm()) / (self.intervals[p] * len(change))
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
         if not self.tau:
             outer.reset_parameters()  # no steps since, though `sent`, which is rounded, may differ from it
             return
+        steps = None if self.scale == "relative" else self.tau * self.intervals[p]
         for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):
             trained = unflatten(then - flatten(bucket), bucket)
             apart = unflatten(phi - then, bucket)
-            since = [t + self._correction(p, t, d) for t, d in zip(trained, apart, strict=True)]
+            parts = zip(trained, apart, strict=True)
+            since = [second_order(t, d, self.compensation, steps) for t, d in parts]
             write_back(phi - flatten(since), bucket)
 
     def finish(self) -> None:
@@ -152,17 +150,6 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         for p in sorted(self.fragments.rounds):
             self.merge(p)
         super().finish()
-
-    def _correction(self, p: int, trained: Tensor, apart: Tensor) -> Tensor:
-        """`tau lambda g * g * D`; `trained` is `tau g`."""
-        wide = torch.promote_types(trained.dtype, torch.float32)
-        moved, away = trained.to(wide), apart.to(wide)
-        term = moved * moved * away
-        if self.scale == "relative":
-            term = term / term.norm().clamp(min=torch.finfo(wide).tiny) * (self.compensation * moved.norm())
-        else:
-            term = term * (self.compensation / (max(self.tau, 1) * self.intervals[p]))
-        return term.to(trained.dtype)
 
 
 class CoCoDCCommunicator(CoCoDCStrategy, part="CoCoDC", positional=("H",)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +10,7 @@ from exogym_core.strategy.options import fraction, number, option, positive_int
 from exogym_core.strategy.participation.servers import ServedStrategy, from_message, to_message
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.fragments import embeddings_of, merged, packed
+from exogym_core.strategy.parts.quorums import Quorums
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     mix: float = option(0.5, fraction)
 
     arithmetic = ("merge_in",)
-    state = State("_velocity", "_merged", "_since", "_pending", "_deadlines")
+    state = State("_velocity", "_merged", "_since", "_waiting")
 
     def prepare(self) -> None:
         """Begin with the same parameters everywhere."""
@@ -74,8 +74,8 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
         self._due = [(p + 1) * self.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
         self._since = [[0, 0] for _ in self.fragments]  # samples and steps since each left
-        self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
-        self._deadlines: dict[tuple[int, int], float] = {}  # of those that have a quorum
+        quorum = min(self.quorum or self.num_nodes, self.num_nodes)
+        self._waiting = Quorums(quorum, self.num_nodes, self.grace)
 
     def _of(self, p: int, flat: Tensor) -> list[Tensor]:
         """The fragment's tensors, as views of a flat model."""
@@ -116,37 +116,25 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     def serve(self, updated: Callable[[float], None]) -> None:
         """Merge what has a quorum, until no learner sends anything any more."""
         while True:
-            wait = min(self._deadlines.values(), default=math.inf) - self.comm.now()
+            wait = self._waiting.next_deadline - self.comm.now()
             messages = self.comm.take(wait=max(wait, 0.0))
-            if not messages and not self._deadlines:
+            if not messages and not self._waiting.deadlines:
                 break
             for source, message in messages:
                 self._served += self.H / len(self.fragments)
                 p, round_number = map(int, from_message(message, _TAIL)[1][:2])
                 if round_number >= self._merged[p]:
-                    self._pending.setdefault((p, round_number), {})[source] = message
-            self._merge_ready(is_over=not messages)
+                    self._waiting.put(p, round_number, source, message)
+            for key in self._waiting.due(self.comm.now(), is_over=not messages):
+                self._merge(*key)
             updated(self._served / self.num_nodes)
-        for key in sorted(self._pending):  # learners have ended: what has come counts
+        for key in sorted(self._waiting.pending):  # learners have ended: what has come counts
             self._merge(*key)
         updated(self._served / self.num_nodes)
 
-    def _merge_ready(self, is_over: bool) -> None:
-        now = self.comm.now()
-        for key, messages in self._pending.items():
-            if len(messages) >= min(self.quorum or self.num_nodes, self.num_nodes):
-                grace = self.grace if len(messages) < self.num_nodes else 0.0
-                self._deadlines[key] = min(self._deadlines.get(key, math.inf), now + grace)
-        until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
-        for key in sorted(key for key, deadline in self._deadlines.items() if deadline <= until):
-            self._merge(*key)
-
     def _merge(self, p: int, round_number: int) -> None:
-        self.merge_in(p, self._pending[p, round_number])
+        self.merge_in(p, self._waiting.taken(p, round_number))
         self._merged[p], self.num_arrived = round_number + 1, self.num_arrived + 1
-        for key in [key for key in self._pending if key[0] == p and key[1] <= round_number]:
-            del self._pending[key]
-            self._deadlines.pop(key, None)
         answer = to_message(flatten(self._of(p, self.phi)), p)
         for learner in range(self.num_nodes):
             self.comm.put(answer, learner, "merged")

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.compute import Coding
 from exogym_core.run.loop import set_up, take_step
-from exogym_core.strategy.base import StepContext
+from exogym_core.strategy.context import StepContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,7 +120,7 @@ class PlannedRank:
         Those before the one that ends with an exchange, of strategies that declare it by `steps_to_exchange`.
         """
         strategy = self.strategy
-        if strategy.averager is not None:
+        if strategy.site.averager is not None:
             return 0
         number = max(min(strategy.steps_to_exchange - 1, most), 0)
         for step in range(strategy.local_step, strategy.local_step + number):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.base import StepContext, Strategy
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.context import StepContext
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.parts.flight import Steps
     from exogym_core.strategy.parts.outer import OuterStep
@@ -112,6 +113,12 @@ class Site:
     def _weight(self, context: StepContext) -> float:
         return context.weight_among(self.ranks or None)
 
+    @property
+    def averager(self) -> GradientAverager | None:
+        """Averager of all ranks' gradients by one call, which may stand for a step that is run ahead."""
+        gradients = self.gradients
+        return gradients if gradients is not None and not self.ranks and gradients.is_one_call else None
+
     def listen(self, last_micro_batch: bool, context: StepContext) -> None:
         """Prepare for a backward pass; gradients may leave in that of the `last_micro_batch`."""
         if self.gradients is not None:
@@ -139,6 +146,17 @@ class Site:
         """Complete the parameters after an update, where a rank has made only a part of it."""
         if self.gradients is not None:
             self.gradients.gather()
+
+    def named(self, names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """`values` of `held` by the names of `parameters`; the key `weight[8:16]` names these of the flat `weight`."""
+        state: dict[str, Tensor] = {}
+        for name, parameter, piece, value in zip(names, self.parameters, self.held, values, strict=True):
+            if piece.shape == parameter.shape:
+                state[name] = value
+            elif value.numel():
+                first = piece.storage_offset() - parameter.storage_offset()
+                state[f"{name}[{first}:{first + value.numel()}]"] = value
+        return state
 
     def close(self) -> None:
         """Release the model: remove hooks from it."""

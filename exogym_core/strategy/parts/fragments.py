@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.parts.rounds import FragmentOptions
 
-__all__ = ["embeddings_of", "fragments_of", "layers_of", "merged", "packed"]
+__all__ = ["embeddings_of", "fragments_of", "layers_of", "merged", "packed", "second_order"]
 
 
 def layers_of(names: Sequence[str]) -> list[list[int]]:
@@ -123,6 +123,22 @@ def merged(parts: Sequence[Tensor], weights: Sequence[float], *, by_direction: b
     length = sum(weight * each for weight, each in zip(weights, lengths, strict=True)) / total
     norm = float(direction.norm())
     return direction * (length / norm) if norm else direction
+
+
+def second_order(trained: Tensor, apart: Tensor, strength: float, per_steps: int | None) -> Tensor:
+    """What a tensor was `trained`, corrected to second order for where it began, `apart` from where it now does.
+
+    `t + lambda t * t * D` with t the training of some steps, lambda the `strength` over `per_steps`; where these are
+    None the correction is as long as `strength` times t.
+    """
+    wide = torch.promote_types(trained.dtype, torch.float32)
+    moved = trained.to(wide)
+    term = moved * moved * apart.to(wide)
+    if per_steps is None:
+        term = term / term.norm().clamp(min=torch.finfo(wide).tiny) * (strength * moved.norm())
+    else:
+        term = term * (strength / per_steps)
+    return trained + term.to(trained.dtype)
 
 
 def _sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

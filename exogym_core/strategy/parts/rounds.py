@@ -188,6 +188,10 @@ class Fragments(UnderWay, GlobalModel):
         super().__init__([OuterStep(part, optimizer, averaging) for part in parts], strategy.site)
         self.sent_at = [0] * len(parts)
 
+    def back(self, step: int) -> list[int]:
+        """Fragments under way that have left after this step."""
+        return [p for p in sorted(self.rounds) if self.sent_at[p] == step]
+
     def __len__(self) -> int:
         return len(self.members)
 
