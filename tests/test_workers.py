@@ -245,17 +245,17 @@ def test_a_rank_that_closes_its_process_s_descriptors_is_named_with_the_cause() 
 def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
     seen = []
 
-    def carry(run):
-        seen.append((run.num_ranks, run.seed))
-        return transport_named("netsim").carry(run)
+    def host(job):
+        seen.append((job.num_ranks, job.seed))
+        return transport_named("netsim").host(job)
 
-    mine = Transport("untimed", carry)
+    mine = Transport("untimed", host)
     register_transport(mine)
     register_transport(mine)  # again changes nothing
     assert run_ranks(lambda comm: comm.rank, 2, transport="untimed", seed=5).results == [0, 1]
     assert seen == [(2, 5)]
     with pytest.raises(InputError, match="there is a transport 'untimed' already"):
-        register_transport(Transport("untimed", carry))
+        register_transport(Transport("untimed", host))
     with pytest.raises(InputError, match="no virtual time over 'untimed'"):
         run_ranks(lambda comm: None, 1, transport="untimed", trace="trace.json")
     with pytest.raises(

@@ -45,6 +45,7 @@ __all__ = [
     "RunRecord",
     "StoppedError",
     "make_loggers",
+    "note_settled",
     "plain_arguments",
     "planned_together",
     "run_config",
@@ -369,6 +370,8 @@ class RunMonitor:
         # Threads take turns with the evaluation; elsewhere it has a thread of its own.
         is_inline = has_clock and workers.in_one_process
         self.evaluations = Evaluations(self._observer, None if is_inline else workers.intra_op_threads)
+        self._result = result
+        note_settled(result, program)
         for row in self.writer.observed:
             self.recorder.observe(row)
         self._lock = threading.RLock()  # rows may come in several threads
@@ -395,12 +398,12 @@ class RunMonitor:
         """Snapshots of all ranks that have been deposited when a row was marked."""
         return self.evaluations.num_given
 
-    def final_models(self) -> FinalModels:
-        """Wait for the last evaluations, after all rows and snapshots."""
+    def take_final_models(self) -> None:
+        """Wait for the last evaluations, after all rows and snapshots, and keep the models in the result."""
         final = self.evaluations.finish()
         with self._lock:
             self.settle()
-        return final
+        self._result.mean_state, self._result.judged_state = final.mean, final.judged
 
     def observe(self, row: Mapping[str, Any]) -> None:
         """Record a row of the observer."""
@@ -430,7 +433,18 @@ class RunMonitor:
                     close_logger(logger, None if error is None else type(error))
 
 
-def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor | None) -> Mapping[str, Any]:
+def note_settled(result: FitResult, program: Program) -> None:
+    """Note in `result` what is settled before the first step."""
+    checkpoints, request = program.checkpoints, program.request
+    result.checkpoint_folder = checkpoints.folder
+    result.resumed_step = 0 if checkpoints.resumed is None else checkpoints.resumed.step
+    result.minibatch_size, result.hosts = request.minibatch_size, request.hosts
+    result.compute = program.compute.to_mapping() if program.compute is not None else None
+
+
+def planned_together(
+    program: Program, result: FitResult, host: TorchrunHost, monitor: RunMonitor | None
+) -> None:
     """Share the monitoring process's preparations among processes that torchrun has started, off the clock.
 
     Raises:
@@ -460,5 +474,4 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
         raise InputError("\n".join(refusals))
     if own is not None:
         own.keep_only(planned["resumed step"] or None)
-    program.request = replace(program.request, on_event=None)
-    return planned
+    note_settled(result, program)

@@ -47,6 +47,7 @@ from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_t
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
+from exogym_core.workers.host import Job
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
@@ -499,6 +500,23 @@ class Program:
                 num_ranks,
                 precision=request.autocast,
             )
+
+    def job(self) -> Job:
+        """What the transport is to run, once all is settled."""
+        request = self.request
+        return Job(
+            num_ranks=request.num_ranks,
+            topology=request.topology,
+            placement=request.places,
+            protocol=request.protocol,
+            collectives=request.collectives,
+            seed=request.seed,
+            workers=self.workers(),
+            trace=request.trace,
+            timeout_seconds=request.timeout_seconds,
+            compare_calls=request.compare_calls,
+            shared_cores=None if self.compute is None else self.compute.shared_cores,
+        )
 
     def refuse_fewer_steps_than(self, resumed: StoredCheckpoint) -> None:
         """Raise InputError if the run ends before the checkpoint that it resumes from."""

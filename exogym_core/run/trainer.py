@@ -17,7 +17,6 @@ from inspect import Parameter, Signature, signature
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
-from exogym_core.communicator import run_ranks
 from exogym_core.config import OPTIONS, RunConfig, checked_config, open_device
 from exogym_core.meeting_place import registered_sites
 from exogym_core.results.fit_result import FitResult
@@ -53,12 +52,11 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
     from exogym_core.run.loop import RankOutcome
-    from exogym_core.run.observer import FinalModels
     from exogym_core.workers.run import RunResult
 
     _Listener = Callable[[Mapping[str, Any]], None]
 
-__all__ = ["LocalTrainer", "Trainer", "fit_local", "fit_torchrun"]
+__all__ = ["LocalTrainer", "Trainer", "fill", "fit_local", "fit_torchrun"]
 
 _UNCHARGED = (
     "{}: coding not charged: it sends encoded values, and compute.coding has a speed; encode with self.charged(codec), "
@@ -69,71 +67,42 @@ _UNCHARGED = (
 def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
     """Train with all ranks and fill `result`; returns warnings for the user."""
     with RunMonitor(program, result, listeners) as monitor:
-        run, final = _carry(program, result, monitor)
-    request = program.request
-    _account(run, result, monitor.recorder.rounds.has_any, request.num_nodes)
-    if result.virtual_seconds is not None:  # where ranks were left behind, they may have gone on for longer
-        result.later_weather = request.weather_after(result.virtual_seconds)
-    workers = run.results[: request.num_nodes]
+        run = program.request.carrier.host(program.job()).run(program, monitor.sinks)
+        remarks = fill(result, program.request, run, left_behind=monitor.recorder.rounds.has_any)
+        monitor.take_final_models()
+    return remarks
+
+
+def fill(
+    result: FitResult, request: FitRequest, run: RunResult[RankOutcome], *, left_behind: bool = False
+) -> list[str]:
+    """Fill `result` with what the workers that ran here have come to; returns warnings for the user.
+
+    If ranks may have been `left_behind`, the run has ended without them, at the time that `result` has already.
+    """
+    number = request.num_nodes
+    workers = run.results[:number]
     result.rank_states = [outcome.state for outcome in workers]
     result.max_steps, result.options = workers[0].max_steps, dict(workers[0].options)
     coding = {outcome.coding for outcome in workers}
     result.coding = next((each for each in ("not charged", "charged") if each in coding), None)
-    result.mean_state, result.judged_state = final.mean, final.judged
-    remarks = [remark for outcome in workers for remark in outcome.remarks]
-    return [*remarks, _UNCHARGED.format(result.strategy)] if result.coding == "not charged" else remarks
-
-
-def _carry(
-    program: Program, result: FitResult, monitor: RunMonitor
-) -> tuple[RunResult[RankOutcome], FinalModels]:
-    """Run the ranks; pass their rows and snapshots to the monitor."""
-    request = program.request
-    result.checkpoint_folder = program.checkpoints.folder
-    result.resumed_step = monitor.resumed.step if monitor.resumed is not None else 0
-    result.minibatch_size = request.minibatch_size
-    result.hosts = request.hosts
-    result.compute = program.compute.to_mapping() if program.compute is not None else None
-    # Listeners are called here, not in the ranks: a terminal or an open file need not travel to processes.
-    program.request = replace(request, on_event=None)
-    run = run_ranks(
-        program,
-        request.num_ranks,
-        request.topology,
-        request.transport,
-        program.workers(),
-        placement=request.places,
-        protocol=request.protocol,
-        collectives=request.collectives,
-        seed=request.seed,
-        trace=request.trace,
-        on_row=monitor.take,
-        on_deposit=monitor.evaluations.take,
-        keep_rows=False,
-        journal=monitor.writer.journal,
-        timeout_seconds=request.timeout_seconds,
-        compare_calls=request.compare_calls,
-        shared_cores=program.compute.shared_cores if program.compute is not None else None,
-    )
-    return run, monitor.final_models()
-
-
-def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool, num_nodes: int) -> None:
-    """Fill in times, utilisation and collective algorithms."""
     result.collectives, result.window_limit = run.collectives, run.window_limit
     result.link_history = run.link_history
-    result.compute_seconds = run.compute_seconds[:num_nodes]
-    result.exposed_seconds = run.exposed_seconds[:num_nodes]
-    if not has_absences:  # else it ended without the ranks that were left behind
-        result.virtual_seconds = run.virtual_seconds
-    if run.virtual_seconds is None or result.virtual_seconds is None:
-        return
-    total = result.virtual_seconds
-    times = where_time_went(result.compute_seconds, run.network_seconds[:num_nodes], total)
-    result.computing_seconds, result.network_seconds, result.waiting_seconds = times
-    result.compute_utilisation = mean_utilisation(
-        [min(each, total) for each in result.compute_seconds], total
+    result.compute_seconds, result.exposed_seconds = (
+        run.compute_seconds[:number],
+        run.exposed_seconds[:number],
     )
+    if not left_behind:
+        result.virtual_seconds = run.virtual_seconds
+    if run.virtual_seconds is not None and (total := result.virtual_seconds) is not None:
+        times = where_time_went(result.compute_seconds, run.network_seconds[:number], total)
+        result.computing_seconds, result.network_seconds, result.waiting_seconds = times
+        result.compute_utilisation = mean_utilisation(
+            [min(each, total) for each in result.compute_seconds], total
+        )
+        result.later_weather = request.weather_after(total)
+    remarks = [remark for outcome in workers for remark in outcome.remarks]
+    return [*remarks, _UNCHARGED.format(result.strategy)] if result.coding == "not charged" else remarks
 
 
 class _Watcher(RunMonitor):
@@ -162,42 +131,35 @@ def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Liste
     On rank 0 `result` has the rows of all ranks and the final models. On the others it has neither, and its models, as
     `rank_states` on all of them, are this rank's own.
     """
-    if not program.request.place:
-        go_on_after_restart(program)
-        with _Watcher(program, result, listeners) as watcher:
-            remember_checkpoints(program)
-            return _train(program, result, watcher)
-    program.request = replace(program.request, finds_minibatch=False)  # rank 0 finds it
-    program.prepare()  # at the same time as rank 0
-    return _train(program, result, None)
+    if program.request.place:
+        program.request = replace(program.request, finds_minibatch=False)  # rank 0 finds it
+        program.prepare()  # at the same time as rank 0
+        return _train_joined(program, result, None)
+    go_on_after_restart(program)
+    with _Watcher(program, result, listeners) as watcher:
+        remember_checkpoints(program)
+        return _train_joined(program, result, watcher)
 
 
-def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Sequence[str]:
+def _train_joined(program: Program, result: FitResult, watcher: _Watcher | None) -> Sequence[str]:
     request = program.request
     host = TorchrunHost(
         partial(there_is, program), request.seed, request.timeout_seconds, request.compare_calls
     )
 
-    def body(comm: GlooCommunicator) -> tuple[RankOutcome, FinalModels | None, list[str]]:
-        planned = planned_together(program, host, watcher)
-        result.checkpoint_folder = program.checkpoints.folder
-        result.resumed_step = planned["resumed step"]
-        result.minibatch_size = program.request.minibatch_size
+    def body(comm: GlooCommunicator) -> RankOutcome:
+        planned_together(program, result, host, watcher)
         if watcher is not None:
             about_run = {"strategy": type(request.strategy).__name__, "steps": request.max_steps}
             host.side.post("run", json.dumps(about_run))  # for `netgym status`
         outcome = program(comm)
         remarks = host.gather(outcome.remarks)
-        final = None if watcher is None else watcher.final_models()
-        return outcome, final, [remark for own in remarks for remark in own]
+        result.mean_state = result.judged_state = outcome.state
+        if watcher is not None:
+            watcher.take_final_models()
+        return replace(outcome, remarks=tuple(remark for own in remarks for remark in own))
 
-    sinks = Sinks(lambda row: None) if watcher is None else watcher.sinks
-    ((outcome, final, remarks),) = host.run(body, sinks).results
-    result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
-    result.options = dict(outcome.options)
-    result.mean_state = outcome.state if final is None else final.mean
-    result.judged_state = outcome.state if final is None else final.judged
-    return remarks
+    return fill(result, request, host.run(body, Sinks() if watcher is None else watcher.sinks))
 
 
 P = ParamSpec("P")

@@ -1,6 +1,6 @@
 """Hosts: the places where ranks of a run live, under one interface.
 
-    run_ranks, fit --- Host.run(body, sinks) ---> body(comm) on every rank of the host
+    run_ranks, fit --- Transport.host(job).run(body, sinks) ---> body(comm) on every rank of the host
                    <--- rows, snapshots: Sinks; results, times, traffic: RunResult
 
 A host is threads or worker processes of this machine, actors of a Ray cluster, processes joined by gloo, one of
@@ -10,30 +10,52 @@ torchrun's processes, or a site that meets others at a rendezvous.
 from __future__ import annotations
 
 import itertools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
 from exogym_core.workers.journal import Journal
+from netsim import tracing
+from netsim.errors import InputError
 from netsim.ranks import StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from exogym_core.communicator.base import Traffic
     from exogym_core.communicator.simulated.simulation import Simulation, World
     from exogym_core.workers.runner import Runner
     from exogym_core.workers.spec import WorkerSpec
-    from netsim import Recorder
+    from netsim import Protocol as LinkProtocol
+    from netsim import Recorder, Topology
 
-__all__ = ["Host", "OnDeposit", "RunResult", "SimulatedHost", "Sinks", "rows_in_order", "untimed_row"]
+__all__ = ["Host", "Job", "OnDeposit", "RunResult", "SimulatedHost", "Sinks", "rows_in_order", "untimed_row"]
 
 T = TypeVar("T")
 
 OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Where ranks are to run, and how: checked arguments of `run_ranks`, described there."""
+
+    num_ranks: int
+    topology: Topology | None = None
+    placement: Sequence[str] | None = None
+    protocol: str | Mapping[str, Any] | LinkProtocol | None = None
+    collectives: str | Mapping[str, str] | None = "auto"
+    seed: int = 0
+    workers: str | Mapping[str, Any] | WorkerSpec = "threads"
+    trace: str | Path | None = None
+    timeout_seconds: float | None = 60.0
+    compare_calls: bool = True
+    shared_cores: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +70,7 @@ class Sinks:
         recorder: trace of the network; None: no trace.
     """
 
-    on_row: Callable[[StampedRow], None]
+    on_row: Callable[[StampedRow], None] = lambda row: None
     on_deposit: OnDeposit | None = None
     journal: Journal = field(default_factory=Journal)
     recorder: Recorder | None = None
@@ -124,7 +146,7 @@ class RunResult(Generic[T]):
 
 
 class Host(Protocol):
-    """Place where ranks of a run live; all that `run_ranks` and `fit` know of it."""
+    """Place where ranks of a job live; all that `run_ranks` and `fit` know of it."""
 
     def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
         """Run `body(comm)` on every rank of this host, to its end.
@@ -150,15 +172,24 @@ class SimulatedHost(ABC):
         world: ranks, topology, protocol and collectives.
         seed: random streams are made from (seed, rank).
         spec: number of processes and intra-op threads; settled.
+        trace: a file for a trace of the network, and of what ranks do; None: no trace.
     """
 
     world: World
     seed: int
     spec: WorkerSpec
+    trace: str | Path | None = None
 
     def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
         """Run `body(comm)` on every rank of the world."""
-        run = self.simulate(body, sinks)
+        run = None
+        try:
+            with tracing(self.trace, self.world.hosts, warnings.warn) as recorder:
+                run = self.simulate(body, replace(sinks, recorder=recorder))
+        except InputError as problem:  # such as a disk that is full at the end
+            if run is None:
+                raise
+            warnings.warn(f"trace: {problem}", UserWarning, stacklevel=2)
         return RunResult.simulated(run, run.results, [state.traffic for state in run.states])
 
     @abstractmethod

@@ -6,18 +6,17 @@ registered before the run; docs/transports.md adds one.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.communicator.simulated.simulation import World
-from exogym_core.workers.host import RunResult, SimulatedHost, Sinks, rows_in_order
+from exogym_core.workers.host import Job, RunResult, SimulatedHost, Sinks, rows_in_order
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.process_runner import ProcessHost
 from exogym_core.workers.runner import ThreadHost
 from exogym_core.workers.spec import WorkerSpec, num_cores
-from netsim import Protocol, Topology, tracing
+from netsim import Protocol, Topology
 from netsim.errors import InputError, NetsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.workers.host import Host, OnDeposit
-    from netsim import Recorder
     from netsim.ranks import StampedRow
 
 __all__ = [
-    "RankRun",
+    "Job",
     "RunResult",
     "Transport",
     "loaded_topology",
@@ -42,46 +40,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class RankRun:
-    """Run requested of a transport: the checked arguments of `run_ranks`, described there."""
-
-    body: Callable[[Communicator], Any]
-    num_ranks: int
-    topology: Topology | None
-    workers: str | Mapping[str, Any] | WorkerSpec
-    placement: Sequence[str] | None
-    protocol: str | Mapping[str, Any] | Protocol | None
-    collectives: str | Mapping[str, str] | None
-    seed: int
-    on_row: Callable[[StampedRow], None] | None
-    on_deposit: OnDeposit | None
-    keep_rows: bool
-    journal: Journal
-    trace: str | Path | None
-    timeout_seconds: float | None = 60.0
-    compare_calls: bool = True
-    shared_cores: int | None = None
-
-    def on(self, host: Host, recorder: Recorder | None = None) -> RunResult[Any]:
-        """Run the ranks on a host; the result has the marked rows where they are kept."""
-        rows: list[StampedRow] = []
-
-        def take(row: StampedRow) -> None:
-            if self.keep_rows:
-                rows.append(row)
-            if self.on_row is not None:
-                self.on_row(row)
-
-        return replace(host.run(self.body, Sinks(take, self.on_deposit, self.journal, recorder)), rows=rows)
-
-
-@dataclass(frozen=True)
 class Transport:
     """Way to run ranks and to carry their tensors, under a name.
 
     Attributes:
         name: for `transport=`.
-        carry: runs `body(comm)` on every rank and returns their results; ours do so on a `Host`.
+        host: the place where the ranks of a job run.
         has_clock: ranks live in virtual time, on a topology that may be given with placement and protocol, and
             the run can be traced.
         can_leave_behind: rounds continue without ranks that are late or cut off (`Communicator.among_present`).
@@ -89,7 +53,7 @@ class Transport:
     """
 
     name: str
-    carry: Callable[[RankRun], RunResult[Any]]
+    host: Callable[[Job], Host]
     has_clock: bool = False
     can_leave_behind: bool = False
     joins_launchers: bool = False
@@ -176,45 +140,52 @@ def run_ranks(
         raise InputError(
             f"run_ranks: trace needs transport 'netsim': there is no virtual time over {transport!r}"
         )
-    where = (loaded_topology(topology), workers, placement, protocol, collectives)
-    sinks = (on_row, on_deposit, keep_rows, journal if journal is not None else Journal())
-    run = RankRun(body, num_ranks, *where, seed, *sinks, trace, timeout_seconds, compare_calls, shared_cores)
+    job = Job(
+        num_ranks=num_ranks,
+        topology=loaded_topology(topology),
+        placement=placement,
+        protocol=protocol,
+        collectives=collectives,
+        seed=seed,
+        workers=workers,
+        trace=trace,
+        timeout_seconds=timeout_seconds,
+        compare_calls=compare_calls,
+        shared_cores=shared_cores,
+    )
+    rows: list[StampedRow] = []
+
+    def take(row: StampedRow) -> None:
+        if keep_rows:
+            rows.append(row)
+        if on_row is not None:
+            on_row(row)
+
+    sinks = Sinks(take, on_deposit, journal if journal is not None else Journal())
     try:
-        return chosen.carry(run)
+        run = chosen.host(job).run(body, sinks)
     except NetsimError as error:  # its text has the place in a rank's code; our own frames say nothing
         raise error.with_traceback(None) from None
+    return replace(run, rows=rows if chosen.has_clock else rows_in_order(rows, num_ranks))
 
 
-def _over_netsim(asked: RankRun) -> RunResult[Any]:
-    """Run ranks on the simulated network."""
-    where = (asked.topology, asked.placement, asked.protocol, asked.collectives)
-    world = World.build(asked.num_ranks, *where, asked.shared_cores)
-    spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores())
-    outcome = None
-    try:
-        with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
-            outcome = asked.on(_simulated_host(world, asked.seed, spec), recorder)
-    except InputError as problem:  # such as a disk that is full at the end
-        if outcome is None:
-            raise
-        warnings.warn(f"trace: {problem}", UserWarning, stacklevel=2)
-    return outcome
-
-
-def _simulated_host(world: World, seed: int, spec: WorkerSpec) -> SimulatedHost:
+def _simulated(job: Job) -> SimulatedHost:
+    """Ranks on the simulated network."""
+    where = (job.topology, job.placement, job.protocol, job.collectives)
+    world = World.build(job.num_ranks, *where, job.shared_cores)
+    spec = WorkerSpec.parse(job.workers).settle(job.num_ranks, num_cores())
     if spec.kind == "ray":
         from exogym_core.workers.ray.actors import RayHost  # of an extra
 
-        return RayHost(world, seed, spec)
-    return (ProcessHost if spec.kind == "processes" else ThreadHost)(world, seed, spec)
+        return RayHost(world, job.seed, spec, job.trace)
+    return (ProcessHost if spec.kind == "processes" else ThreadHost)(world, job.seed, spec, job.trace)
 
 
-def _over_gloo(asked: RankRun) -> RunResult[Any]:
-    """Run ranks over real sockets of this machine."""
+def _over_gloo(job: Job) -> Host:
+    """Ranks over real sockets of this machine."""
     from exogym_core.workers.gloo.ranks import GlooHost
 
-    run = asked.on(GlooHost(asked.num_ranks, asked.seed, asked.compare_calls, asked.timeout_seconds))
-    return replace(run, rows=rows_in_order(run.rows, asked.num_ranks))
+    return GlooHost(job.num_ranks, job.seed, job.compare_calls, job.timeout_seconds)
 
 
 def loaded_topology(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topology | None:
@@ -226,5 +197,5 @@ def loaded_topology(topology: Topology | str | Path | Mapping[str, Any] | None) 
     return Topology.from_mapping(topology)
 
 
-register_transport(Transport("netsim", _over_netsim, has_clock=True, can_leave_behind=True))
+register_transport(Transport("netsim", _simulated, has_clock=True, can_leave_behind=True))
 register_transport(Transport("gloo", _over_gloo, joins_launchers=True))

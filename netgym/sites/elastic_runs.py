@@ -24,6 +24,7 @@ from exogym_core.run.resumption import (
     run_mark,
     there_is,
 )
+from exogym_core.run.trainer import fill
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.rank import TorchrunHost
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from exogym_core.checkpoints.checkpoint import StoredCheckpoint
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
     from exogym_core.results.fit_result import FitResult
+    from exogym_core.run.loop import RankOutcome
     from exogym_core.run.program import Program
     from netgym.sites.communicator import ElasticCommunicator
     from netsim.ranks import StampedRow
@@ -154,7 +156,6 @@ class _SiteMonitor(RunMonitor):
         if under_torchrun():
             go_on_after_restart(program)
         super().__init__(program, result, listeners)
-        self._result = result
         self._failure: Exception | None = None
         self._last_step: dict[int, int] = {}
         self._rounds = RowOrder()
@@ -260,9 +261,8 @@ class _SiteMonitor(RunMonitor):
 
     def finish(self, comm: ElasticCommunicator, present: Sequence[int]) -> None:
         """End of this site's rounds: wait for its evaluations, and for the last rows of the sites that were present."""
-        final = self.evaluations.finish()
+        self.take_final_models()
         with self._lock:
-            self.settle()
             self._send(self._first, {"finished": True})
         comm.link.send_rows()
         comm.link.send("done")
@@ -270,7 +270,6 @@ class _SiteMonitor(RunMonitor):
         sites = {rank // self._size for rank in present}
         while time.monotonic() < until and any(self._is_awaited(comm, site) for site in sites):
             time.sleep(_SECONDS_BETWEEN_CHECKS)
-        self._result.mean_state, self._result.judged_state = final.mean, final.judged
 
     def _is_awaited(self, comm: ElasticCommunicator, site: int) -> bool:
         if site == self._site or site in self._has_finished:
@@ -362,14 +361,15 @@ class SiteHost:
 
     Args:
         program: of the run.
+        result: of the run.
         watch: monitor of the site, in its first process.
 
     Attributes:
         resumed: the checkpoint from which the run resumes, once the ranks of the site have agreed on it.
     """
 
-    def __init__(self, program: Program, watch: _SiteMonitor | None) -> None:
-        self._program, self._watch = program, watch
+    def __init__(self, program: Program, result: FitResult, watch: _SiteMonitor | None) -> None:
+        self._program, self._result, self._watch = program, result, watch
         self.resumed = None if watch is None else watch.resumed
 
     def run(self, body: Callable[[ElasticCommunicator], T], sinks: Sinks) -> RunResult[T]:
@@ -397,7 +397,7 @@ class SiteHost:
         host = self._processes = TorchrunHost(partial(there_is, self._program), *about)
 
         def in_site(inside: GlooCommunicator) -> T:
-            planned_together(self._program, host, self._watch)
+            planned_together(self._program, self._result, host, self._watch)
             self.resumed = self._program.checkpoints.resumed
             with _connected(self._program, self.resumed, host.mark, inside) as comm:
                 comm.observed_by(inside.deposit)
@@ -415,26 +415,21 @@ class SiteHost:
 
 def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> Sequence[str]:
     """Train as a rank of this site; the first process has the `watch`."""
-    host = SiteHost(program, watch)
+    host = SiteHost(program, result, watch)
 
-    def body(comm: ElasticCommunicator) -> Sequence[str]:
-        result.resumed_step = 0 if host.resumed is None else host.resumed.step
-        result.checkpoint_folder = program.checkpoints.folder
-        result.minibatch_size = program.request.minibatch_size
+    def body(comm: ElasticCommunicator) -> RankOutcome:
         if watch is not None:
             watch.connect(comm)
         outcome = program(comm)
         remarks = host.gather(outcome.remarks)
-        result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
-        result.options = dict(outcome.options)
         result.mean_state = result.judged_state = outcome.state
         if watch is not None:
             averaged = result.averaged_ranks
             watch.finish(comm, averaged[max(averaged)] if averaged else [])
-        return [remark for own in remarks for remark in own]
+        return replace(outcome, remarks=tuple(remark for own in remarks for remark in own))
 
-    sinks = Sinks(lambda row: None) if watch is None else Sinks(watch.mark, watch.take_deposit)
-    return host.run(body, sinks).results[0]
+    sinks = Sinks() if watch is None else Sinks(watch.mark, watch.take_deposit)
+    return fill(result, program.request, host.run(body, sinks))
 
 
 def _bring_rows(joined: TorchrunHost) -> None:
