@@ -1,16 +1,15 @@
-"""Finds the learning rates of the benchmark's entries: three or four each are tried, on a seed that no verdict uses.
+"""Finds the learning rates of examples/strategies.yaml: three or four each are tried, on a seed that no verdict uses.
 
     python benchmarks/bench_rates.py digits runs/rates-digits           # again with the same folder: goes on
-    python benchmarks/bench_rates.py digits runs/rates-digits --write   # and puts the choice into the tier
+    python benchmarks/bench_rates.py digits runs/rates-digits --write   # and puts the choice into the file
 
-All rates of all strategies are one experiment of a tier's task over wide-area links. Which rate is best is ranked as
+All rates of all strategies are one experiment of a task over wide-area links. Which rate is best is ranked as
 benchmarks/learning_rates.py does.
 """
 
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from learning_rates import described, rank, with_rates
 
 from netgym.cli.main import main as netgym
 
-TIER = Path(str(resources.files("netgym.bench").joinpath("small.yaml")))
+TIER = Path(__file__).parents[1] / "examples" / "strategies.yaml"
 SEED = 1000
 NETWORK = "wan-4-regions"
 RATES = {"digits": (1e-3, 2e-3, 4e-3, 8e-3), "text": (5e-4, 1e-3, 2e-3)}

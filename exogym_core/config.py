@@ -64,7 +64,6 @@ else:  # checked in `exogym_core.run.request`, which may import torch
 
 __all__ = [
     "OPTIONS",
-    "PROGRAM_TASK",
     "Count",
     "Named",
     "Option",
@@ -78,10 +77,6 @@ __all__ = [
     "resolved_protocol",
     "yaml_text",
 ]
-
-
-PROGRAM_TASK = "fit("
-"""Beginning of the task's name in the experiment.yaml of `fit(out=...)`, whose model and data a program has."""
 
 _AS_FIELD: Any = object()  # the default of a key where an option declares none for files
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "PROGRAM_TASK",
     "file_name",
     "plain_numbers",
     "seeded_name",
@@ -18,6 +19,9 @@ __all__ = [
     "visible",
     "visible_text",
 ]
+
+PROGRAM_TASK = "fit("
+"""Beginning of the task's name in the experiment.yaml of `fit(out=...)`, whose model and data a program has."""
 
 _MAX_LENGTH = 80
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")

@@ -139,7 +139,7 @@ ROOMS = {
         "checkpoints config run"
     ),
     "netgym": (
-        "command_options tasks strategy sites strategy_check experiment cli planning studies bench launch "
+        "command_options tasks strategy sites strategy_check experiment cli planning studies launch "
         "results commands"
     ),
 }

@@ -16,7 +16,6 @@ import pytest
 from experiments import experiment, json_of
 
 from netgym import strategy_check as check
-from netgym.bench.entry import digest_of
 from netgym.cli.main import main
 from netgym.planning import published
 from netgym.studies import sweep
@@ -182,28 +181,6 @@ def test_an_interrupted_resumption_keeps_a_search(
     assert main(["tune", "--resume", "out"]) == 130
     assert (Path("out") / "search" / "AllReduce" / "summary.json").is_file()
     assert "netgym tune --resume out" in capsys.readouterr().err
-
-
-def test_a_benchmark_writes_entries_that_no_table_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("tier.yaml").write_text(EXPERIMENT + "sweep: {topology: [lan, wan-4-regions]}\n")
-    with monkeypatch.context() as patch:
-        signal_at(patch, sweep, "compare", 2)
-        assert main(["bench", "--tier", "tier.yaml", "--jobs", "1", "--out", "out"]) == 130
-    printed = capsys.readouterr()
-    assert "digits to 3, lan" in printed.out
-    assert "netgym bench --resume out" in printed.err
-    entry = json.loads(Path("out/entries/AllReduce.json").read_text())
-    assert entry["incomplete"]
-    assert entry["digest"] == digest_of(entry)
-    assert entry["scores"][0]["held"] == 1
-    assert main(["bench", "--table", "out"]) == 0
-    assert "AllReduce.json: its benchmark was stopped before its end: resume it" in capsys.readouterr().err
-    assert main(["bench", "--resume", "out", "--jobs", "1"]) == 0
-    whole = json.loads(Path("out/entries/AllReduce.json").read_text())
-    assert "incomplete" not in whole
-    assert len(whole["scores"]) == 2
 
 
 def test_flows_that_were_delivered_are_written(

@@ -19,8 +19,7 @@ from netsim.files.documents import load_document, parse_document
 jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = ("examples", "exogym_core/bench")
-FILES = [path for folder in ("topologies", *SHIPPED) for path in sorted((ROOT / folder).rglob("*.yaml"))]
+FILES = [path for folder in ("topologies", "examples") for path in sorted((ROOT / folder).rglob("*.yaml"))]
 
 EXPERIMENT = """\
 name: a

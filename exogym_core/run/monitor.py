@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from exogym_core.config import OPTIONS, PROGRAM_TASK, resolved_protocol, yaml_text
-from exogym_core.names import file_name, visible
+from exogym_core.config import OPTIONS, resolved_protocol, yaml_text
+from exogym_core.names import PROGRAM_TASK, file_name, visible
 from exogym_core.results.disk import warned
 from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, close_logger, flat
 from exogym_core.results.recorder import RowRecorder

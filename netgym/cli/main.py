@@ -34,10 +34,6 @@ _COMMANDS = {
         "command": "netgym.planning.commands:advise",
         "help": "Search the strategy, rounds, codec, streams and sites that finish a budget first.",
     },
-    "bench": {
-        "command": "netgym.bench.command:bench",
-        "help": "Score strategies: virtual seconds and bytes to the target.",
-    },
     "check": {
         "command": "netgym.cli.inspect_commands:check",
         "help": "Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.",

@@ -77,10 +77,10 @@ def _of_address(place: str) -> dict[str, Any]:
     Raises:
         InputError: neither is there.
     """
-    if ":" not in place:
-        raise InputError(f"status: {visible(place)}: there is no such folder, and an address is HOST:PORT")
     if "/" in place:
         raise InputError(f"status: {visible(place)}: there is no such folder")
+    if ":" not in place:
+        raise InputError(f"status: {visible(place)}: there is no such folder, and an address is HOST:PORT")
     address, secret = parse_address(place, "status"), shared_secret()
     where = f"rendezvous {visible(address[0])}:{address[1]}"
     try:

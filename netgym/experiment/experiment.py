@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import (
     OPTIONS,
-    PROGRAM_TASK,
     Named,
     Settings,
     StrategySettings,
@@ -30,7 +29,7 @@ from exogym_core.config import (
     yaml_text,
 )
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
-from exogym_core.names import unique_labels, visible
+from exogym_core.names import PROGRAM_TASK, unique_labels, visible
 from exogym_core.results.run_folder import code_folder_of, is_own
 from netgym.experiment.own_code import OwnCode, find_own_code
 from netsim import (

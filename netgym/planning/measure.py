@@ -58,7 +58,7 @@ SECONDS_A_DAY = 86_400
 NETWORK_ERROR = 0.102
 
 
-#: Bytes of fp32 values a second at which a remark names the time of coding: that of `netgym bench`.
+#: Bytes of fp32 values a second at which a remark names the time of coding: that of examples/strategies.yaml.
 CODING_SPEED = 2e9
 
 

@@ -43,7 +43,7 @@ PRINTED_LOSSES: Mapping[float, tuple[float, ...]] = {
     float(key): tuple(losses) for key, losses in _DATA["printed_losses"].items()
 }
 
-#: Steps to the targets of the benchmark's small tier; None: missed.
+#: Steps to the targets of examples/strategies.yaml; None: missed.
 BENCHMARK_STEPS: Mapping[str, tuple[int | None, int | None]] = {
     name: tuple(steps) for name, steps in _DATA["benchmark_steps"].items()
 }

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.config import PROGRAM_TASK
-from exogym_core.names import visible
+from exogym_core.names import PROGRAM_TASK, visible
 from exogym_core.results.reading import WALL_CLOCK, Results
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.facts import head_facts, methods, options_text, run_facts, search_methods
