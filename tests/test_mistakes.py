@@ -98,7 +98,7 @@ NAMES: dict[str, Any] = {
     for name in module.__all__
 }
 NAMES |= {"PAIR": chain_form("ab", "10 Gbit/s", "20 ms"), "math": math, "netsim": netsim, "torch": torch}
-NAMES |= {"netgym": netgym_face, "simpy": simpy}
+NAMES |= {"check": netgym_face.check, "netgym": netgym_face, "simpy": simpy}
 for each in (
     *(
         Compute,
