@@ -23,7 +23,8 @@ from netsim.errors import InputError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([^`]+)`(?:, from exogym[\w.]*)? \| `([^`]+)`", PAGE, re.MULTILINE)
-TABLE = {there: here for there, here in ROWS if there.startswith(("from ", "device"))}
+LINES = ("from ", "device", "train_dataset", "val_dataset", "gpt_config", "model = ")
+TABLE = {there: here for there, here in ROWS if there.startswith(LINES)}
 
 COMMON = """
 import random, torch, torch.nn as nn, torch.nn.functional as F
@@ -151,26 +152,47 @@ for K in (0, 1, 2, 4):
     ))
 """
 
+# Every line of example/playground.py but its choice of a data set; calls are on fewer lines.
 PLAYGROUND = """
+import torch
 from exogym.trainer import Trainer
 from exogym.strategy.optim import OptimSpec
 from nanogpt import GPT, GPTConfig, get_dataset
-from exogym.strategy.diloco import DiLoCoStrategy
 
-device = get_device()
-task = text(block_size=16, num_bytes=20_000)
-trainer = Trainer(
-    GPT(num_layers=1, width=16, num_heads=2, vocab_size=256, block_size=16, dropout=0.2), task.train, task.validation
-)
-strategy = DiLoCoStrategy(
-    optim_spec=OptimSpec(torch.optim.AdamW, lr=0.0004), lr_scheduler="lambda_cosine",
-    lr_scheduler_kwargs={"warmup_steps": 1000, "cosine_anneal": True}, max_norm=1.0, H=2,
-)
-results.append(trainer.fit(
-    num_epochs=1, max_steps=4, strategy=strategy, num_nodes=4, device=device, batch_size=4, minibatch_size=2,
-    shuffle=False, val_size=8, val_interval=2,
-))
+NUM_NODES = 4
+
+def main():
+    dataset = "shakespeare"
+    train_dataset, vocab_size = get_dataset(dataset, block_size=1024, device="cpu", start_pc=0.0, end_pc=0.99)
+    val_dataset, vocab_size = get_dataset(dataset, block_size=1024, device="cpu", start_pc=0.99, end_pc=1.0)
+    device = get_device()
+    gpt_config = GPTConfig.gpt2_small()
+    gpt_config.dropout = 0.2
+    gpt_config.vocab_size = vocab_size
+    model = GPT(gpt_config)
+    trainer = Trainer(model, train_dataset, val_dataset)
+    from exogym.strategy.diloco import DiLoCoStrategy
+    strategy = DiLoCoStrategy(
+        optim_spec=OptimSpec(torch.optim.AdamW, lr=0.0004), lr_scheduler="lambda_cosine",
+        lr_scheduler_kwargs={"warmup_steps": 1000, "cosine_anneal": True}, max_norm=1.0, H=200,
+    )
+    results.append(trainer.fit(
+        num_epochs=1, max_steps=5000, strategy=strategy, num_nodes=NUM_NODES, device=device, batch_size=16,
+        minibatch_size=8, shuffle=False, val_size=256, val_interval=100,
+    ))
+
+if __name__ == "__main__":
+    main()
 """
+SMALLER = {
+    "=1024": "=16",
+    "=5000": "=4",
+    "H=200": "H=2",
+    "=16,\n": "=4,\n",
+    "=8,": "=2,",
+    "=256": "=8",
+    "=100,": "=2,",
+}
 
 IMAGES = """
 from exogym.trainer import Trainer
@@ -218,6 +240,10 @@ def test_exo_gyms_examples_run_by_the_table_alone(
     script: str, num_runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if script is PLAYGROUND:
+        script = ported(script)
+        for large, small in SMALLER.items():
+            script = script.replace(large, small)
     demo = "OptimSpec(torch.optim.SGD, lr=1e-3, weight_decay=0.0)"  # DeMo's own rule, as the page's E28 says
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(COMMON + ported(script).replace("DEMO_OPTIMIZER", demo), "script", "exec"), scope)
