@@ -237,6 +237,14 @@ class Silent(CommunicationModule):
             "Chain: rounds that continue without absent ranks do not combine with those of a second module; leave",
         ),
         (
+            lambda: Chain([Sites(2), DiLoCoStrategy(H=2, lr=0.1)]),
+            "Chain: DiLoCoStrategy: lr= is the chain's, which updates: give it to Chain",
+        ),
+        (
+            lambda: Chain([DiLoCoStrategy(inner_optim=ADAMW, H=2)]),
+            "Chain: DiLoCoStrategy: optim_spec= is the chain's, which updates: give it to Chain",
+        ),
+        (
             lambda: Chain([DeMoStrategy()]),
             "Chain: DeMoStrategy does nothing in a chain: its step() is not called there; move what it does into",
         ),

@@ -260,6 +260,44 @@ def test_a_strategy_with_servers_says_that_they_are_judged(judged: str) -> None:
     )
 
 
+class Meeting(Strategy):
+    """Own strategy that says what it does after an update, and never updates."""
+
+    def communicate(self, step: int) -> None:
+        self.comm.barrier()
+
+
+class Exchanging(Strategy):
+    """Likewise before an update."""
+
+    def before_update(self) -> None:
+        self.comm.barrier()
+
+
+class Rounds(Strategy):
+    round_steps = 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "line"),
+    [
+        (Meeting(), "Meeting: has no step(), which calls what it does: write self.local_update()"),
+        (
+            Exchanging(lr=0.1),
+            "Exchanging: has no step(), which calls what it does: write self.local_update()",
+        ),
+        (Rounds(), "Rounds: round_steps=0 must be a whole number of at least 1"),
+    ],
+)
+def test_what_would_do_nothing_is_refused_before_the_first_step(strategy: Strategy, line: str) -> None:
+    def body(comm: Any) -> None:
+        copy.deepcopy(strategy).setup(nn.Linear(1, 1), comm, 1, 0)
+
+    with pytest.raises(InputError) as caught:
+        run_ranks(body, 2)
+    assert line in str(caught.value)
+
+
 class Turning(nn.Module):
     """With a complex weight, or an empty one."""
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from exogym_core.names import plain_numbers
 from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.contradictions import refuse_contradictions
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
     OptimSpec,
@@ -109,6 +110,7 @@ class Strategy(Stateful):
         goes_first: it stands before the others in a chain, wherever that names it.
         takes_complex: it brings complex parameters together; they are refused where it does not say so.
         takes_sites: it may stand behind `Sites` in a chain; else it brings single ranks together.
+        updates_by: options given that say how the replica is updated, which a member of a chain has none of.
         where: name of the strategy that users have written, for errors.
         round_steps: period, in steps, of what the ranks send, as a number or a property of the options; 1 where every
             step sends the same; None: not said. Plans simulate rounds of so many steps, a run that ends at a virtual
@@ -219,6 +221,7 @@ class Strategy(Stateful):
         refuse_unknown(cls, others)
         set_before = self.__dict__.get("optim_spec")  # by a subclass, before it called this constructor
         take(self, options)
+        self.updates_by = [name for name in cls.common if getattr(options, name) is not None]
         default: OptimSpec = set_before or self.default_optim
         self.optim_spec = ensure_optim_spec(
             options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
@@ -254,25 +257,22 @@ class Strategy(Stateful):
         schedule of the rate has, `seed` is shared by all ranks. `coding` is given only
         where the work of codecs costs time; an override without it is for runs in which that is free.
         """
-        if self.num_servers and self.judged != "server":
+        kind = type(self)
+        acts = (
+            kind.communicate is not Strategy.communicate or kind.before_update is not Strategy.before_update
+        )
+        if acts and kind.step is Strategy.step:
             raise InputError(
-                f"{self.where}: num_servers={self.num_servers}, but judged={self.judged!r}; servers keep the model "
-                "that could be shipped: write judged = 'server'"
+                f"{self.where}: has no step(), which calls what it does: write self.local_update(), "
+                "self.communicate(self.local_step + 1) and super().step() in one, or make it a member of a Chain"
             )
         self.rank, self.num_nodes = comm.rank, self.workers_among(comm.world_size)
         self.model, self.comm = model, comm
         self.coding = coding
         self.max_steps, self.seed = max_steps, seed
+        refuse_contradictions(self)
         self._payload_bytes_before = comm.traffic.payload_bytes
         self._init_node(model, comm.rank, self.num_nodes)
-        takes_all = self.takes_complex or comm.world_size == 1
-        for name, parameter in () if takes_all else self.named_trainable():
-            if parameter.is_complex():
-                raise InputError(
-                    f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold "
-                    "its real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy of "
-                    "your own that does more"
-                )
         self.prepare()
         if self.scheduler is None:
             self._setup_scheduler()

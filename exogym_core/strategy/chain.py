@@ -134,6 +134,11 @@ class Chain(Strategy):
             )
         members = [_Adapter(each) if isinstance(each, CommunicationModule) else each for each in modules]
         for each in members:
+            if each.updates_by:
+                name = each.updates_by[0]
+                raise InputError(
+                    f"{self.where}: {each.where}: {name}= is the chain's, which updates: give it to {self.where}"
+                )
             if not each.goes_first and not any(
                 getattr(type(each), name) is not getattr(Strategy, name) for name in _ACTS
             ):
