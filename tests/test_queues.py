@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from netsim import Clock, Network, Topology, schedule, start_collective
-from netsim.network.tcp import segments_after_slow_start
+from netsim.network.cubic import segments_after_slow_start
 
 RATE = 20e6 / 8 * 1448 / 1514  # payload of the link between the sites
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "engine_state", "is_up_to_date", "load_sources", "runs_compiled", "source_hash"]
 
-MODULES = ("heap", "fairness", "route", "tcp", "connections", "rates", "queues", "engine", "collective")
+MODULES = (
+    *("heap", "fairness", "route", "congestion", "cubic", "tail_drop", "tcp", "bursts"),
+    *("connections", "rates", "queues", "engine", "collective"),
+)
 """The compiled modules, each after those that it imports."""
 
 _FOLDER = Path(__file__).parent

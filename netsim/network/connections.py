@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import Final, final
 
+from netsim.network.bursts import open_window
+from netsim.network.congestion import CongestionControl, TcpSettings
 from netsim.network.fairness import Claim, FairShares
 from netsim.network.heap import HeapItem
 from netsim.network.route import Route
-from netsim.network.tcp import TcpSettings, Window
 
 # Idle connections are closed when they are as new; of the others, as many are kept as a machine has file descriptors.
 SWEEP_AFTER: Final = 1024
@@ -62,7 +63,7 @@ class Connection:
         self.route = route
         self.gross = gross
         self.net = net
-        self.window: Window | None = None
+        self.window: CongestionControl | None = None
         self.backlog = 0.0
         self.first: Transfer | None = None
         self.last: Transfer | None = None
@@ -144,7 +145,7 @@ class Transfer(HeapItem):
         self.tells_sent = False
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> CongestionControl | None:
         """TCP's limit; None without one."""
         return self.connection.window if self.most == inf else None
 
@@ -226,7 +227,7 @@ class Connections:
     def open_window(self, connection: Connection) -> None:
         """Give a connection a window, where the protocol has any, for its first transfer that needs one."""
         if connection.window is None and self.tcp is not None and connection.route.links:
-            connection.window = Window(self.tcp, connection.route)
+            connection.window = open_window(self.tcp, connection.route)
 
     def close(self, connection: Connection) -> None:
         named = self.by_name.get(connection.name)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import Any, Final, final
 
+from netsim.network.congestion import CongestionControl, TcpSettings
 from netsim.network.connections import (
     Connection,
     Connections,
@@ -32,7 +33,6 @@ from netsim.network.heap import Heap, HeapItem
 from netsim.network.queues import Queues
 from netsim.network.rates import Rates
 from netsim.network.route import Route
-from netsim.network.tcp import QueueState, TcpSettings, Window
 
 # Two instants are one when they differ by rounding: of the clock, and of the transfer's duration. Neither bytes nor
 # bandwidth appear, so scaling both changes nothing.
@@ -363,7 +363,7 @@ class Engine:
         if window is None:
             transfer.timer = inf
         else:
-            window.start(now, transfer.size, self._queue_state(transfer, window, transfer.size, now))
+            window.start(now, transfer.size, self.queues.state(transfer, transfer.size, now))
             self._accept(transfer, window, transfer.size, now)
         return True
 
@@ -373,16 +373,12 @@ class Engine:
         if window is None:
             return False
         if self._drain(transfer, now):
-            window.end(now)
+            window.end(now, 0.0)
             return False
         left = transfer.remaining
-        window.go_on(now, left, self._queue_state(transfer, window, left, now))
+        window.go_on(now, left, self.queues.state(transfer, left, now))
         self._accept(transfer, window, transfer.remaining, now)
         return True
-
-    def _queue_state(self, transfer: Transfer, window: Window, size: float, now: float) -> QueueState | None:
-        self.queues.measure(transfer.connection.route)
-        return self.queues.state(transfer, window, size, now)
 
     def _drain(self, transfer: Transfer, now: float) -> bool:
         """Bring `remaining` up to now, to exactly its stop where it is there, rounding aside; True if finished."""
@@ -395,7 +391,7 @@ class Engine:
         transfer.since = now
         return reached and transfer.stop == 0.0
 
-    def _accept(self, transfer: Transfer, window: Window, left: float, now: float) -> None:
+    def _accept(self, transfer: Transfer, window: CongestionControl, left: float, now: float) -> None:
         """Go on as the window allows."""
         cap = window.cap
         self.rates.limit(transfer.connection, cap)

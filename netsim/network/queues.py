@@ -8,9 +8,10 @@ from __future__ import annotations
 from math import inf
 from typing import final
 
+from netsim.network.bursts import BurstyWindow
+from netsim.network.congestion import QueueState
 from netsim.network.connections import Connection, Connections, Transfer
 from netsim.network.route import Route
-from netsim.network.tcp import QueueState, Window
 
 
 @final
@@ -110,7 +111,7 @@ class Queues:
         if first is None:
             return 0.0
         window = first.window
-        if window is None:
+        if not isinstance(window, BurstyWindow):
             return 0.0
         full_rate = self._payload[connection.route.narrowest.bursts_at]
         if first.drains:
@@ -121,12 +122,14 @@ class Queues:
             left = connection.backlog - rate * (there - first.timer) if first.timer < there else 0.0
         return window.standing_bytes(there, left, rate, full_rate)
 
-    def state(self, transfer: Transfer, window: Window, size: float, now: float) -> QueueState | None:
+    def state(self, transfer: Transfer, size: float, now: float) -> QueueState | None:
         """Queues as a burst of at most `size` bytes and its acknowledgements meet them; None if none overruns them."""
         own = transfer.connection
         route = own.route
+        self.measure(route)
         narrowest = route.narrowest
-        if narrowest.bursts_at < 0:
+        window = transfer.window
+        if narrowest.bursts_at < 0 or not isinstance(window, BurstyWindow):
             return None
         num_bursts = 1
         standing = 0.0
@@ -137,7 +140,7 @@ class Queues:
             if connection is own or first is None:
                 continue
             other = first.window
-            if other is None:
+            if not isinstance(other, BurstyWindow):
                 continue
             if other.is_bursting(now) if first.drains else first.size > 0.0 and first.timer < until:
                 num_bursts += 1

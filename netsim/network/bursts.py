@@ -1,0 +1,161 @@
+"""Bursts at queues between sites, as gloo's collectives meet them; and the choice of a connection's window.
+
+**Queues between sites** (under a rendezvous, where a queue with an end follows faster links). A sender that has
+paused lets all that its window allows go at once; it arrives at the queue as fast as the links before carry it,
+together with bursts of others. What does not fit is lost. A sender notices by what arrives after a loss. After the
+last bytes of a message nothing does: a probe is sent two round trips after the last acknowledgement (RFC 8985, 7), and
+after it all that is missing. Acknowledgements wait behind data on the way back: the next window follows that much
+later, and what they release together is a burst again (Zhang, Shenker and Clark 1991, on two-way traffic). Windows then
+go on by rounds after a loss as well, and grow only by those that were used up.
+
+HyStart then ends slow start once a connection, at the window of the moment when acknowledgements have come in a row for
+half a round trip; those of a burst come as fast as its host's share of what arrives lets it drain. Its other test, of
+the delays of a round's first segments, is left out: it asks for a queue to within a few packets, and the model is as
+right without it. After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the
+window before the pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its first loss
+a window grows by at least 5 % a round trip.
+
+Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, final
+
+from netsim.network.congestion import Avoidance, QueueState, TcpSettings
+from netsim.network.cubic import Cubic
+from netsim.network.route import Route
+from netsim.network.tail_drop import OVERRUN, WindowRound
+from netsim.network.tcp import ROUND_TOLERANCE, Window
+
+PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
+
+
+def open_window(tcp: TcpSettings, route: Route) -> Window:
+    """The window of a new connection on a route."""
+    avoidance = Cubic(tcp, route)
+    return BurstyWindow(tcp, route, avoidance) if tcp.rendezvous else Window(tcp, route, avoidance)
+
+
+@final
+class BurstyWindow(Window):
+    """A window whose bursts may overrun the queue of its route's narrowest link, if that has an end."""
+
+    def __init__(self, tcp: TcpSettings, route: Route, avoidance: Avoidance) -> None:
+        super().__init__(tcp, route, avoidance)
+        self._following = 0.0  # bytes of the connection's later messages
+        self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
+        self._burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
+        self._burst_began = -inf
+        self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
+        self._drained_at = -inf  # its last byte of data
+
+    @property
+    def _has_queue(self) -> bool:
+        return self.route.narrowest.bursts_at >= 0
+
+    def standing_bytes(self, now: float, left: float, rate: float, full_rate: float) -> float:
+        """Bytes in the narrowest link's queue that will be received after `now`, of `left` that then remain.
+
+        Bytes drain at `rate` until then, and at `full_rate` where the window that is next has begun.
+        """
+        if rate == 0.0:
+            since = now - self.round.began - self.round.turn
+            standing = self.window - full_rate * since if since >= 0.0 else 0.0
+        else:
+            burst = self._burst - rate * max(now - self._burst_began, 0.0)
+            standing = max(burst, self.window - rate * self.route.round_trip)
+        return max(min(standing, left, self.route.narrowest.queue), 0.0)
+
+    def is_bursting(self, now: float) -> bool:
+        """Whether a burst is on its way into the queue."""
+        return now - self._burst_began < self._burst / self.route.narrowest.feed
+
+    def burst_seconds(self, num_bytes: float) -> float:
+        """Time that a message's first burst takes to arrive at the queue."""
+        return min(num_bytes, self.window) / self.route.narrowest.feed
+
+    def _meet(self, now: float, queues: QueueState | None) -> None:
+        self._read_queues(queues)
+        if now - self._drained_at > PAUSE_SECONDS or not self._has_queue:
+            self.round.is_one = False
+
+    def _read_queues(self, queues: QueueState | None) -> None:
+        self._ack_wait = 0.0 if queues is None else queues.ack_wait
+        self._following = 0.0 if queues is None else queues.following
+
+    def _burst_after_pause(self, now: float, queues: QueueState | None) -> None:
+        if queues is not None and now - self._drained_at > PAUSE_SECONDS:
+            self._send_burst(now, min(self.window - self.round.used, self.left), queues)
+
+    def _burst_after_wait(self, now: float, left: float, waited: float, queues: QueueState | None) -> None:
+        if queues is not None and waited > 0.0:
+            self._send_burst(now, min(self.window, left, waited * self.route.narrowest.rate), queues)
+
+    def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
+        """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
+        narrowest, segment, round_trip = self.route.narrowest, self.tcp.segment, self.route.round_trip
+        self._burst, self._burst_began = burst, now
+        through = narrowest.rate / queues.feed
+        self._clump_rate = narrowest.feed * through
+        waiting = 1.0 - through  # share that finds the link busy
+        room = max(narrowest.queue - queues.standing, segment) / queues.num_bursts
+        heard = room / waiting  # acknowledged before the first loss is
+        if burst <= heard * OVERRUN or self.drop.is_active:
+            return
+        missing = (burst - heard) * waiting
+        later = heard * queues.num_bursts / narrowest.rate - round_trip
+        # A loss is noticed by bytes that arrive after it: is there a whole segment of them?
+        is_last = burst == self.left and not queues.following
+        rounds = [WindowRound(heard, missing, later)]
+        if (burst - heard) * through > segment * waiting:
+            after = segment * waiting / through  # lost after the last segment that arrives
+            if is_last and after < missing:
+                rounds.append(WindowRound(self.avoidance.kept * self.window, after))
+        elif is_last:
+            probe = min(2 * round_trip, self._timeout) + round_trip  # tail loss probe, RFC 8985
+            rounds = [WindowRound(heard, missing, later + probe)]
+        else:  # by those that the acknowledgements let go
+            rounds = [WindowRound(heard, missing, max(later, 0.0))]
+        self.drop.begin(rounds, self.window)
+
+    def _turn_seconds(self) -> float:
+        return self.route.round_trip + self._ack_wait
+
+    def _ahead(self) -> float:
+        return self.left + self._following
+
+    def _standing(self, wanted: float) -> float:
+        return min(wanted, self._ahead()) if self._has_queue else wanted
+
+    def _train(self, pipe: float) -> float:
+        """HyStart: acknowledgements came in a row for half a round trip."""
+        if not self._has_queue or self.slow_start.has_exited:
+            return 0.0
+        return max(pipe, self._clump_rate * self.route.round_trip) / 2
+
+    def _leaves_softly(self) -> bool:
+        return self._has_queue and self.slow_start.threshold >= self.avoidance.lost_at
+
+    def _at_least(self, wanted: float, used: float) -> float:
+        """Linux lets windows grow by 5 % a round trip before the first loss."""
+        if self._has_queue and not self.avoidance.has_lost and used >= self.window * ROUND_TOLERANCE:
+            return max(wanted, self.window + used / 20)
+        return wanted
+
+    def _threshold_after_pause(self) -> float:
+        return max(self.slow_start.last, 0.75 * self.window) if self._has_queue else self.window
+
+    def _is_smooth(self) -> bool:
+        return not self._has_queue
+
+    def _note_use(self, now: float) -> None:
+        self.last_used = self._drained_at = now
+
+    def _new_round(self, now: float) -> None:
+        if self._has_queue and self.avoids and self.round.used < self.window * ROUND_TOLERANCE:
+            self.avoidance.since += (
+                now - self.round.began
+            )  # CUBIC's clock stands while the window is not used up
+        super()._new_round(now)
