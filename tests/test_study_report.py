@@ -138,6 +138,21 @@ def test_a_lead_that_evaluations_cannot_tell_is_none(tmp_path: Path) -> None:
     )
 
 
+def test_a_group_that_steps_cut_off_at_the_target_leaves_no_winner(tmp_path: Path) -> None:
+    """The one that held it came first, "alone"."""
+    path = write_run(tmp_path / "cut", {"A": [9.0, 9.1], "B": [1.0, 1.1]}, target_loss=0.4)
+    entries = RunFolder(path).read_summary()
+    for run in entries[1]["by_seed"]:
+        run |= {"target": "touched", "virtual_seconds_to_target": None}
+    RunFolder(path).write_summary(entries)
+    report = StudyReport([path])
+    assert report.winners == []
+    assert report.verdict.startswith(
+        "B touched the target after 2.1 s, before A (9.05 s), and ended before that could be confirmed, so none comes "
+        "first: give all of them the same time (until, with more steps)"
+    )
+
+
 def test_points_of_a_sweep_are_named_by_their_values(tmp_path: Path) -> None:
     """Each was called by its topology, `star`, and that three times."""
     swept = {"topology.links.{*}.bandwidth": ["50 Mbit/s", "1 Gbit/s"], "strategies.*.lr": [0.1]}

@@ -25,7 +25,7 @@ from exogym_core.results.report.page import (
     render_page,
 )
 from exogym_core.results.report.table import ResultTable, block_size, ratio, short_count, tokens_to_target
-from exogym_core.results.report.verdict import gap_of, why_equal
+from exogym_core.results.report.verdict import gap_of, unconfirmed_seconds, why_equal
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
 from netsim import read_bytes
@@ -398,6 +398,15 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> t
     first, missed = ordered[0], _missed(ended, holders, names)
     write = format_seconds if holders else format_loss
     shown = write(means[first.values])
+    target = first.members[0].results.target_loss
+    for group in [each for each in ended if holders and each not in holders]:
+        touch = unconfirmed_seconds(group.runs, target)
+        if touch is not None and touch < means[first.values]:
+            return (
+                f"{names[group.values]} touched the target after {format_seconds(touch)}, before "
+                f"{names[first.values]} ({shown}), and ended before that could be confirmed, so none comes first: give "
+                "all of them the same time (until, with more steps), or evaluate more often (evaluate.every)."
+            ), None
     if len(ordered) == 1:
         if missed:
             return f"{names[first.values]} comes first ({shown} {what}), alone.{missed}", first
@@ -414,7 +423,7 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> t
     lead = (
         f"{names[first.values]} comes first ({shown} {what}), {then} {names[second.values]} ({write(behind)})"
     )
-    gap = max(gap_of(group.runs, group.members[0].results.target_loss) for group in (first, second))
+    gap = max(gap_of(group.runs, target) for group in (first, second))
     if holders and (reason := why_equal(means[first.values], behind, gap)):
         return f"{lead}, but they are equal: {reason}.{missed}", None
     if interval is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results, SeedResult, StrategyResult
 
-__all__ = ["Verdict", "gap_of", "verdict", "why_equal"]
+__all__ = ["Verdict", "gap_of", "unconfirmed_seconds", "verdict", "why_equal"]
 
 _CLOSE = 1.05  # leads below this ratio count as equal: models of networks are less accurate
 
@@ -169,18 +169,8 @@ class _Contest:
         """Strategies at the target before `first`, which ended before that could be confirmed with every seed."""
         found = []
         for each in self.rivals:
-            crossings = [run.crossing(self.results.target_loss) for run in self.runs(each)]
-            open_ended = [
-                run.target == "held" or (crossing is not None and crossing.num_later < LEAST_LATER)
-                for run, crossing in zip(self.runs(each), crossings, strict=True)
-            ]
-            seconds = [
-                crossing.seconds for crossing in crossings if crossing and crossing.seconds is not None
-            ]
-            is_sooner = len(seconds) == len(open_ended) and math.fsum(seconds) < len(seconds) * self.mean(
-                first
-            )
-            if each is not first and all(open_ended) and is_sooner and self.mean(each) == math.inf:
+            touch = unconfirmed_seconds(self.runs(each), self.results.target_loss)
+            if touch is not None and touch < self.mean(first):
                 found.append(each)
         return found
 
@@ -267,6 +257,19 @@ def gap_of(runs: Sequence[SeedResult], target_loss: float | None) -> float:
     """Mean virtual seconds between the evaluations around the target: times to it are known no better."""
     crossings = [run.crossing(target_loss) for run in runs]
     return math.fsum(each.gap for each in crossings if each) / len(crossings)
+
+
+def unconfirmed_seconds(runs: Sequence[SeedResult], target_loss: float | None) -> float | None:
+    """Mean seconds to the first models at the target, where runs ended before all of these could be confirmed."""
+    crossings = [run.crossing(target_loss) for run in runs]
+    seconds = [each.seconds for each in crossings if each is not None and each.seconds is not None]
+    is_open = len(seconds) == len(runs) and all(
+        run.target == "held" or (crossing is not None and crossing.num_later < LEAST_LATER)
+        for run, crossing in zip(runs, crossings, strict=True)
+    )
+    return (
+        math.fsum(seconds) / len(seconds) if is_open and any(run.target != "held" for run in runs) else None
+    )
 
 
 def _is_judged(run: SeedResult) -> bool:
