@@ -166,10 +166,10 @@ def test_the_backward_pass_uses_what_has_come_over_the_wire(name: str) -> None:
             strategy.zero_grad()
             loss = replica(step[comm.rank])
             if spoils:
-                pieces = [piece.detach().clone() for piece in strategy.gradients.held]
+                pieces = [piece.detach().clone() for piece in strategy.held]
                 for parameter in replica.parameters():
                     parameter.data.fill_(torch.nan)
-                for piece, values in zip(strategy.gradients.held, pieces, strict=True):
+                for piece, values in zip(strategy.held, pieces, strict=True):
                     piece.data.copy_(values)
             strategy.before_backward(last_micro_batch=True)
             loss.backward()

@@ -113,11 +113,7 @@ class SparseCommunicator(SPARTAStrategy, part="SPARTA", positional=("index_selec
     """SPARTA as a member of a `Chain`."""
 
 
-class SPARTADiLoCoStrategy(
-    DiLoCoStrategy,
-    name="SPARTA+DiLoCo",
-    positional=("optim_spec", "outer_optim_spec", "p_sparta", "interval", "H"),
-):
+class SPARTADiLoCoStrategy(DiLoCoStrategy, name="SPARTA+DiLoCo"):
     """Local updates, a sparse average every `interval` steps, an outer step every `H` steps.
 
     Bytes: the sum of SPARTA's and DiLoCo's. `codec`, `error_feedback` and `aggregate` are of the pseudo-gradients;
@@ -138,6 +134,7 @@ class SPARTADiLoCoStrategy(
 
     selection: SelectionOptions = options_of(SelectionOptions)
     interval: int = option(1, positive_int)
+    positional = ("optim_spec", "outer_optim_spec", "p_sparta", "interval", "H")  # type: ignore[assignment]
 
     round_steps = property(lambda self: math.lcm(self.interval, self.H))
     state = State("sparse")
