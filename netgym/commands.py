@@ -296,6 +296,7 @@ def _place(changes: Changes, name: str) -> Iterator[tuple[Path, Path | None]]:
 
 def _train(experiment: Experiment, changes: Changes) -> Comparison:
     name = str(experiment.settings.name)
+    experiment.check_runs()  # before there is a folder
     with _place(changes, name) as (path, temporary):
         folder = RunFolder.create(path, name)
         try:

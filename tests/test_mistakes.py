@@ -164,7 +164,7 @@ def read_trace(path: Path) -> Topology:
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "topologies": (TOPOLOGY, Topology.load),
-    "experiments": (EXPERIMENT, Experiment.load),
+    "experiments": (EXPERIMENT, lambda path: Experiment.load(path).check_runs()),
     "traces": ("", read_trace),
     "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
     "sweeps": ("", lambda path: Sweep.parse(netsim.parse_document(path.read_text(), str(path)))),

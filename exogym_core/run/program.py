@@ -45,6 +45,7 @@ from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
+from exogym_core.strategy.optimizers import ensure_optim_spec, try_schedule
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
 from exogym_core.workers.host import Job
@@ -402,6 +403,10 @@ class Program:
         refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
         _try_state(self.model, self.request.checkpoint_interval is not None)
         self.data = DataSets(self.request, self.train_dataset, self.val_dataset)
+        strategy = self.request.strategy
+        schedule = (strategy.lr_scheduler, strategy.lr_scheduler_kwargs)
+        spec = ensure_optim_spec(strategy.optim_spec)
+        try_schedule(spec, self.model, *schedule, self.known_max_steps() or 1)
 
     # --- before the run ------------------------------------------------------------------------------------
 

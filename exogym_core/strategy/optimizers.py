@@ -36,6 +36,7 @@ __all__ = [
     "resolve_scheduler",
     "schedule_end",
     "state_bytes",
+    "try_schedule",
     "without_updates",
 ]
 
@@ -69,6 +70,10 @@ class OptimSpec:
         self.cls = _optimizer_named(cls) if isinstance(cls, str) else cls
         if not callable(self.cls):
             raise InputError(f"OptimSpec: {cls!r} is not an optimizer class, name or factory")
+        if self.cls is torch.optim.LBFGS:
+            raise InputError(
+                "optimizer LBFGS: computes the loss several times a step, by a closure; take another"
+            )
         self.params = params
         self.kwargs = plain_numbers(kwargs)
         _check_options(self.cls, self.kwargs)
@@ -219,6 +224,10 @@ def _check_options(factory: Factory, options: Mapping[str, Any]) -> None:
     refuse_unknown_options(f"option of {getattr(factory, '__name__', factory)}", factory, options, skipped=1)
     if isinstance(lr := options.get("lr"), str):
         raise InputError(f"optimizer option lr={lr!r} must be a number; in YAML write 1.0e-3, not 1e-3")
+    for name, value in options.items():
+        if isinstance(value, str) and value.startswith("("):
+            as_list = f"[{value.strip('()')}]"
+            raise InputError(f"optimizer option {name}={value!r} is text; in YAML write a list: {as_list}")
 
 
 LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]
@@ -314,6 +323,34 @@ def build_scheduler(
     if (end := schedule_end(scheduler, given, max_steps)) is not None:
         given["max_steps"] = end
     return LambdaLR(optimizer, partial(cosine_factor, **given))
+
+
+def try_schedule(
+    spec: OptimSpec,
+    model: nn.Module,
+    scheduler: LRSchedulerLike | None,
+    options: Mapping[str, Any],
+    num_steps: int,
+) -> None:
+    """Take a schedule of torch's to a run's last step, on an optimizer of `model` that updates nothing.
+
+    Raises:
+        InputError: it cannot be built, or fails at a step.
+    """
+    if scheduler is None or scheduler == "lambda_cosine":  # which is checked where it is given
+        return
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    where = f"lr_scheduler={getattr(scheduler, '__name__', scheduler)}({given})"
+    optimizer, step = spec.build(model), 1
+    with without_updates():
+        try:
+            schedule = build_scheduler(optimizer, scheduler, options, num_steps)
+            while step <= num_steps:
+                schedule.step()
+                step += 1
+        except Exception as error:
+            line = f"{where}: fails at step {step} of {num_steps}: {type(error).__name__}: {error}"
+            raise InputError(line) from error
 
 
 @contextmanager

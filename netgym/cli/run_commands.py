@@ -368,6 +368,7 @@ class RunArguments:
             line = f"{experiment.document.where}: sweep: ignored: only netgym sweep runs its points"
             click.echo(f"warning: {visible(line, 500)}", err=True)
         _load_own_code(experiment)
+        experiment.check_runs()  # before there is a folder
         folder = RunFolder.create(self.out, str(experiment.settings.name))
         with self._reported(folder):
             train_new(experiment, folder, jobs=self.jobs, trace=trace)

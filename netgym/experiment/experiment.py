@@ -14,13 +14,13 @@ import copy
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import (
     OPTIONS,
-    Named,
     Settings,
     StrategySettings,
     checked_config,
@@ -45,7 +45,7 @@ from netsim.errors import InputError, UnknownNameError, unknown_name
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -231,7 +231,7 @@ class Experiment:
         except MissingDataError as error:
             raise MissingDataError(str(self.document.error(("task", "paths"), error))) from error
         except InputError as error:
-            raise self.document.error(_blamed(("task",), task, error), error) from error
+            raise self.document.error(_blamed(("task",), task.options, error), error) from error
 
     def build_model(self, task: Task) -> nn.Module:
         """The model with its initial parameters, drawn from the seed."""
@@ -244,7 +244,7 @@ class Experiment:
                 name = self._maker(name, "model")
             return build_model(name, task, seed=self.settings.seed, **options)
         except InputError as error:
-            path = _blamed(("model",), model, error) if model else ("task",)
+            path = _blamed(("model",), model.options, error) if model else ("task",)
             raise self.document.error(path, error) from error
 
     def build_strategy(self, entry: StrategySettings) -> Strategy:
@@ -259,7 +259,8 @@ class Experiment:
         except (InputError, TypeError) as error:
             message = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
             position = [other.label for other in self.strategies].index(entry.label)
-            raise self.document.error(_blamed(("strategies", position), entry, message), message) from error
+            path = _blamed(("strategies", position), entry.options, message)
+            raise self.document.error(path, message) from error
         if self.settings.servers is not None and strategy.num_servers:
             _at(self.document, ("servers",), strategy.take_servers, self.settings.servers)
         return strategy
@@ -326,11 +327,12 @@ class Experiment:
         return yaml_text(self.to_mapping())
 
     def check_runs(self) -> None:
-        """Refuse keys that plans understand and runs do not.
+        """Refuse keys that plans understand and runs do not, and shipped strategies that a rehearsal cannot set up.
 
         Raises:
-            InputError: failures have no end; or the transport has no virtual time, and the file a topology, a placement
-                or a protocol. Launchers drop these three on purpose.
+            InputError: failures have no end; the transport has no virtual time, and the file a topology, a placement
+                or a protocol (launchers drop these three on purpose); or an optimizer, a schedule or sites do not fit
+                the workers and steps.
         """
         from exogym_core.workers.run import transport_named
 
@@ -339,6 +341,7 @@ class Experiment:
             raise self.document.error(
                 ("failures",), "needs until, the virtual time until which hosts may fail"
             )
+        self._rehearse()
         if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
             return
         unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
@@ -347,6 +350,18 @@ class Experiment:
             message = f"'{settings.transport}' has no virtual time, so {keys} would go unused"
             remedy = f"write transport: netsim, or leave {keys} out"
             raise self.document.error(("transport",), f"{message}: {remedy}")
+
+    def _rehearse(self) -> None:
+        from netgym.experiment.rehearsal import rehearse
+
+        for position, entry in enumerate(self.strategies):
+            if ":" not in entry.name:
+                try:
+                    rehearse(self.build_strategy(entry), self.settings.workers.count, self.settings.steps)
+                except InputError as error:
+                    message = InputError(str(error).partition("\n")[0])
+                    path = _blamed(("strategies", position), entry.options, message)
+                    raise self.document.error(path, message) from error
 
     def _check_options(self) -> None:
         """Check each option as `fit` does."""
@@ -415,12 +430,23 @@ class Experiment:
             raise self.document.error(("minibatch_size",), message)
 
 
-def _blamed(path: KeyPath, named: Named, error: InputError) -> KeyPath:
-    """`path` with the option that the error's text names, if any."""
+def _blamed(path: KeyPath, options: Mapping[str, Any], error: InputError) -> KeyPath:
+    """`path`, continued to the option or the value, however deep, that the error's text names first."""
     text = str(error)
-    places = {key: max(text.find(f"'{key}'"), text.find(f"{key}=")) for key in named.options}
-    found = [key for key, place in places.items() if place >= 0]
-    return (*path, min(found, key=lambda key: places[key])) if found else path
+    found = [
+        (place, option)
+        for option, names in _names_of(path, options)
+        if (place := min((text.find(name) for name in names if name in text), default=-1)) >= 0
+    ]
+    return min(found, key=lambda each: (each[0], -len(each[1])), default=(0, path))[1]
+
+
+def _names_of(path: KeyPath, options: Mapping[str, Any]) -> Iterator[tuple[KeyPath, tuple[str, ...]]]:
+    """Path of each option, nested ones too, and the forms in which errors name it."""
+    for key, value in options.items():
+        yield (*path, key), (f"'{key}'", f"{key}=", *((repr(value),) if isinstance(value, str) else ()))
+        if isinstance(value, Mapping):
+            yield from _names_of((*path, key), value)
 
 
 def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:

@@ -1,0 +1,45 @@
+"""Rehearsal of a strategy before anything is trained: set up on every rank, its schedule taken to the last step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING
+
+from exogym_core.run.loop import set_up
+from exogym_core.strategy.optimizers import try_schedule
+from exogym_core.workers.run import run_ranks
+from netgym.tasks import build_model
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy import Strategy
+
+__all__ = ["rehearse"]
+
+
+def rehearse(strategy: Strategy, num_workers: int, num_steps: int) -> None:
+    """Set a strategy up on `num_workers` ranks with a small stand-in model, and step optimizers and schedule.
+
+    Raises:
+        InputError: an optimizer, the schedule or the sites cannot be made for so many workers and steps.
+    """
+    name = type(strategy).__name__
+    model = build_model("mlp", inputs=8, hidden=[16, 12], classes=4, seed=0)
+    try_schedule(strategy.optim_spec, model, strategy.lr_scheduler, strategy.lr_scheduler_kwargs, num_steps)
+
+    def body(comm: Communicator) -> None:
+        own, replica = copy.deepcopy((strategy, model))
+        set_up(own, replica, comm, num_steps, 0, None)
+        for optimizer in own.optimizers:
+            try:
+                optimizer.step()  # without gradients
+            except Exception as error:
+                kind = type(optimizer).__name__
+                raise InputError(f"{name}: the optimizer {kind} cannot step: {error}") from error
+        own.close()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run gives them again
+        run_ranks(body, num_workers + strategy.num_servers, workers="threads")
