@@ -344,14 +344,14 @@ def test_counts_inside_sites_are_summed_there_and_cost_an_all_reduce() -> None:
     [
         (
             lambda loss: (loss, torch.ones(2, dtype=torch.int)),
-            r"with count a tensor of int32\[2\]; it must be",
+            r"with count a tensor of shape \[2\]; it must be the number",
         ),
         (
             lambda loss: (loss, torch.tensor(0.9)),
-            "with count a tensor of float32.*; it must be a whole number",
+            "the model returned tuple; it must return the batch.s mean loss, .* with a whole number",
         ),
         (lambda loss: (loss, -1), "with count -1"),
-        (lambda loss: (loss, float("nan")), "with count nan"),
+        (lambda loss: {"loss": loss, "count": float("nan")}, "with count nan"),
         (
             lambda loss: {"loss": None, "count": 3},
             "the model returned NoneType; it must return the batch's mean loss",

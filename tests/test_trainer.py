@@ -313,6 +313,24 @@ def test_equal_first_batches_are_warned_of():
         fit(data=lambda rank, num_nodes, train_dataset: samples())
 
 
+@pytest.mark.parametrize("lengths", [(40, 40, 40, 5), (12, 30, 30, 30)])
+def test_samples_that_no_epoch_sees_are_warned_of_with_their_numbers(lengths):
+    """Long datasets beside a short one were cut to its length, in silence."""
+
+    def factory(rank, num_nodes, train_dataset):
+        return samples(lengths[rank], seed=rank)
+
+    steps = -(-min(lengths) // 8)
+    seen = sum(min(length, 8 * steps) for length in lengths)
+    line = f"from {min(lengths)} to {max(lengths)} .* after {steps} steps?, and sees {seen} of the {sum(lengths)}"
+    with pytest.warns(UserWarning, match=line):
+        fit(data=factory, num_nodes=4, batch_size=8, max_steps=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if steps > 1:  # a run that ends before leaves out what it would in any case
+            fit(data=factory, num_nodes=4, batch_size=8, max_steps=1)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(samples(20))

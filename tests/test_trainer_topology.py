@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 from experiments import fitted, samples
 from worlds import star_form
@@ -9,6 +12,7 @@ from worlds import star_form
 from exogym_core.cost.compute import Compute
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
 from netgym.tasks import build_model
+from netsim import Topology
 from netsim.errors import InputError, UnknownNameError
 
 
@@ -149,3 +153,20 @@ def test_time_to_target_is_the_first_evaluation_that_reaches_it():
     first = next(row for row in result.validation if row["global_loss"] <= losses[3])
     assert reached.virtual_seconds_to_target == first["virtual_seconds"]
     assert result.virtual_seconds_to_target is None
+
+
+@pytest.mark.parametrize(
+    ("topology", "left"), [("home-broadband", "dsl0 or 3 more"), ("home-tiers", ".* or 7 more")]
+)
+def test_workers_on_hosts_of_one_kind_among_several_are_warned_of(topology: str, left: str) -> None:
+    """Four workers of home-broadband were on cable0 to cable3, in silence."""
+    options: dict[str, Any] = {"num_nodes": 4, "topology": topology, "compute": "10 ms", "max_steps": 1}
+    with pytest.warns(
+        UserWarning, match=rf"none is on {left} hosts with other links: name the hosts by placement"
+    ):
+        fitted(**options)
+    names = [host.name for host in Topology.load(topology).hosts]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted(**options, placement=names[-4:])
+        fitted(**{**options, "num_nodes": len(names)})

@@ -214,30 +214,31 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
     loss, count = output, None
     if isinstance(output, Mapping) and "loss" in output:
         loss, count = output["loss"], output.get("count")
-    elif isinstance(output, tuple) and len(output) == 2:
+    elif isinstance(output, tuple) and len(output) == 2 and _is_whole(output[1]):
         loss, count = output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         is_tensor = isinstance(loss, Tensor)
         what = f"a tensor of shape {list(loss.shape)}" if is_tensor else type(loss).__name__
         raise InputError(
             f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor, alone or as "
-            "(loss, count)"
+            "(loss, count) with a whole number"
         )
     if count is None:
         return loss, None
-    try:
-        number = 1.0 if isinstance(count, Tensor) and count.is_meta else float(count)
-    except (TypeError, ValueError, RuntimeError):  # several values
-        number = math.nan
-    is_inexact = isinstance(count, float) or (isinstance(count, Tensor) and count.is_floating_point())
-    if not 0 <= number < math.inf or (is_inexact and isinstance(output, tuple)):
-        shape = f"{list(count.shape)}" if isinstance(count, Tensor) else ""
-        what = f"a tensor of {str(count.dtype).removeprefix('torch.')}{shape}" if shape else repr(count)
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = 1 if count.is_meta else count.item()
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:
+        what = f"a tensor of shape {list(count.shape)}" if isinstance(count, Tensor) else repr(count)
         raise InputError(
-            f"{where}: the model returned a loss with count {what}; it must be a whole "
-            "number of tokens or samples, that the loss is the mean of"
+            f"{where}: the model returned a loss with count {what}; it must be the number of tokens or samples that "
+            "the loss is the mean of"
         )
-    return loss, number
+    return loss, float(count)
+
+
+def _is_whole(count: object) -> bool:
+    is_inexact = isinstance(count, Tensor) and (count.is_floating_point() or count.is_complex())
+    return isinstance(count, int | Tensor) and not is_inexact
 
 
 def as_loss(output: Any, where: str) -> Tensor:

@@ -9,7 +9,6 @@ So draws depend on no loader's workers, process, model or earlier reading, and a
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 import re
 from collections import OrderedDict
@@ -449,13 +448,25 @@ class OwnData(_IndexedData):
         self.has_whole_steps = reading.minibatch_size >= reading.batch_size
         self._order, self._lengths = order, lengths
         smallest, batch_size, drop_last = min(lengths), reading.batch_size, reading.drop_last
-        self.steps_per_epoch = smallest // batch_size if drop_last else math.ceil(smallest / batch_size)
+        self._steps_of = [(each if drop_last else each + batch_size - 1) // batch_size for each in lengths]
+        self.steps_per_epoch: int = min(self._steps_of)
         if not self.steps_per_epoch:
             raise InputError(
                 f"fit: the dataset that the factory made for rank {lengths.index(smallest)} has "
                 f"{format_count(smallest, 'sample')}, too few for a step; return at least "
                 f"{batch_size if drop_last else 1}"
             )
+
+    def left_out(self) -> str | None:
+        """Warning about samples of the longer datasets that each epoch leaves out; None where it leaves out none."""
+        if max(self._steps_of) == self.steps_per_epoch:
+            return None
+        seen = sum(min(length, self.steps_per_epoch * self._reading.batch_size) for length in self._lengths)
+        return (
+            f"fit: the ranks' datasets have from {min(self._lengths)} to {max(self._lengths)} samples: an epoch ends "
+            f"for all with the smallest, after {format_count(self.steps_per_epoch, 'step')}, and sees {seen} of the "
+            f"{sum(self._lengths)} samples; make them equally long, or repeat the samples of the short ones"
+        )
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
         """The next samples of this rank's own."""

@@ -305,6 +305,9 @@ class DataSets:
             order = EpochOrder(dataset_length(dataset), request.shuffle, request.seed, comm.rank + 1)
             lengths = self._agreed_lengths(dataset, draws, comm, remarks)
             source = OwnData(dataset, order, lengths, reading)
+            has_whole_epoch = request.limit(source.steps_per_epoch) >= source.steps_per_epoch
+            if has_whole_epoch and (line := source.left_out()) is not None:
+                remarks.append(line)
         source.known_as = fingerprint(dataset, draws) if keeps else None
         return source
 

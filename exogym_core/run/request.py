@@ -99,6 +99,7 @@ class FitRequest(RunConfig):
         request._check_graphs()
         request._settle_servers()
         request._settle_failures()
+        request._warn_of_unlike_hosts()
         if not request.is_joining and not request.is_apart:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
@@ -179,6 +180,26 @@ class FitRequest(RunConfig):
         crashes = random_crashes(names, self.failures["mtbf"], self.failures["repair"], self.until, self.seed)
         self.crashes = tuple(crashes)
         self.topology = replace(self.topology, weather=self.topology.weather.with_events(crashes))
+
+    def _warn_of_unlike_hosts(self) -> None:
+        """Warn where no worker is on hosts whose links are others than those of all workers' hosts."""
+        if self.topology is None or self.placement is not None:
+            return
+        used, figures = self.hosts, {}
+        for host, links in zip(self.topology.hosts, self.topology.access_links, strict=True):
+            figures[host.name] = links and (links[0].figures, links[1].figures)
+        mine = {figures[name] for name in used}
+        left = [name for name, kind in figures.items() if kind is not None and kind not in mine]
+        if left and None not in mine:
+            hosts = ", ".join(map(visible, dict.fromkeys(used)))
+            warnings.warn(
+                f"fit: topology {self.topology.name}: the workers are on {hosts}; "
+                f"none is on {visible(left[0])}"
+                + (f" or {len(left) - 1} more hosts" if len(left) > 1 else "")
+                + " with other links: name the hosts by placement",
+                UserWarning,
+                stacklevel=5,
+            )
 
     # --- what follows from them ----------------------------------------------------------------------------
 

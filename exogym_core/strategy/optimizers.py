@@ -329,7 +329,7 @@ def try_schedule(
     spec: OptimSpec,
     model: nn.Module,
     scheduler: LRSchedulerLike | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] | None,
     num_steps: int,
 ) -> None:
     """Take a schedule of torch's to a run's last step, on an optimizer of `model` that updates nothing.
@@ -339,6 +339,7 @@ def try_schedule(
     """
     if scheduler is None or scheduler == "lambda_cosine":  # which is checked where it is given
         return
+    options = options or {}
     given = ", ".join(f"{name}={value!r}" for name, value in options.items())
     where = f"lr_scheduler={getattr(scheduler, '__name__', scheduler)}({given})"
     optimizer, step = spec.build(model), 1
