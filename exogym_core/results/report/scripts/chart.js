@@ -72,9 +72,17 @@ class Chart {
     const across = narrow ? 5 : 9;
     const xTicks = (_, __, least, most) => [...(least <= 0 ? [0] : []), ...logTicks(Math.max(least, linear), most, across)];
     // "2 min 30 s" needs more room than "50 s": labels ran into each other on a telephone.
-    const labelSpace = (_, __, least, most) => {
-      const texts = [...Array(9).keys()].map((part) => x.write(least + (part / 8) * (most - least), 3));
-      return Math.max(narrow ? 62 : 74, 18 + 6.6 * Math.max(...texts.map((text) => text.length)));
+    const room = (value) => 18 + 6.6 * x.write(value, 3).length;
+    const labelSpace = (_, __, least, most) =>
+      Math.max(narrow ? 62 : 74, ...[...Array(9).keys()].map((part) => room(least + (part / 8) * (most - least))));
+    const apart = (plot, splits) => {
+      let last = -Infinity;
+      return splits.map((value) => {
+        const at = plot.valToPos(value, "x");
+        if (at - last < room(value)) return null;
+        last = at;
+        return value;
+      });
     };
     return {
       ...this.size(),
@@ -88,8 +96,8 @@ class Chart {
       },
       axes: [
         { ...axis, label: x.label, labelFont: axis.font, labelSize: 24, size: 34, space: labelSpace,
-          values: (_, splits) => splits.map((value) => x.write(value, 3)),
-          ...(x.log ? { splits: xTicks, filter: (_, splits) => splits } : {}) },
+          values: (_, splits) => splits.map((value) => (value === null ? "" : x.write(value, 3))),
+          ...(x.log ? { splits: xTicks, filter: apart } : {}) },
         { ...axis, size: (_, values) => 14 + 6.6 * Math.max(4, ...(values || []).map((text) => text.length)), values: (_, splits) => splits.map((value) => y.write(value, 3)),
           ...(y.log ? { splits: (_, __, least, most) => logTicks(least, most, 8), filter: (_, splits) => splits } : {}) },
       ],
