@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Sized
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exogym_core.names import visible
@@ -82,7 +82,8 @@ def run_here(
             yield Job(str(each.number), lambda report: _found(each, folder, report), progress)  # noqa: B023
 
     try:
-        with closing(run_jobs(jobs(), _at_once(points, num_jobs, measured))) as ends:
+        at_once = _at_once(points[0].study.base(), len(points), num_jobs, measured) if points else 1
+        with closing(run_jobs(jobs(), at_once)) as ends:
             for job, end in ends:
                 each, folder = running.pop(int(job.name))
                 if isinstance(end.error, RecordError):
@@ -95,14 +96,11 @@ def run_here(
             folder.release()
 
 
-def _at_once(points: Sequence[PointRun], num_jobs: int | None, measured: Probe | None) -> int:
-    if num_jobs == 1 or not points:
-        return 1
-    experiment = points[0].study.base()
+def _at_once(experiment: Experiment, num_points: int, num_jobs: int | None, measured: Probe | None) -> int:
     if num_jobs is None and experiment.compute.is_measured:  # each point measures for itself
         return 1
     num_bytes = _BYTES_OF_A_POINT if measured is None else measured.memory_bytes
-    return jobs_at_once(experiment, len(points), num_jobs, lambda: num_bytes)
+    return jobs_at_once(experiment, num_points, num_jobs, lambda: num_bytes)
 
 
 def _found(each: PointRun, folder: RunFolder, report: PointProgress) -> Found:
@@ -372,20 +370,23 @@ class Estimate:
     """Host time and memory of a sweep.
 
     Attributes:
-        seconds: of this machine, for all points.
-        memory_bytes: at the peak.
+        seconds: of this machine, for all points, `at_once` of them side by side.
+        memory_bytes: of a point, at the peak.
         num_runs: trainings: points, times strategies, times seeds.
+        at_once: points side by side.
     """
 
     seconds: float
     memory_bytes: int
     num_runs: int
+    at_once: int = 1
 
     def __str__(self) -> str:
+        memory = format_bytes(float(f"{self.memory_bytes:.2g}"))
         return (
-            f"about {format_seconds(float(f'{self.seconds:.2g}'))} of this machine and "
-            f"{format_bytes(float(f'{self.memory_bytes:.2g}'))} of memory for {format_count(self.num_runs, 'run')} "
-            f"(a few steps of the first were timed)"
+            f"about {format_seconds(float(f'{self.seconds:.2g}'))} of this machine for "
+            f"{format_count(self.num_runs, 'run')}, {format_count(self.at_once, 'point')} at once with {memory} of "
+            "memory each (a few steps of the first strategy were timed; others take other times)"
         )
 
 
@@ -398,13 +399,14 @@ def probe(experiment: Experiment) -> Probe:
     task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
     took, stamps = list[float](), list[float]()
     evaluation_seconds = 0.0
-    for steps in (1, 1, num_steps):
+    for steps in (1, 1, num_steps, num_steps):
         stamps[:] = [time.perf_counter()]
         _train(experiment, task, steps, lambda: stamps.append(time.perf_counter()))
         ended = time.perf_counter()
         took.append(ended - stamps[0])
         evaluation_seconds = ended - stamps[-1]
-    step_seconds = max(took[2] - took[1], 0.0) / max(num_steps - 1, 1)
+    # The faster of two: whatever else the machine does only adds to them.
+    step_seconds = max(min(took[2:]) - took[1], 0.0) / max(num_steps - 1, 1)
     return Probe(
         start_seconds=max(took[1] - step_seconds - evaluation_seconds, 0.0),
         step_seconds=step_seconds,
@@ -441,8 +443,12 @@ def _peak_bytes(experiment: Experiment) -> int:
     return unit * (own + child * num_children)
 
 
-def estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
+def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:
     """Line with host time, memory and the points that are refused already; the probe; the estimate.
+
+    Args:
+        study: in its folder.
+        jobs: points at once; None: as many as cores and memory allow.
 
     Raises:
         InputError: every point is refused.
@@ -462,6 +468,9 @@ def estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
         measured = probe(experiments[0])
         all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
         found = estimate(measured, all_points, experiments[0])
+        num_free = len(all_points) if study.sweep.search != "optuna" else study.sweep.at_once or 1
+        at_once = _at_once(experiments[0], num_free, jobs, measured)
+        found = replace(found, seconds=found.seconds / at_once, at_once=at_once)
         text = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
         raise_lost_interrupt(error)
