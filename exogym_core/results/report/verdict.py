@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.names import visible
+from exogym_core.results.reading import WALL_CLOCK
 from exogym_core.results.recorder import LEAST_LATER
 from exogym_core.results.report.table import count_text, evaluated_every, ratio, time_text
 from exogym_core.results.seeds import mean_and_deviation, paired_interval
@@ -180,18 +181,15 @@ class _Contest:
 
     def equal_time(self, cut: Sequence[StrategyResult]) -> str:
         """Advice that gives strategies which ran out of steps the time that the slowest had."""
-        steps, ends = (
-            self.results.settings.get("steps"),
-            [self.mean(each, "virtual_seconds") for each in self.rivals],
-        )
+        settings, steps = self.results.settings, self.results.settings.get("steps")
         least = min(self.mean(each, "virtual_seconds") for each in cut)
-        if (
-            self.results.settings.get("until") is not None
-            or not isinstance(steps, int)
-            or not 0 < least < math.inf
-        ):
+        is_simulated = self.results.clock != WALL_CLOCK and 0 < least < math.inf
+        if settings.get("until") is not None or not isinstance(steps, int) or not is_simulated:
             return "train longer, or evaluate more often (evaluate.every)"
-        until = float(f"{max(each for each in ends if each < math.inf):.3g}")
+        ends = [self.mean(each, "virtual_seconds") for each in self.rivals]
+        longest = max(each for each in ends if each < math.inf)
+        unit = 10.0 ** (math.floor(math.log10(longest)) - 2)
+        until = math.ceil(longest / unit) * unit  # three digits, and no step of the slowest less
         return (
             f"compare in equal time, --set until='{until:g} s' --set steps={math.ceil(steps * until / least)}"
         )
