@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def visible_text(text: str) -> str:
     return "".join(parts)
 
 
-def plain_numbers(value: Any) -> Any:
-    """`value` with Python's numbers in place of numpy's, in lists and mappings too.
+def plain_numbers(value: Any, depth: int = 8) -> Any:
+    """`value` with Python's numbers in place of numpy's, in lists and mappings too, `depth` of them in each other.
 
     >>> import numpy as np
     >>> plain_numbers({"lr": np.float64(0.5), "names": ["a"]})
@@ -113,6 +114,9 @@ def plain_numbers(value: Any) -> Any:
     """
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         return value.item()
+    if not depth:  # a list may hold itself
+        return value
+    inner = partial(plain_numbers, depth=depth - 1)
     if type(value) is dict:
-        return {plain_numbers(key): plain_numbers(each) for key, each in value.items()}
-    return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
+        return {inner(key): inner(each) for key, each in value.items()}
+    return type(value)(map(inner, value)) if type(value) in (list, tuple) else value

@@ -572,6 +572,23 @@ def test_options_are_reported_as_they_were_used(tmp_path: Path) -> None:
     assert dict(head_facts(report.results))["parameters"] == "53"
 
 
+class Odd(DiLoCoStrategy):
+    """Given what JSON does not have."""
+
+    def __init__(self, pieces: Any = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.pieces = pieces
+
+
+def test_options_that_json_does_not_have_lose_no_result(tmp_path: Path) -> None:
+    circle: list[Any] = [math.inf, mlp(), {1: math.nan}]
+    circle.append(circle)
+    given = fitted(strategy=Odd(pieces=circle, H=2)).summary("Odd", "Odd")
+    assert given["options"]["pieces"][:3] == ["inf", "MLP", {"1": "nan"}]
+    folder = run_folder(tmp_path, [given])
+    assert "pieces (inf, MLP, " in RunReport(folder).write().read_text()
+
+
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [*two(), entry("a_b & 5%", final_loss=None)])
     assert main(["report", str(folder.path), "--format", "latex"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,15 +65,15 @@ class RankOutcome:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 4) -> Any:
     """A value as JSON has it, of mappings without what is None or off; of other objects the name of their class."""
-    if isinstance(value, Mapping):
-        given = {
-            str(key): _plain(each) for key, each in value.items() if each is not None and each is not False
-        }
-        return dict(sorted(given.items()))
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+    if isinstance(value, Mapping) and depth:
+        given = {str(key): each for key, each in value.items() if each is not None and each is not False}
+        return {key: _plain(each, depth - 1) for key, each in sorted(given.items())}
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(each, depth - 1) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
@@ -392,7 +393,8 @@ class Loop(Role):
         coding = None if self.coding is None else coding_report(self.comm.traffic, self.strategy.trainable)
         options: dict[str, Any] = _plain(self.strategy.arguments)
         options["optimizers"] = [
-            {"name": type(each).__name__} | _plain(each.defaults) for each in self.strategy.optimizers
+            {"name": type(each).__name__} | _plain(getattr(each, "defaults", {}))
+            for each in self.strategy.optimizers
         ]
         return RankOutcome(final_state(self.model), self.max_steps, coding=coding, options=options)
 
