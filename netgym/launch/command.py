@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,11 +13,6 @@ from netgym.command_options import takes
 from netsim import Stoppable, given
 from netsim.errors import InputError, located
 from netsim.units import parse_seconds
-
-if TYPE_CHECKING:
-    from exogym_core.results.run_folder import RunFolder
-    from netgym.launch.report import LaunchReport
-    from netgym.launch.run import Launch
 
 __all__ = ["command"]
 
@@ -67,6 +61,8 @@ def command(
     """
     from exogym_core.results.run_folder import RunFolder
     from netgym.launch.compute import ComputeClock
+    from netgym.launch.program import run_program
+    from netgym.launch.report import print_launch, write_launch
     from netgym.launch.run import Launch, Script
     from netsim import Topology
 
@@ -82,7 +78,10 @@ def command(
         flag = "--trace" if trace else "--chakra"
         raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
     ComputeClock.parse(compute)
-    until_seconds = _until(until)
+    with located("netgym launch: --until"):
+        until_seconds = math.inf if until is None else parse_seconds(until)
+    if until_seconds <= 0:
+        raise InputError(f"netgym launch: --until {until}: give a time above 0 s")
     network = Topology.load(topology)
     folder = RunFolder.create(str(out), Path(script).stem) if out is not None else None
     launch = Launch(
@@ -98,7 +97,23 @@ def command(
         collectives=collectives,
         cuda_as_cpu=cuda_as_cpu,
     )
-    _run(launch, folder, as_json=as_json)
+    with Stoppable() as work:
+        report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
+    if work.is_stopped:
+        if folder is not None:
+            folder.discard()
+        work.end("no rank had joined the simulation, and nothing is left")
+    if folder is not None:
+        report = write_launch(folder, report)
+    print_launch(report, None if folder is None else folder.path, as_json=as_json)
+    if error is not None:
+        if not cuda_as_cpu and "cuda" in str(error).partition("\n")[0].lower():
+            error.add_note(
+                "Where the script names CUDA devices and this machine has none, add --cuda-as-cpu."
+            )
+        raise error
+    if report.ending == "interrupted":
+        raise KeyboardInterrupt("the figures are those until then")
 
 
 def _check_syntax(script: str) -> None:
@@ -109,40 +124,3 @@ def _check_syntax(script: str) -> None:
     except SyntaxError as error:
         place = f"{visible(script)}:{error.lineno}"
         raise InputError(f"{place}: {type(error).__name__}: {visible(error.msg)}") from None
-
-
-def _until(text: str | None) -> float:
-    with located("netgym launch: --until"):
-        seconds = math.inf if text is None else parse_seconds(text)
-    if seconds <= 0:
-        raise InputError(f"netgym launch: --until {text}: give a time above 0 s")
-    return seconds
-
-
-def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
-    """Run it; write and print the report, however it ended."""
-    from netgym.launch.program import run_program
-
-    with Stoppable() as work:
-        report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
-    if work.is_stopped:
-        if folder is not None:
-            folder.discard()
-        work.end("no rank had joined the simulation, and nothing is left")
-    _show(report, folder, as_json=as_json)
-    if error is not None:
-        if not launch.cuda_as_cpu and "cuda" in str(error).partition("\n")[0].lower():
-            error.add_note(
-                "Where the script names CUDA devices and this machine has none, add --cuda-as-cpu."
-            )
-        raise error
-    if report.ending == "interrupted":
-        raise KeyboardInterrupt("the figures are those until then")
-
-
-def _show(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:
-    from netgym.launch.report import print_launch, write_launch
-
-    if folder is not None:
-        report = write_launch(folder, report)
-    print_launch(report, None if folder is None else folder.path, as_json=as_json)

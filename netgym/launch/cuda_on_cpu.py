@@ -1,6 +1,6 @@
 """The CPU in place of the CUDA devices that a script names, on a machine without them.
 
-Tensors stay on the CPU, and `torch.cuda` answers as on a machine with so many devices for training scripts: devices,
+Tensors stay on the CPU, and `torch.cuda` answers training scripts as on a machine with GPUs: devices,
 streams, memory, generators, autocast, gradient scaling and SyncBatchNorm.
 """
 
@@ -36,7 +36,7 @@ _BYTES = 80 * 10**9  # reported memory of a device
 
 
 def stand_in_for_cuda(num_devices: int) -> None:
-    """Let the CPU stand in for so many CUDA devices, in this process and thread."""
+    """Let the CPU stand in for `num_devices` CUDA devices, in this process and thread."""
     _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]
     _patch_cuda(num_devices)
     _patch_accelerator(num_devices)
@@ -191,7 +191,7 @@ class _Event(torch.cpu.Event):
 
 
 def _patch_cuda(num_devices: int) -> None:
-    """Let `torch.cuda` answer as on a machine with so many devices."""
+    """Let `torch.cuda` answer as on a machine with `num_devices` devices."""
     current = [0]
 
     def set_device(device: Any) -> None:
@@ -239,9 +239,6 @@ def _patch_cuda(num_devices: int) -> None:
         setattr(torch.cuda, name, answer)
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _always(0))
-    # torch's own reports of errors ask for it.
-    torch._C._nccl_version = _always(_NCCL_VERSION)
-    torch._C._nccl_version_suffix = _always(b"")
 
 
 def _always(answer: Any) -> Callable[..., Any]:
@@ -249,7 +246,6 @@ def _always(answer: Any) -> Callable[..., Any]:
     return lambda *arguments, **options: answer
 
 
-_NCCL_VERSION = 2 << 32 | 27 << 16  # major, minor, patch
 _TRUE = ("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported", "can_device_access_peer")
 _STATISTICS = ("memory_stats", "memory_stats_as_nested_dict", "host_memory_stats")
 _NOTHING_TO_DO = (
@@ -267,7 +263,7 @@ _NO_BYTES = (
 
 
 def _patch_accelerator(num_devices: int) -> None:
-    """Let `torch.accelerator` answer likewise."""
+    """Let `torch.accelerator` answer as `torch.cuda` does."""
     answers: dict[str, Callable[..., Any]] = {
         "is_available": _always(True),
         "device_count": lambda: num_devices,

@@ -161,6 +161,8 @@ class NetsimGroup(dist.ProcessGroup):
     # --- several calls as one ------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: torch.device) -> None:
+        if self.is_gloos:
+            raise RuntimeError("Backend gloo does not support startCoalescing")
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> NetsimWork:
@@ -171,13 +173,11 @@ class NetsimGroup(dist.ProcessGroup):
     # --- collectives ---------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
-        if tensors[0].is_sparse:
-            return self._sparse_all_reduce(tensors[0], op_of(opts))
-        return self._reduced("all_reduce", tensors, opts)
-
-    def _sparse_all_reduce(self, tensor: Tensor, op: Any) -> NetsimWork:
-        if op != dist.ReduceOp.SUM:
-            raise RuntimeError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
+        tensor = tensors[0]
+        if not tensor.is_sparse:
+            return self._reduced("all_reduce", tensors, opts)
+        if op_of(opts) != dist.ReduceOp.SUM:
+            raise RuntimeError(f"all_reduce of a sparse tensor: {op_of(opts)} has no meaning; use SUM")
         with self._session, torch.no_grad():
             self._session.at("sparse_all_reduce")
             tensor.copy_(add_up_sparse(self._comm, tensor))
@@ -198,8 +198,11 @@ class NetsimGroup(dist.ProcessGroup):
                 for tensor, part in zip(alike, line.split([each.numel() for each in alike]), strict=True):
                     tensor.copy_(part.view_as(tensor))  # a parameter is refused, as by gloo
 
-        work = self._reduced("all_reduce", list(flat.values()), opts, shown=tensors)
-        return NetsimWork(self._session, "allreduce_coalesced", [work], finish, tensors)
+        inner = self._reduced("all_reduce", list(flat.values()), opts, shown=tensors)
+        work = NetsimWork(self._session, "allreduce_coalesced", [inner], finish, tensors)
+        if self._coalesced:
+            self._coalesced[-1] = work  # which waits for the inner one
+        return work
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
         return self._reduced("reduce", tensors, opts, root=self._root("reduce", opts))

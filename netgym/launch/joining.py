@@ -67,23 +67,6 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     if launched is None and rank == 0:
         _start(store, num_ranks)
     path = store.get(_PATH).decode() if launched is None else launched.socket
-    channel = Pipe(_connected(path, launched))
-    try:
-        channel.send((rank, os.getpid(), num_ranks))
-        refusal = channel.recv()
-        if refusal is not None:
-            raise InputError(refusal)
-        arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=rank + 1)
-    except ChannelClosed:
-        raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
-    # The launcher reports itself why the run has ended.
-    unwind = _ended_run if launched is None else lambda reason: SystemExit(1)
-    rank_group = LoneRank(num_ranks, rank, channel, arena, unwind)
-    comm = rank_group.communicator(rank, RankState())
-    return attach(comm, compute, functools.partial(_leave, rank_group, channel, rank))
-
-
-def _connected(path: str, launched: Launched | None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -93,11 +76,25 @@ def _connected(path: str, launched: Launched | None) -> socket.socket:
         raise refused(
             "ranks have come, and the launcher simulates one set of them: launch the script once for each set"
         ) from None
-    return connection
+    channel = Pipe(connection)
+    try:
+        channel.send((rank, os.getpid(), num_ranks))
+        refusal = channel.recv()
+        if refusal is not None:
+            raise InputError(refusal)
+        arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=rank + 1)
+    except ChannelClosed:
+        raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
 
+    # The launcher reports itself why the run has ended.
+    def unwind(reason: str) -> BaseException:
+        if launched is not None:
+            return SystemExit(1)
+        return RankError(": ".join(filter(None, ["the simulated run has been ended", reason])), -1)
 
-def _ended_run(reason: str) -> BaseException:
-    return RankError(": ".join(filter(None, ["the simulated run has been ended", reason])), -1)
+    rank_group = LoneRank(num_ranks, rank, channel, arena, unwind)
+    comm = rank_group.communicator(rank, RankState())
+    return attach(comm, compute, functools.partial(_leave, rank_group, channel, rank))
 
 
 def _leave(rank_group: LoneRank, channel: Pipe, rank: int, session: RankSession) -> None:

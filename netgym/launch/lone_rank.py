@@ -1,4 +1,4 @@
-"""A rank that has its process to itself: in the thread of a program that others have written."""
+"""The single rank of a process, run in the thread of a user's program."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def ended(rank: int) -> Ended:
 class _OnlyTurn:
     """The turn of one rank in the thread that called it, in place of `Turns`.
 
-    Nothing has to be handed over: programs that others have written keep their main thread, their signals and
-    their random streams. Calls may come from any thread of the process, one at a time.
+    No turn is handed over: users' programs keep their main thread, their signals and their random streams. Calls may
+    come from any thread of the process, one at a time.
 
     Args:
         unwinding: makes what is raised when the run is being unwound.
 
     Attributes:
-        ready: filled by what is read: the rank can go on.
+        ready: the rank, once a message lets it continue.
         read: takes in one message from the channel; False when the run is being unwound.
     """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutsideMeetings", "ready_or_idle"]
 
-# Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
+# A rank is idle if its process sleeps, or uses less than this share of a processor, in most samples.
 _SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
 # Seconds of host time without a message before calls are answered early; of idle ranks before the clock advances
 # without them; and of idle ranks before others' time-outs expire.
@@ -37,7 +37,7 @@ _SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
 def ready_or_idle(
     children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool], seconds: float
 ) -> list[int]:
-    """Processes that have sent a message; none when the others have been idle for so long.
+    """Processes that have sent a message; none when the others have been idle for `seconds`.
 
     Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
     """

@@ -20,6 +20,7 @@ __all__ = [
     "PARSE_TO",
     "OperationCounter",
     "Profile",
+    "answer_for_nccl",
     "at_end_of_backward",
     "break_graphs_at",
     "is_in_backward",
@@ -69,6 +70,13 @@ def name_group(group: Any, backend: str) -> None:
     """Have `get_backend(group)` return this name."""
     _, store = core._world.pg_map[group]
     core._world.pg_map[group] = (dist.Backend(backend), store)
+
+
+def answer_for_nccl() -> None:
+    """Let torch have a version of NCCL, which its own reports of errors ask for where a group is nccl's."""
+    if not hasattr(torch._C, "_nccl_version"):
+        torch._C._nccl_version = lambda: 2 << 32 | 27 << 16
+        torch._C._nccl_version_suffix = lambda: b""
 
 
 def break_graphs_at(cls: type) -> None:

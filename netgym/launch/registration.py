@@ -12,6 +12,7 @@ from netgym.launch.group import NetsimGroup
 from netgym.launch.launched import Launched, refused
 from netgym.launch.private import (
     DEFAULT_SECONDS,
+    answer_for_nccl,
     break_graphs_at,
     is_registered,
     name_group,
@@ -90,12 +91,14 @@ def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -
                 _note_uncharged(asked)
                 return made_by_original
             if arguments[0] == -1:  # MPI's runtime would know
-                arguments = (
-                    *_launched_ranks(),
-                    *arguments[2:_STORE],
-                    _launched_store(),
-                    *arguments[_STORE + 1 :],
-                )
+                session, launched = current_session(), Launched.current()
+                if session is None or launched is None:
+                    raise refused(
+                        "backend mpi: ranks that the script starts have no numbers of MPI: start them with -n"
+                    )
+                size, rank = session.comm.world_size, session.comm.rank
+                meeting = dist.FileStore(launched.store, size)  # type: ignore[attr-defined]
+                arguments = (size, rank, *arguments[2:_STORE], meeting, *arguments[_STORE + 1 :])
             group, store = original(*arguments[:_BACKEND], "netsim", *arguments[_BACKEND + 1 :], **options)
             if store is not None:
                 name_group(group, asked)
@@ -106,22 +109,9 @@ def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -
 
         return made
 
+    answer_for_nccl()
     wrap_function("_new_process_group_helper", around)
     _note_gloo_groups()
-
-
-def _launched_ranks() -> tuple[int, int]:
-    """World size and rank of a process that the launcher has started."""
-    session = current_session()
-    if session is None:
-        raise refused("backend mpi: ranks that the script starts have no numbers of MPI: start them with -n")
-    return session.comm.world_size, session.comm.rank
-
-
-def _launched_store() -> dist.Store:  # type: ignore[name-defined]
-    launched = Launched.current()
-    assert launched is not None
-    return dist.FileStore(launched.store, _launched_ranks()[0])  # type: ignore[attr-defined]
 
 
 def _note_gloo_groups() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.simulation import Simulation
     from exogym_core.results.run_folder import RunFolder
-    from netgym.launch.call_sites import CallSite, CallSites, Instant, SiteTotals
+    from netgym.launch.call_sites import CallSites, Instant
 
 __all__ = [
     "CallTimes",
@@ -213,7 +213,19 @@ def report_of(
         slowest_rank=max(range(size), key=lambda rank: (ends[rank], -rank)),
         ranks=ranks,
         steady_state=_steady_state(list(sites.first_steps.values()), list(sites.last_steps.values())),
-        calls=[_call_times(site, each, size) for site, each in totals.items()],
+        calls=[
+            CallTimes(
+                place=site.place,
+                op=site.op,
+                calls=each.calls / size,
+                bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
+                waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
+                network_seconds=each.network_seconds / size,
+                exposed_seconds=each.awaited_seconds / size,
+                hidden_seconds=each.hidden_seconds / size,
+            )
+            for site, each in totals.items()
+        ],
         wan_bytes=sum(sites.wan_bytes),
         link_bytes={
             f"{link.source} -> {link.target}": float(count)
@@ -224,19 +236,6 @@ def report_of(
         uncharged=list(sites.uncharged),
         later_weather=world.topology.weather_after(whole),
         host_decisions=list(host_decisions),
-    )
-
-
-def _call_times(site: CallSite, each: SiteTotals, size: int) -> CallTimes:
-    return CallTimes(
-        place=site.place,
-        op=site.op,
-        calls=each.calls / size,
-        bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
-        waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
-        network_seconds=each.network_seconds / size,
-        exposed_seconds=each.awaited_seconds / size,
-        hidden_seconds=each.hidden_seconds / size,
     )
 
 

@@ -30,7 +30,7 @@ from netgym.launch.outside import OutsideMeetings
 from netgym.launch.report import Ending, HostDecision, report_of
 from netgym.launch.tensors import reduce_as_gloo
 from netsim import Protocol, Recorder, parse_document, write_trace
-from netsim.errors import InputError, NetsimError, RankError
+from netsim.errors import BrokenCallError, InputError, NetsimError, RankError
 from netsim.ranks import Exit, Post
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Launch:
     chakra: Path | None = None
 
     def world(self, num_ranks: int) -> World:
-        """Hosts of so many ranks.
+        """Hosts of `num_ranks` ranks.
 
         Raises:
             InputError: placement, protocol or algorithms are wrong.
@@ -166,7 +166,8 @@ class JoinedRanks:
                     raise TimeoutError(f"{reason or 'time is up'}: {count} had joined") from None
                 continue
             connection.setblocking(True)
-            if not _is_ours(connection):
+            other = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", other)[1] != os.getuid():
                 connection.close()
                 continue
             channel = Pipe(connection)
@@ -228,12 +229,6 @@ class JoinedRanks:
         return False
 
 
-def _is_ours(connection: socket.socket) -> bool:
-    """True if the other end is a process of this user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", raw)[1] == os.getuid())
-
-
 class LaunchedRun(OutsideMeetings):
     """A process a rank, each running the user's program.
 
@@ -289,21 +284,19 @@ class LaunchedRun(OutsideMeetings):
         except KeyboardInterrupt:
             self.ending = "interrupted"
             return
-        if self.failure.error is not None:
-            self.fail(self._with_ended_ranks(self.failure.error))
+        error = self.failure.error
+        if error is not None:
+            ended = sorted(set(range(len(self.states))) - self.kernel.running)
+            is_consequence = isinstance(error, BrokenCallError) or getattr(error, "is_consequence", False)
+            if is_consequence and ended:  # whose end closed the connections
+                error = RankError(f"{rank_names(ended)} ended before the others: {error}", ended[0])
+            self.fail(error)
         elif self.kernel.running:
             self.ending = "until"
 
     def fail(self, error: NetsimError) -> None:
         """Mark the run as failed."""
         self.ending, self.error = "failed", error
-
-    def _with_ended_ranks(self, error: NetsimError) -> NetsimError:
-        """Error that first names the ranks whose end closed the connections."""
-        ended = sorted(set(range(len(self.states))) - self.kernel.running)
-        if not (isinstance(error, RankError) and error.is_consequence and ended):
-            return error
-        return RankError(f"{rank_names(ended)} ended before the others: {error}", ended[0])
 
     def refuse(self, refusal: str) -> None:
         """Fail the run where a process was refused or nothing was simulated, as its figures would be wrong.

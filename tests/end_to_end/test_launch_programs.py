@@ -406,6 +406,40 @@ def test_a_rank_that_ends_early_can_be_caught_without_a_time_out(launch_here: La
     assert "done" not in out
 
 
+COALESCED = """
+import warnings
+warnings.simplefilter("ignore")
+rank, x, y = dist.get_rank(), torch.arange(4.0), torch.ones(2)
+z, part, whole = torch.zeros(2), torch.zeros(2), torch.zeros(4)
+for calls in (
+    [lambda: dist.all_reduce(x), lambda: dist.all_reduce(y)],
+    [lambda: dist.reduce_scatter_tensor(part, torch.arange(4.0))],
+    [lambda: dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))],
+    [lambda: dist.isend(y, 1 - rank), lambda: dist.irecv(z, 1 - rank)],
+):
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        for call in calls:
+            call()
+    manager.wait()
+assert x.tolist() == [0, 2, 4, 6], x
+assert y.tolist() == z.tolist() == [2, 2], (y, z)
+assert part.tolist() == ([0, 2] if rank == 0 else [4, 6]), part
+assert whole.tolist() == [0, 0, 1, 1], whole
+"""
+
+
+def test_coalesced_calls_write_their_tensors(launch_here: Launch, tmp_path: Path) -> None:
+    """all_reduce left them as they were."""
+    script = Path(failing(tmp_path, COALESCED))
+    script.write_text(script.read_text().replace("netsim", "nccl"))
+    code, _, err = launch_here("-n", "2", "--compute", "marks", str(script))
+    assert code == 0, err
+    script.write_text(script.read_text() + "dist.broadcast(x, 5)\n")
+    assert (
+        "invalid root rank: 5" in launch_here("-n", "2", "--compute", "marks", str(script))[2].splitlines()[0]
+    )
+
+
 def test_ranks_of_mpi_are_the_launchers(launch_here: Launch, tmp_path: Path) -> None:
     text = "x = torch.ones(2)\ndist.all_reduce(x, group=dist.new_group([0, 1]))\nprint(dist.get_backend(), x[0].item())"
     script = Path(failing(tmp_path, text))

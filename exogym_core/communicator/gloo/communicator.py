@@ -1,7 +1,7 @@
 """The real transport: collectives of `torch.distributed` over sockets, in the semantics of the contract.
 
 gloo carries them (nccl where every rank has its own GPU). Whatever connects must prove the run's secret; what then
-travels is neither signed nor encrypted, so between machines the network must be one's own.
+travels is neither signed nor encrypted, so use a private network (WireGuard, SSH) between machines.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class GlooCommunicator(Communicator):
         return GlooCommunicator(self.state, self.state.group(of_run, member, place, reuse), member)
 
     def patient(self, seconds: float) -> GlooCommunicator:
-        """A group of the same ranks in which they wait for each other so long; called by all of them."""
+        """A group of the same ranks with a time-out of `seconds`; called by all of them."""
         rendezvous = self.state.rendezvous
         usual, rendezvous.timeout_seconds = rendezvous.timeout_seconds, seconds
         try:

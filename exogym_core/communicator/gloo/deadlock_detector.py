@@ -71,7 +71,7 @@ class Pending(NamedTuple):
         return cls(Want(*want), posted, is_all)
 
     def has_posted(self, lane: str, number: int) -> bool:
-        """True if so many posts in a lane may have been made."""
+        """True if at least `number` posts in a lane may have been made."""
         found = self.posted.get(lane)
         return not self.is_all if found is None else found >= number
 
@@ -302,7 +302,7 @@ class DeadlockDetector(Waits):
             for rank in range(self._num_ranks):
                 if rank in silent:
                     lines.append(
-                        f"  rank {rank}: does not answer: it is stopped, or in code that holds Python's lock"
+                        f"  rank {rank}: does not answer: it is stopped, or in code that holds the GIL"
                     )
                 elif rank in running and rank != self._rank:
                     lines += [f"  rank {rank}: does not wait; it is in", store.get(f"stack {rank}").decode()]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
     from exogym_core.communicator.gloo.wire import Wire
 
-    _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
+    _Finish = Callable[[float | None], None]  # waits, at most for these seconds
     _Cancel = Callable[["GlooHandle[Any]"], bool]
     _Lane = tuple[int, int, int]  # source, tag, and number of bytes
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -43,7 +43,7 @@ __all__ = ["GlooHandle", "GlooMailboxes", "PeerMessages", "message_slot"]
 
 T = TypeVar("T")
 
-# When every rank has ended, what is not here after this time will not come.
+# When every rank has ended, a message that has not arrived after this time was never sent.
 _LATE_SECONDS = 1.0
 
 
@@ -89,7 +89,7 @@ class GlooHandle(Handle[T]):
         return not self.is_completed() and self._cancel(self)
 
     def settle(self, limit_seconds: float | None = None) -> Any:
-        """Wait for the message, without handing over what came; with a limit, only so long."""
+        """Wait for the message, at most for `limit_seconds`, without delivering it."""
         if self._end is None:
             self._end = Future()
             call = partial(fulfil, self._end, partial(self._finish, limit_seconds))
@@ -335,12 +335,12 @@ class GlooMailboxes:
         self._num_sent[dst, box] += 1
         flat = tensor.reshape(-1)
         if flat.numel():
-            work = self._wire.send(flat, dst, message_slot("letter", box, number))
+            work = self._wire.send(flat, dst, message_slot("mail", box, number))
             self._keep((dst, box), number, flat, work)
         note = _Note(self._wire.member, number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         self._store.add("put", 1)
-        place = self._store.add(f"letters {dst} {box}", 1)
-        self._store.set(f"letter {dst} {box} {place}", json.dumps(note))
+        place = self._store.add(f"mails {dst} {box}", 1)
+        self._store.set(f"mail {dst} {box} {place}", json.dumps(note))
 
     def _keep(self, lane: tuple[int, str], number: int, flat: Tensor, work: dist.Work) -> None:
         """Keep messages that have not been taken, and release the others."""
@@ -384,14 +384,14 @@ class GlooMailboxes:
     def _begin(self, box: str) -> None:
         """Ask for the messages that have been announced since the last call."""
         store, me = self._store, self._wire.member
-        num_there = store.add(f"letters {me} {box}", 0)
+        num_there = store.add(f"mails {me} {box}", 0)
         while self._num_begun[box] < num_there:
             self._num_begun[box] += 1
-            note = _Note(*json.loads(store.get(f"letter {me} {box} {self._num_begun[box]}")))
+            note = _Note(*json.loads(store.get(f"mail {me} {box} {self._num_begun[box]}")))
             flat = torch.empty(math.prod(note.shape), dtype=getattr(torch, note.dtype))
             received: Future[Any] = Future()
             if flat.numel():
-                work = self._wire.receive(flat, note.source, message_slot("letter", box, note.number))
+                work = self._wire.receive(flat, note.source, message_slot("mail", box, note.number))
                 waiting = (
                     f"rank {self._rendezvous.rank} takes a message of member {note.source} from box {box!r}"
                 )
@@ -422,7 +422,7 @@ class GlooMailboxes:
         first = self._wire.size  # of the members that wait since before the last message
         for member in range(self._wire.size):
             word, num_seen, box, num_taken = self._state_of(member)
-            if word == "busy" or (word == "waits" and store.add(f"letters {member} {box}", 0) != num_taken):
+            if word == "busy" or (word == "waits" and store.add(f"mails {member} {box}", 0) != num_taken):
                 return False
             if word == "waits" and num_seen != num_put:
                 first = min(first, member)

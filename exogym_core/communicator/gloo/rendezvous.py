@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import hashlib
 import hmac
 import json
@@ -156,11 +155,8 @@ _TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "127.0.0.1"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
-# gloo's words for a member that is gone, and the system's for a way that is no more.
-_LOST = (
-    *("onnection", "socket", "Socket", "peer", "pair"),
-    *(os.strerror(number) for number in (errno.EPIPE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)),
-    *(os.strerror(number) for number in (errno.EHOSTDOWN, errno.EADDRNOTAVAIL, errno.EACCES)),
+_TRANSPORT = (
+    "gloo/transport/"  # in such a place: gloo raises plain RuntimeErrors, and its reductions some, too
 )
 
 
@@ -279,7 +275,11 @@ class Rendezvous:
 
     def guarded(self, waiting: str, call: Callable[[], T]) -> T:
         """`call()`, with torch's errors as ours; `waiting` describes the wait."""
-        self._be_patient()
+        needed = _TIMES_OWN_WORK * (time.monotonic() - self._left)
+        if self._grows and self.timeout_seconds is not None and needed > self.timeout_seconds:
+            self.timeout_seconds = needed
+            for group in self._made:
+                group.set_timeout(self.timeout)
         try:
             return call()
         except NetsimError:
@@ -287,7 +287,7 @@ class Rendezvous:
         except RuntimeError as error:
             reason = _SOURCE.sub("", str(error).partition("\n")[0]).partition(". This is")[0]
             late = "imed out" in reason or "imeout" in reason
-            if not late and not any(word in reason for word in _LOST):
+            if not (late or isinstance(error, dist.DistError) or _TRANSPORT in str(error)):
                 raise
         finally:
             self._left = time.monotonic()
@@ -304,14 +304,6 @@ class Rendezvous:
         """Time-out of calls and messages as torch takes it: gloo has one for a group."""
         assert self.timeout_seconds is not None
         return datetime.timedelta(seconds=self.timeout_seconds)
-
-    def _be_patient(self) -> None:
-        """Wait longer from now on if this rank itself has worked long since its last call."""
-        needed = _TIMES_OWN_WORK * (time.monotonic() - self._left)
-        if self._grows and self.timeout_seconds is not None and needed > self.timeout_seconds:
-            self.timeout_seconds = needed
-            for group in self._made:
-                group.set_timeout(self.timeout)
 
     def another_store(self) -> SignedStore:
         """A connection of its own to the store at which the ranks met, for another thread."""
@@ -389,7 +381,7 @@ class Rendezvous:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self.timeout
             data = dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options)
-        return ProcessGroups(data, control, PrefixStore("letters", store), name)
+        return ProcessGroups(data, control, PrefixStore("mailboxes", store), name)
 
     def cut(self) -> None:
         """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""

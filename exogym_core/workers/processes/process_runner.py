@@ -168,7 +168,7 @@ class ProcessRunner(Runner):
             state = (
                 f"is stopped: kill -CONT {pid} resumes it"
                 if children.is_stopped(index)
-                else "sends nothing: it is busy in a call that holds Python's lock"
+                else "sends nothing: it is busy in a call that holds the GIL"
             )
             warnings.warn(f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
         return children.ready(self._live)

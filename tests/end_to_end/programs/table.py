@@ -14,6 +14,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 
 warnings.simplefilter("ignore")
 dist.init_process_group(sys.argv[1], timeout=datetime.timedelta(seconds=5))
@@ -426,6 +427,82 @@ asked(
 asked("all_to_all", lambda: dist.all_to_all(b, list(torch.eye(4)[:2] + rank), async_op=True), *b)
 asked("barrier", lambda: dist.barrier(async_op=True))
 asked("int avg", lambda: dist.all_reduce(torch.ones(4, dtype=torch.int64), OPS["AVG"], async_op=True))
+
+# --- other forms of calls ----------------------------------------------------------------------------------------
+
+functional = torch.distributed._functional_collectives
+mine = torch.arange(4.0) + 10 * rank
+
+
+def batched():
+    got = torch.zeros(4)
+    ops = [dist.P2POp(dist.isend, mine, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return shown(got)
+
+
+def listed(call, count=size):
+    made = [None] * count  # to be filled
+    call(made)
+    return made
+
+
+def by_tags():
+    if rank == 0:
+        works = [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (1, 2)]
+        return [work.wait() for work in works]
+    got = [torch.zeros(2), torch.zeros(2)]
+    return [dist.recv(got[0], 0, tag=2), dist.recv(got[1], None, tag=1), *map(shown, got)]
+
+
+def differentiated():
+    leaf = mine.clone().requires_grad_()
+    (dist.nn.functional.all_reduce(leaf) * (rank + 1)).sum().backward()
+    return shown(leaf.grad)
+
+
+FORMS = {
+    "functional all_reduce": lambda: shown(functional.all_reduce(mine, "sum", dist.group.WORLD).wait()),
+    "functional all_gather": lambda: shown(functional.all_gather_tensor(mine, 0, dist.group.WORLD).wait()),
+    "functional all_gather of columns": lambda: shown(
+        functional.all_gather_tensor(mine.reshape(2, 2), 1, dist.group.WORLD) + 0
+    ),
+    "functional reduce_scatter": lambda: shown(
+        functional.reduce_scatter_tensor(mine, "max", 0, dist.group.WORLD).wait()
+    ),
+    "functional broadcast": lambda: shown(functional.broadcast(mine, 1, dist.group.WORLD).wait()),
+    "batched messages": batched,
+    "objects": lambda: listed(lambda made: dist.all_gather_object(made, {"rank": rank})),
+    "gathered objects": lambda: listed(
+        lambda made: dist.gather_object({"rank": rank}, made if rank else None, 1)
+    ),
+    "scattered objects": lambda: listed(
+        lambda made: dist.scatter_object_list(made, ["a", "b"] if rank == 0 else None, 0), 1
+    ),
+    "sent objects": lambda: (
+        dist.send_object_list(["x", 3], 1)
+        if rank == 0
+        else listed(lambda made: dist.recv_object_list(made, 0), 2)
+    ),
+    "tags": by_tags,
+    "differentiated": differentiated,
+    "uneven all_to_all_single": lambda: listed(
+        lambda made: made.__setitem__(
+            0,
+            (
+                out := torch.zeros(2 * (rank + 1)),
+                dist.all_to_all_single(out, torch.arange(3.0) + 10 * rank, [rank + 1] * 2, [1, 2]),
+            )[0].tolist(),
+        ),
+        1,
+    ),
+    "a reduction of one": lambda: shown(
+        (alone := mine.clone(), dist.all_reduce(alone, group=dist.new_subgroups(1)[0]))[0]
+    ),
+}
+for name, call in FORMS.items():
+    row(f"form of call: {name}", call)
 
 # --- groups that end ---------------------------------------------------------------------------------------------
 
