@@ -12,8 +12,8 @@ quarter of the bytes; with a model this small both wait for the distance, twice 
 import torch
 from torch import Tensor, nn
 
-from exogym_core import Communicator, Strategy, Trainer
-from exogym_core.strategy import AllReduceStrategy
+from netgym import Communicator, Strategy, Trainer
+from netgym.strategy import AllReduceStrategy
 from netgym.tasks import build_model, build_task
 
 

@@ -10,8 +10,8 @@ sees the same samples in the same order; the workers sit in four homes, on cable
 
 import argparse
 
-from exogym_core import LocalTrainer, OptimSpec
-from exogym_core.strategy import DiLoCoStrategy, SimpleReduceStrategy, SPARTAStrategy
+from netgym import LocalTrainer, OptimSpec
+from netgym.strategy import DiLoCoStrategy, SimpleReduceStrategy, SPARTAStrategy
 from netgym.tasks import build_model, build_task
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -12,8 +12,8 @@ eight workers is the baseline.
 import argparse
 from pathlib import Path
 
-from exogym_core import LocalTrainer, OptimSpec
-from exogym_core.strategy import DiLoCoStrategy, SimpleReduceStrategy
+from netgym import LocalTrainer, OptimSpec
+from netgym.strategy import DiLoCoStrategy, SimpleReduceStrategy
 from netgym.tasks import build_model, build_task
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

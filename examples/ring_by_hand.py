@@ -6,7 +6,7 @@
 
 import torch
 
-from exogym_core.communicator import run_ranks
+from netgym import run_ranks
 
 NUM_VALUES = 4_000_000  # of 4 bytes
 

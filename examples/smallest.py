@@ -1,7 +1,7 @@
 """The smallest run: FedAvg on three workers, two passes over handwritten digits, on the CPU."""
 
-from exogym_core import LocalTrainer
-from exogym_core.strategy import FedAvgStrategy
+from netgym import LocalTrainer
+from netgym.strategy import FedAvgStrategy
 from netgym.tasks import build_model, build_task
 
 digits = build_task("digits")

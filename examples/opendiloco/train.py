@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 
-from exogym_core import Trainer
+from netgym import Trainer
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
 
