@@ -305,7 +305,8 @@ class DiLoCoOptimizer(Optimizer):
         self._is_averaged = False
         self.num_samples += batch_size or self.batch_size
         self.strategy.communicate(self.local_step + 1)
-        self.strategy.end_step(skipped=not self._was_updated)
+        self.strategy.context.is_skipped = not self._was_updated
+        Strategy.step(self.strategy)
         self._catch_up()
         return loss  # type: ignore[no-any-return]
 

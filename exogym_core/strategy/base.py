@@ -122,7 +122,6 @@ class Strategy(Stateful):
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             what is missing; attributes that are not declared may hold anything.
         default_optim: the optimizer where none is given.
-        overlaps_backward: the strategy communicates during the last backward pass.
         context: the step under way.
         coding: cost of coding in virtual time, as `setup` got it; None where it is free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
@@ -159,21 +158,20 @@ class Strategy(Stateful):
     accepted: ClassVar[dict[str, bool]] = {}
 
     state = State("local_step", "optim", "scheduler", "site", "workers")
-    overlaps_backward: bool = False
     judged: str = "replica"
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
     round_steps: int | None = None
-    warmup_steps: int = 0
-    sends_by_value: bool = False
-    plain_steps: bool = False
+    warmup_steps: ClassVar[int] = 0
+    sends_by_value: ClassVar[bool] = False
+    plain_steps: ClassVar[bool] = False
 
     num_servers: int = 0
-    accepted_servers: tuple[int, float] = (1, math.inf)
-    is_synchronous: bool = True
+    accepted_servers: ClassVar[tuple[int, float]] = (1, math.inf)
+    is_synchronous: ClassVar[bool] = True
 
-    goes_first: bool = False
-    takes_sites: bool = True
-    takes_complex: bool = False
+    goes_first: ClassVar[bool] = False
+    takes_sites: ClassVar[bool] = True
+    takes_complex: ClassVar[bool] = False
     sites: Any = SiteOptions()
     patience: PatienceOptions = PatienceOptions()
     outer: Any = None
@@ -234,7 +232,6 @@ class Strategy(Stateful):
         self.lr_scheduler = options.lr_scheduler and resolve_scheduler(
             options.lr_scheduler, self.lr_scheduler_kwargs
         )
-        self.overlaps_backward = self.overlaps_backward or self.sites.overlaps_backward
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
@@ -244,7 +241,6 @@ class Strategy(Stateful):
         self.local_step = 0
         self.nbytes = 0
         self._payload_bytes_before = 0
-        self._update_skipped = False
 
     # --- called by the loop --------------------------------------------------------------------------------
 
@@ -325,15 +321,10 @@ class Strategy(Stateful):
 
     def step(self) -> None:
         """End a step: complete the replica, advance the schedule and the count. Overrides update, then call this."""
-        self.end_step(skipped=self._update_skipped)
-        self._update_skipped = False
-
-    def end_step(self, *, skipped: bool) -> None:
-        """Complete the replica, advance the schedule and the count; the update may have been `skipped`."""
         self.site.gather()
         # The schedule counts steps, also those that overflowed, which ranks may not share.
         if self.scheduler is not None:
-            with without_updates() if skipped else nullcontext():
+            with without_updates() if self.context.is_skipped else nullcontext():
                 self.scheduler.step()
             if self.rank == 0:
                 for callback in self.lr_callbacks:
@@ -405,6 +396,11 @@ class Strategy(Stateful):
         charged = ChargedCodec(codec, self.charge)
         self.coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
         return charged
+
+    @property
+    def overlaps_backward(self) -> bool:
+        """True if it communicates during the last backward pass, by default if gradients are averaged inside a site."""
+        return bool(self.sites.overlaps_backward)
 
     @property
     def sample_weight(self) -> float:
@@ -594,7 +590,7 @@ class Strategy(Stateful):
 
         After `unscale_gradients` the update is made in any case.
         """
-        self._update_skipped = self.context.update(self.optim)
+        self.context.update(self.optim)
 
 
 declare(Strategy)

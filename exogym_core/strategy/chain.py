@@ -116,7 +116,9 @@ class Chain(Strategy):
     """
 
     state = State("modules")
-    plain_steps = True
+    plain_steps = property(lambda self: all(each.plain_steps for each in self.modules))
+    takes_complex = property(lambda self: all(each.takes_complex for each in self.modules))
+    overlaps_backward = property(lambda self: any(each.overlaps_backward for each in self.modules))
     modules: Sequence[Strategy] = ()
 
     def __init__(
@@ -148,9 +150,6 @@ class Chain(Strategy):
                 )
         self.modules = sorted(members, key=lambda each: not each.goes_first)
         self.patience = _only_patience(self.modules, self.where)
-        self.overlaps_backward = any(each.overlaps_backward for each in self.modules)
-        self.plain_steps = self.plain_steps and all(each.plain_steps for each in self.modules)
-        self.takes_complex = all(each.takes_complex for each in self.modules)
         deciding = [each for each in self.modules if each.judged]
         for each in deciding:
             if each.judged not in _JUDGED:

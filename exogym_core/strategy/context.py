@@ -31,6 +31,7 @@ class StepContext:
         comm: connects the ranks of the run; needed where there is a `count`.
         count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
             complete from the `last_micro_batch` on.
+        is_skipped: the update was skipped, as gradients had overflowed.
         is_unscaled: gradients have been unscaled by `Strategy.unscale_gradients`.
     """
 
@@ -41,6 +42,7 @@ class StepContext:
     last_micro_batch: bool = True
     comm: Communicator | None = None
     is_unscaled: bool = False
+    is_skipped: bool = False
     count: float | None = None
     _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
 
@@ -81,18 +83,15 @@ class StepContext:
             if parameter.grad is not None:
                 parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
 
-    def update(self, optim: Optimizer) -> bool:
-        """Step `optim`; with a scaler only if gradients were finite when it unscaled them. Returns True if skipped."""
-        scaler = self.scaler
-        if scaler is None:
+    def update(self, optim: Optimizer) -> None:
+        """Step `optim`; with a scaler only if gradients were finite when it unscaled them."""
+        scaler, self.is_skipped = self.scaler, False
+        if scaler is None or self.is_unscaled:
             optim.step()
-            return False
-        if self.is_unscaled:
-            self.is_unscaled = False
-            optim.step()
+        else:
+            scale = scaler.get_scale()
+            scaler.step(optim)
+        if scaler is not None:
             scaler.update()
-            return False
-        scale = scaler.get_scale()
-        scaler.step(optim)
-        scaler.update()
-        return bool(scaler.get_scale() < scale)
+            self.is_skipped = not self.is_unscaled and scaler.get_scale() < scale
+        self.is_unscaled = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import name_in, option
@@ -51,11 +51,8 @@ class DPSGDStrategy(Strategy, name="DPSGD"):
 
     judged = "own"
     takes_complex = True
+    overlaps_backward = property(lambda self: self.mix == "before")
     round_steps = 1
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        self.overlaps_backward = self.mix == "before"
 
     def prepare(self) -> None:
         """Refuse a graph that is not one of so many ranks, or on which averages drift."""

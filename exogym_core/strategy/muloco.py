@@ -67,15 +67,12 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
     round_steps = property(lambda self: self.H)
     state = State("outer", "coded", "num_rounds")
     plain_steps = True
+    takes_sites = property(lambda self: not self.bits)
 
     @property
     def default_optim(self) -> OptimSpec:  # type: ignore[override]
         """Muon, of hidden matrices."""
         return OptimSpec(_MUONS[self.muon], params=split_by_shape)
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        self.takes_sites = not self.bits
 
     def prepare(self) -> None:
         """Begin with the same theta on every rank, without errors."""

@@ -99,7 +99,7 @@ class ServedStrategy(Strategy):
     positional = ("optim_spec",)
 
     num_servers = 1
-    accepted_servers: tuple[int, float] = (1, 1)
+    accepted_servers: ClassVar[tuple[int, float]] = (1, 1)
     is_synchronous = False
     judged = "server"
     round_steps = property(lambda self: self.H)
