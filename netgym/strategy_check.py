@@ -15,17 +15,18 @@ import inspect
 import json
 import random
 import tempfile
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from exogym_core.cost.compute import Coding
+from exogym_core.data.samples import digest_of
 from exogym_core.plain import decode, encode, packed
 from exogym_core.run.loop import end_step, set_up
 from exogym_core.run.trainer import Trainer
@@ -50,6 +51,7 @@ __all__ = ["LAWS", "CheckReport", "CheckRow", "Workload", "check", "checking", "
 _SHORT_ROUND = 6  # local steps of a round where the user gives no H: the default would outlast the check
 _MOST_AWAY = 2.0  # times the ranks' way from the start; shipped strategies have at most 0.51
 _TOLERANCE = 1e-4  # relative, between simulated and real sockets: sums are formed in another order
+_ON_CLOCK = "values off the clock cost nothing: exchange on the clock what reaches parameters"
 _COUNTS = ("bytes_sent", "payload_bytes")
 _PROCESSES = {"kind": "processes", "processes": 2}
 
@@ -88,10 +90,13 @@ class _Trace:
     losses: list[float] = field(default_factory=list)
     step_bytes: list[int] = field(default_factory=list)  # as the strategy reports them
     payload_bytes: int = 0  # as the communicator counted them, when the last step was done
+    off_clock: bool = False  # the strategy called off the clock
+    warmup_steps: int = 0
     draws: list[str] = field(default_factory=list)  # where a global generator moved
     loaded_step: int | None = None  # the step count of a strategy that has loaded its state
     not_loaded: list[str] = field(default_factory=list)  # its attributes that are others after that
     coding: str | None = None
+    judged: dict[int, str] = field(default_factory=dict)  # digest of each version of the judged model
     model: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
@@ -258,13 +263,22 @@ class _Trials:
         return self.fit()
 
     def run(
-        self, *, stop: int | None = None, coding: Coding | None = None, **options: Any
+        self,
+        *,
+        stop: int | None = None,
+        coding: Coding | None = None,
+        withholds: bool = False,
+        **options: Any,
     ) -> RunResult[_Trace]:
-        """Train; after `stop` steps each worker continues with a fresh strategy that has loaded the state."""
+        """Train; after `stop` steps each worker continues with a fresh strategy that has loaded the state.
+
+        With `withholds`, a call off the clock reaches no other rank.
+        """
         given, problem = self.strategy, self.problem
 
         def body(comm: Communicator) -> _Trace:
             trace = _Trace()
+            comm = cast("Communicator", _Withheld(comm)) if withholds else comm
             strategy, model = copy.deepcopy((given, problem.model))
             with _watched(trace, "setup()"):
                 set_up(strategy, model, comm, len(problem.batches), problem.seed, coding)
@@ -280,7 +294,10 @@ class _Trials:
                     trace.not_loaded = _unequal_attributes(saved, strategy)
                 comm.advance(0.01 + 0.002 * comm.rank)
                 _train(strategy, model, step[comm.rank], number, trace)
+                if strategy.judged == "outer" and (state := strategy.judged_state()) is not None:
+                    trace.judged[strategy.judged_version] = digest_of([state])
             trace.payload_bytes = comm.traffic.payload_bytes
+            trace.off_clock, trace.warmup_steps = comm.state.num_off_clock > 0, strategy.warmup_steps
             strategy.finish()
             trace.coding = coding_report(comm.traffic, strategy.trainable)
             strategy.close()
@@ -310,7 +327,9 @@ class _Trials:
             "servers": self.strategy.num_servers or None,
             "progress": False,
         }
-        trainer.fit(strategy=copy.deepcopy(self.strategy), **{**settled, **options})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # laws say it
+            trainer.fit(strategy=copy.deepcopy(self.strategy), **{**settled, **options})
         assert trainer.result is not None
         return trainer.result
 
@@ -359,6 +378,25 @@ def _packed(value: object) -> bytes:
         return b""
 
 
+class _Withheld:
+    """A rank's communicator whose calls off the clock reach this rank alone."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = self._used = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._used, name)
+
+    @contextlib.contextmanager
+    def off_clock(self) -> Iterator[None]:
+        self._used = self._comm.group([self._comm.rank])
+        try:
+            with self._used.off_clock():
+                yield
+        finally:
+            self._used = self._comm
+
+
 @contextlib.contextmanager
 def _watched(trace: _Trace, where: str) -> Iterator[None]:
     """Note in `trace.draws` which global generators move inside."""
@@ -397,6 +435,8 @@ def _agrees(trials: _Trials) -> str | None:
     result = trials.fitted
     if trials.strategy.judged not in ("outer", "server"):
         return None
+    if trials.strategy.judged == "outer" and (fault := _differs_by_rank(trials)) is not None:
+        return fault
     start = dict(trials.problem.model.named_parameters())
     ranks = [_flat(state, start) for state in result.rank_states]
     judged, first, mean = _flat(result.judged_state, start), _flat(start, start), torch.stack(ranks).mean(0)
@@ -410,6 +450,46 @@ def _agrees(trials: _Trials) -> str | None:
             f"{where} is {away:.2g} away from the mean of the ranks' models, which moved by {moved:.2g} at most: "
             "return the parameters that rounds lead to"
         )
+    return None
+
+
+def _differs_by_rank(trials: _Trials) -> str | None:
+    first, *others = trials.plain.results[: trials.num_workers]
+    for rank, trace in enumerate(others, start=1):
+        for version, digest in trace.judged.items():
+            if first.judged.get(version, digest) != digest:
+                return (
+                    f"{type(trials.strategy).__name__}.judged_state() of version {version} is another on rank {rank} "
+                    "than on rank 0: return what all ranks have after a round, or write judged = 'own'"
+                )
+    return None
+
+
+def _pays(trials: _Trials) -> str | None:
+    if not any(trace.off_clock for trace in trials.plain.results):
+        return None
+    try:
+        withheld = trials.run(withholds=True)
+    except NetsimError as error:
+        return (
+            f"cannot run without what comes off the clock ({str(error).partition(chr(10))[0]}): {_ON_CLOCK}"
+        )
+    return _difference(trials.plain, withheld, "the run that withholds what comes off the clock", _ON_CLOCK)
+
+
+def _keeps_its_round(trials: _Trials) -> str | None:
+    made = trials.strategy
+    period, traces = made.round_steps, trials.plain.results[: trials.num_workers]
+    if period is None or made.sends_by_value or not made.is_synchronous:
+        return None
+    for rank, trace in enumerate(traces):
+        sent = trace.step_bytes[trace.warmup_steps :]
+        for step, (one, later) in enumerate(zip(sent, sent[period:], strict=False), trace.warmup_steps + 1):
+            if one != later:
+                return (
+                    f"round_steps is {period}, and rank {rank} sends {one} bytes in step {step} and {later} in step "
+                    f"{step + period}: declare the period of what is sent, or leave round_steps out"
+                )
     return None
 
 
@@ -507,19 +587,12 @@ def _runs_on_sockets(trials: _Trials) -> str | None:
 
 
 def _resumes(trials: _Trials) -> str | None:
-    num_steps = len(trials.problem.batches)
-    last, every = num_steps - 1, max(1, num_steps // 2)
+    every = len(trials.problem.batches) // 2 + 1  # once
     where = f"the run resumed from its checkpoint of step {every}"
-
-    def press(row: Mapping[str, Any]) -> None:
-        if row["kind"] == "step" and row["step"] == last:
-            raise _Stop
-
     with tempfile.TemporaryDirectory() as folder:
         kept = {"checkpoint_interval": every, "workers": _PROCESSES}
-        with contextlib.suppress(_Stop):
-            trials.fit(on_event=press, save_dir=folder, **kept)
-        resumed = trials.fit(resume_from=next(Path(folder).iterdir()), **kept)
+        begun = trials.fit(save_dir=folder, **kept)
+        resumed = trials.fit(resume_from=begun.checkpoint_folder, **kept)
     remedy = "keep all that step() reads in self, and in state_dict(): class attributes and globals are lost"
     for before, after in zip(trials.fitted.history, resumed.history, strict=True):
         if before != after:
@@ -532,10 +605,6 @@ def _resumes(trials: _Trials) -> str | None:
         if not all(torch.equal(one[name], other[name]) for name in one):
             return f"the model of rank {rank} is another in {where}: {remedy}"
     return None
-
-
-class _Stop(KeyboardInterrupt):
-    """Ends a run as Ctrl-C does."""
 
 
 def _charges(trials: _Trials) -> str | None:
@@ -596,8 +665,10 @@ LAWS: dict[str, _Law] = {
     "runs": _Law("trains and communicates", _runs, after=()),
     "judged": _Law("the judged model is the one that `judged` claims", _agrees),
     "bytes": _Law("payload_bytes and bytes_sent are what was sent", _counts),
+    "round": _Law("sends the same in each round, where it declares round_steps", _keeps_its_round),
     "generator": _Law("draws nothing from the global generators", _draws_nothing),
     "twice": _Law("gives the same bits twice", _repeats),
+    "clock": _Law("lets no value that comes off the clock reach parameters", _pays, ("runs", "twice")),
     "state": _Law(
         "continues from a saved and loaded state with the same bits", _comes_back, ("runs", "twice")
     ),

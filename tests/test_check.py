@@ -101,6 +101,49 @@ class JudgesAnotherModel(Outer):
         return value.flip(0) if self.local_step else value.clone()
 
 
+class JudgesItsOwn(Outer):
+    """Ranks' models differ, and each ships its own."""
+
+    def gradient(self) -> Tensor:
+        return super().gradient() + 0.1 * self.rank
+
+    def mean(self, flat: Tensor) -> Tensor:
+        super().mean(flat)
+        return flat
+
+
+class AveragesForFree(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        super().mean(flat[:1])
+        with self.comm.off_clock():
+            return super().mean(flat)
+
+
+class GathersForFree(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        super().mean(flat[:1])
+        with self.comm.off_clock():
+            return torch.stack(self.comm.all_gather(flat)).mean(0)
+
+
+class LogsForFree(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        with self.comm.off_clock():
+            self.spread = super().mean(flat)
+        return super().mean(flat)
+
+
+class DeclaresAnotherRound(Momentum):
+    round_steps = 3
+
+    def mean(self, flat: Tensor) -> Tensor:
+        return super().mean(flat) if self.local_step % 2 else flat * 0
+
+
+class DeclaresItsRound(DeclaresAnotherRound):
+    round_steps = 2
+
+
 class JudgesInVain(Outer):
     judged = "own"
 
@@ -195,6 +238,10 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (JudgesZeros, "judged", "is not the model's before the first step"),
     (JudgesTheStart, "judged", "is still the model of the start after 8 steps"),
     (JudgesAnotherModel, "judged", "away from the mean of the ranks' models, which moved by"),
+    (JudgesItsOwn, "judged", "judged_state() of version 1 is another on rank 1 than on rank 0"),
+    (AveragesForFree, "clock", "in the run that withholds what comes off the clock"),
+    (GathersForFree, "clock", "in the run that withholds what comes off the clock"),
+    (DeclaresAnotherRound, "round", "round_steps is 3, and rank 0 sends"),
     (JudgesInVain, "judged", "judges ranks' models, so that judged_state() would be ignored"),
     (SendsAfterwards, "bytes", "call super().step() last"),
     (Undercounts, "bytes", "leave comm.traffic to the communicator"),
@@ -205,7 +252,7 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (KeepsLambda, "state", "KeepsLambda.state_dict()"),
     (SharesTheClass, "processes", "in the run in processes: keep what a rank has in self"),
     (KnowsTheTransport, "gloo", "in the run over gloo: let no value depend on comm.transport"),
-    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 4"),
+    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 5"),
     (EncodesForNothing, "coding", "self.charge(NAME, 'encode', num_values)"),
 ]
 

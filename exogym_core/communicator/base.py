@@ -131,6 +131,7 @@ class CallState:
     device: torch.device | None = None
     empty: Empty | None = None  # where ranks share memory, tensors in it
     off_clock: bool = False
+    num_off_clock: int = 0  # times that calls went off the clock
     compares_places: bool = True
 
     @contextmanager
@@ -541,6 +542,7 @@ class Communicator(CheckedArguments, ABC):
         They are matched among themselves: every member must make them off the clock. A rank that waits in one for a
         rank that waits for the clock (`now`, `is_completed`, ...) stands still until that has its answer.
         """
+        self.state.num_off_clock += 1
         return self.state.having(off_clock=True)
 
     # --- checkpoints ---------------------------------------------------------------------------------------

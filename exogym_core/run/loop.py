@@ -237,6 +237,7 @@ class Loop(Role):
     learner: TorchLearner = field(init=False)
     local_step: int = field(default=0, init=False)
     _payload_then: int = field(default=-1, init=False)  # payload bytes sent when ranks were last together
+    _is_off_clock: bool = field(default=False, init=False)  # the strategy, in some step
     _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
 
     def run(self) -> RankOutcome:
@@ -346,7 +347,9 @@ class Loop(Role):
                 row = self._row(loss, step.samples, learning_rate, context.count)
                 self.comm.mark({"announced": {**row, **place}})
 
+        num_off_clock = self.comm.state.num_off_clock
         loss = take_step(strategy, self.learner.gradients, step, context, announce)
+        self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
         row = self._row(loss, step.samples, learning_rate, context.count)
         self.comm.mark({**row, **strategy.row()})
 
@@ -396,7 +399,14 @@ class Loop(Role):
             {"name": type(each).__name__} | _plain(getattr(each, "defaults", {}))
             for each in self.strategy.optimizers
         ]
-        return RankOutcome(final_state(self.model), self.max_steps, coding=coding, options=options)
+        remarks: tuple[str, ...] = ()
+        if self._is_off_clock and self.comm.rank == 0:
+            name = type(self.strategy).__name__
+            remarks = (
+                f"{name}: makes calls off the clock, which cost nothing; netgym check finds values that train",
+            )
+        state = final_state(self.model)
+        return RankOutcome(state, self.max_steps, remarks, coding=coding, options=options)
 
     def close(self) -> None:
         """Remove hooks from the model, and free gradients and optimizers' states."""

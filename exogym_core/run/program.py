@@ -555,7 +555,7 @@ class Program:
             if loop.local_step or is_known or not _is_in(self.model, error):
                 raise
             raise _of_first_batch(error, self.model) from None
-        return replace(outcome, remarks=tuple(remarks))
+        return replace(outcome, remarks=(*outcome.remarks, *remarks))
 
     def server(self, comm: Communicator) -> Server:
         """A rank that computes nothing."""

@@ -39,7 +39,7 @@ def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, probl
 @rows
 @pytest.mark.parametrize(
     ("num_steps", "laws"),
-    [(7, ["judged", "state"]), (12, ["bytes", "generator", "processes", "gloo"])],
+    [(7, ["judged", "state"]), (12, ["bytes", "round", "generator", "processes", "gloo"])],
 )
 def test_keeps_the_laws_that_netgym_check_asks_for(row: Row, num_steps: int, laws: list[str]) -> None:
     problem = Workload(*reference.make_problem(3, num_steps, 4, 6, seed=1), SEED)
