@@ -376,9 +376,7 @@ class NetsimGroup(dist.ProcessGroup):
         return self._exchanged(into, given, opts, [output], [tensor])
 
     def barrier(self, opts: Any = None) -> NetsimWork:
-        work = self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [], [])
-        work.give(getattr(opts, "timeout", None))
-        return work
+        return self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [], [])
 
     def monitored_barrier(
         self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
@@ -458,7 +456,9 @@ class NetsimGroup(dist.ProcessGroup):
             for call, deliver in calls:
                 self._session.at(call.name)
                 handles.append(self._comm._collective(call, deliver, True, waits=waits))
-        return self._work(name, handles, outputs, shown=shown)
+        work = self._work(name, handles, outputs, shown=shown)
+        work.give(getattr(opts, "timeout", None))
+        return work
 
     def _require_strided(self, name: str, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:

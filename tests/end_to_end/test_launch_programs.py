@@ -350,6 +350,20 @@ def test_a_call_that_is_completed_has_written_and_a_loop_that_only_polls_ends(
     assert 0.5 < seconds < 0.5 + 5 * POLL_SECONDS, "a poll is late by no more"
 
 
+GIVEN_BY_OPTIONS = """
+import datetime, netgym
+group = dist.new_group([0, 1])
+options = dist.AllreduceOptions()
+options.timeout = datetime.timedelta(seconds=2)
+if dist.get_rank():
+    netgym.advance(20.0)
+try:
+    group.allreduce([torch.ones(2)], options).wait()
+except RuntimeError as error:
+    print(f"{netgym.now():.0f} s: {str(error).rpartition(': ')[2]}")
+"""
+
+
 TIMED_OUT = """
 import datetime, netgym
 group = GROUP
@@ -364,9 +378,16 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize("group", ["None", "dist.new_group([0, 1])"])
-def test_a_time_out_set_on_a_group_holds(launch_here: Launch, group: str, tmp_path: Path) -> None:
-    text = TIMED_OUT.replace("GROUP", group)
+@pytest.mark.parametrize(
+    "text",
+    [
+        TIMED_OUT.replace("GROUP", "None"),
+        TIMED_OUT.replace("GROUP", "dist.new_group([0, 1])"),
+        GIVEN_BY_OPTIONS,
+    ],
+    ids=["world", "group", "options"],
+)
+def test_a_time_out_set_on_a_group_or_call_holds(launch_here: Launch, text: str, tmp_path: Path) -> None:
     code, out, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
     assert code == 0, err
     assert {"2 s: Timed out waiting 2000ms", "20 s: Connection closed by peer"} <= set(out.splitlines())

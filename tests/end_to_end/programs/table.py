@@ -472,6 +472,17 @@ FORMS = {
         functional.reduce_scatter_tensor(mine, "max", 0, dist.group.WORLD).wait()
     ),
     "functional broadcast": lambda: shown(functional.broadcast(mine, 1, dist.group.WORLD).wait()),
+    "all_gather_coalesced": lambda: listed(
+        lambda made: made.__setitem__(
+            0,
+            (
+                out := [[torch.zeros(4), torch.zeros(2)] for _ in range(size)],
+                dist.all_gather_coalesced(out, [mine, mine[:2].clone()]),
+                [[shown(each) for each in row] for row in out],
+            )[2],
+        ),
+        1,
+    ),
     "batched messages": batched,
     "objects": lambda: listed(lambda made: dist.all_gather_object(made, {"rank": rank})),
     "gathered objects": lambda: listed(
