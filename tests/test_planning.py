@@ -35,6 +35,7 @@ from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.plan import plan
 from netgym.planning.planned import Request
+from netgym.planning.planned_rank import PlannedRank
 from netgym.planning.recording import record_kinds
 from netgym.planning.setting import Known
 from netsim.errors import InputError
@@ -382,6 +383,26 @@ def test_a_rank_that_stands_for_others_changes_nothing(
     together = Measured(strategy, setting())
     assert together.rounds.runs_together
     assert together.plan == alone.plan
+
+
+@pytest.mark.parametrize("sharding", ["NO_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.parametrize("compute", ["50 ms", {"fixed": "50 ms", "jitter": 0.1}])
+def test_equal_steps_of_sites_are_recorded_once(
+    sharding: str, compute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the steps between rounds, which average gradients inside a site, one stands for all."""
+    steps: list[int] = []
+    taken = PlannedRank.step
+    monkeypatch.setattr(PlannedRank, "step", lambda self, step: (steps.append(step), taken(self, step))[1])
+    options = {"H": 20, "ranks_per_worker": 2, "sharding": sharding, "max_norm": 1.0}
+    strategy = build_strategy("DiLoCo", **options)
+    alone = Measured(strategy, setting(compute))
+    assert set(steps) == {place + round_begin for place in (0, 1, 19) for round_begin in (0, 20, 40)}
+    whole = trained("DiLoCo", options, 60, compute=compute).history
+    ends = [row["virtual_seconds"] for row in whole if row["step"] in (20, 40, 60)]
+    assert alone.figures.round_seconds[:3] == pytest.approx(ends, abs=1e-9 if compute == "50 ms" else 1e-6)
+    sent = [sum(each[place] for each in alone.figures.bytes_sent) for place in range(3)]
+    assert sent == [row["bytes_sent"] for row in whole if row["step"] in (20, 40, 60)]
 
 
 def test_a_long_ring_under_tcp_is_reckoned_from_its_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,9 @@ class Loop(Role):
             return 0
         if not (self.data.has_whole_steps and self.strategy.is_synchronous):
             return 0
+        site = self.strategy.site
+        if site.gradients is not None and site.averager is None:  # several calls a step
+            return 0
         step, steps = self.local_step, min(self.strategy.steps_to_exchange, self.max_steps - self.local_step)
         dates = (self.evaluations.evaluate_every, self.evaluations.correlate_every, self.checkpoints.every)
         return min(steps, _MOST_AHEAD, *(every - step % every for every in dates if every is not None))

@@ -340,12 +340,11 @@ class Strategy(Stateful):
 
     @property
     def steps_to_exchange(self) -> int:
-        """Number of next steps that only average gradients, clip and update, up to the next exchange after an update.
+        """Number of next steps that average gradients in the site, clip and update, up to the next exchange after that.
 
-        0: not known. What averages is `site.averager`, and the rest of such a step is `finish_step`.
+        0: not known. The rest of such a step is `finish_step`.
         """
-        are_apart = self.site.gradients is not None and self.site.averager is None
-        if not self.plain_steps or self.round_steps is None or are_apart:
+        if not self.plain_steps or self.round_steps is None:
             return 0
         if self.scheduler is not None:
             return 1

@@ -244,7 +244,7 @@ class Chain(Strategy):
     @property
     def steps_to_exchange(self) -> int:
         """Steps up to the next exchange of a member; single ones where the learning rate may change after each."""
-        if not self.plain_steps or (self.site.gradients and self.site.averager is None):
+        if not self.plain_steps:
             return 0
         if self.scheduler is not None:
             return 1

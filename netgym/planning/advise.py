@@ -74,7 +74,7 @@ _MOST_OUTSIDE = 3  # sites that are left out together
 #: Values of options of which each is planned with each, the first matters most to a loss; of buckets: a model's number.
 SEARCHED: Mapping[str, Mapping[str, Sequence[int]]] = {
     "AllReduce": {"bucket_bytes": (1, 4, 16, 64)},
-    "StreamingDiLoCo": {"tau": (1, 2, 5, 10), "num_fragments": (1, 2, 4)},
+    "StreamingDiLoCo": {"tau": (2, 5, 10), "num_fragments": (2, 4)},
 }
 
 #: Strategies and options that are tried.

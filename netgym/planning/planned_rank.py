@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from exogym_core.cost.compute import Coding
 from exogym_core.run.loop import set_up, take_step
 from exogym_core.strategy.context import StepContext
+from netgym.planning.recording import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,18 +115,32 @@ class PlannedRank:
                 parameter.grad = torch.empty_like(parameter)
         return math.nan
 
-    def compute_ahead(self, most: int) -> int:
-        """Take up to `most` steps that only compute; returns how many.
+    def take_alike(self, most: int, *, copies: bool) -> int:
+        """Take up to `most` steps that request the same, as the strategy declares by `steps_to_exchange`.
 
-        Those before the one that ends with an exchange, of strategies that declare it by `steps_to_exchange`.
+        Those that only compute at once; of those that average gradients in a site one, whose requests a recording
+        copies.
+
+        Args:
+            most: steps.
+            copies: the rank is recorded; else none of the latter is taken.
+
+        Returns:
+            Their number.
         """
-        strategy = self.strategy
-        if strategy.site.averager is not None:
-            return 0
+        strategy, comm = self.strategy, self.strategy.comm
         number = max(min(strategy.steps_to_exchange - 1, most), 0)
-        for step in range(strategy.local_step, strategy.local_step + number):
-            self._computing(step, 1.0)
-        strategy.local_step += number
+        if strategy.site.gradients is None:
+            for step in range(strategy.local_step, strategy.local_step + number):
+                self._computing(step, 1.0)
+            strategy.local_step += number
+        elif copies and number > 1:
+            comm.mark(copied(comm, None))
+            self.step(strategy.local_step)
+            comm.mark(copied(comm, number - 1))
+            strategy.local_step += number - 1
+        else:
+            return 0
         return number
 
     def still_optimizers(self, number: int | None = None) -> None:

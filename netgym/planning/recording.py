@@ -7,7 +7,7 @@ groups alone share one recording. Tensors may be without values.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,6 +40,7 @@ __all__ = [
     "Computing",
     "Recording",
     "by_step",
+    "copied",
     "extrapolated",
     "last_calls",
     "last_round",
@@ -174,6 +175,8 @@ class Recording:
         asks_for_time: requests depend on times, so on another network they are others.
         kinds: of each rank, which stream is its own; None: its own number's.
         groups: of each stream of a kind and of each rank, the groups made, which correspond in order.
+        with_few_copies: recordings with two and with four of the copies of steps that are alike, see `copied`, and how
+            many each omits; None where there are few.
     """
 
     num_ranks: int
@@ -181,6 +184,7 @@ class Recording:
     asks_for_time: bool = False
     kinds: Sequence[int] | None = None
     groups: tuple[Sequence[Groups], Sequence[Groups]] = ((), ())
+    with_few_copies: list[tuple[Recording, int]] | None = None
 
     def stream(self, rank: int) -> Iterator[Request | Computing]:
         """Requests of a rank: those of its kind, in its own groups."""
@@ -384,7 +388,8 @@ def record_kinds(
     find(order[-1])
     between(0, num_ranks - 1)
     of_kinds = [alone.groups for alone in streams]
-    return Recording(num_ranks, [alone.requests for alone in streams], kinds=kinds, groups=(of_kinds, groups))
+    made = Recording(num_ranks, [alone.requests for alone in streams], kinds=kinds, groups=(of_kinds, groups))
+    return _expanded(made)
 
 
 #: By the group of a key: the group to write in its place, its members, and the rank's place among them.
@@ -421,6 +426,72 @@ def _signature(alone: RequestsOfRank) -> Sequence[Any]:
     for place, (ranks, number) in enumerate(alone.groups):
         names |= {(ranks, nth): ((place, nth), (), 0) for nth in range(number)}
     return [*_shape(alone.groups), *_calls(_in_groups(alone.requests, names, 0))]
+
+
+_COUNTED = ("payload_bytes", "coded_values")
+
+
+def copied(comm: Communicator, number: int | None) -> dict[str, Any]:
+    """Row that a rank marks before a step (None) and after it, to have so many copies of its requests."""
+    counts = comm.traffic.payload_bytes, comm.traffic.charged_values
+    return {"copies": number, **dict(zip(_COUNTED, counts, strict=True))}
+
+
+def _copies(stream: Stream) -> list[int]:
+    rows = (request.row for request in stream if isinstance(request, Mark))
+    return [row["copies"] for row in rows if row.get("copies") is not None]
+
+
+def _expanded(made: Recording) -> Recording:
+    """Recording with all copies of steps, and those with few."""
+    numbers = {number for stream in made.streams for number in _copies(stream)}
+    few = None
+    if len(numbers) == 1 and (most := numbers.pop()) > REPEATS[1]:
+        few = [
+            (replace(made, streams=[_with_copies(stream, number) for stream in made.streams]), most - number)
+            for number in REPEATS
+        ]
+    return replace(made, streams=[_with_copies(stream) for stream in made.streams], with_few_copies=few)
+
+
+def _with_copies(stream: Stream, most: int | None = None) -> Stream:
+    """Requests with the copies that marks ask for, `most` at most; later calls and counts go on from them."""
+    made: list[Request | Computing] = []
+    shifts: Counter[Hashable] = (
+        Counter()
+    )  # of the numbers of calls, by group, and of counts and steps by name
+    start = 0
+    before: Mapping[str, Any] = {}
+    for request in stream:
+        if not isinstance(request, Mark) or "copies" not in request.row:
+            made.append(_shifted(request, shifts))
+        elif request.row["copies"] is None:
+            start, before = len(made), request.row
+        else:
+            step, number = made[start:], request.row["copies"]
+            of_one = Counter(each.key.group for each in step if isinstance(each, Post))
+            of_one.update({name: request.row[name] - before[name] for name in _COUNTED})
+            kept = number if most is None else min(number, most)
+            for copy in range(1, kept + 1):
+                by = Counter({name: copy * count for name, count in of_one.items()})
+                made += [_shifted(each, by, copy) for each in step]
+            shifts.update({name: kept * count for name, count in of_one.items()})
+    return made
+
+
+def _shifted(request: Request | Computing, by: Counter[Hashable], steps: int = 0) -> Request | Computing:
+    if isinstance(request, Post | Wait) and (more := by[request.key.group]):
+        return request._replace(key=request.key._replace(number=request.key.number + more))  # type: ignore[operator]
+    if isinstance(request, Computing) and steps:
+        return request._replace(step=request.step + steps)
+    if isinstance(request, Mark):
+        return Mark(
+            {
+                **request.row,
+                **{name: request.row[name] + by[name] for name in _COUNTED if name in request.row},
+            }
+        )
+    return request
 
 
 def _ends(stream: Stream) -> list[int]:

@@ -313,7 +313,8 @@ class SimulatedRounds:
         if self._apart or not self._strategy.is_synchronous:
             return None
         with suppress(ValueError, RuntimeError):
-            return record_kinds(self._body, self._num_ranks, self._setting.collectives, self._make_groups)
+            body = partial(self._body, is_alone=True)
+            return record_kinds(body, self._num_ranks, self._setting.collectives, self._make_groups)
         return None
 
     def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
@@ -333,13 +334,20 @@ class SimulatedRounds:
         planned_rank(self._strategy, comm, self._model, computing, self._setting.max_steps)
 
     def _body(
-        self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int | None = None
+        self,
+        comm: Communicator,
+        computing: Callable[[int, float], None],
+        num_rounds: int | None = None,
+        *,
+        is_alone: bool = False,
     ) -> None:
         """Program of a rank, from its first step to the last one of so many rounds."""
         with without_updates(self._strategy):
-            self._run_rank(comm, computing, num_rounds or self._num_rounds)
+            self._run_rank(comm, computing, num_rounds or self._num_rounds, is_alone)
 
-    def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int) -> None:
+    def _run_rank(
+        self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int, is_alone: bool
+    ) -> None:
         own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
         coding, num_steps = self._setting.compute.coding, num_rounds * self._period
         max_steps = max(self._setting.max_steps, self._start + num_steps)
@@ -353,8 +361,8 @@ class SimulatedRounds:
             runner.still_optimizers()
         step = 0
         while step < num_steps:
-            if step and not self.has_absences:
-                step += runner.compute_ahead(num_steps - 1 - step)
+            if step % self._period and not self.has_absences:  # as many in each round: its first one is taken
+                step += runner.take_alike(self._period - 1 - step % self._period, copies=is_alone)
             if mine.workers.skips(step):
                 mine.skip_step()
                 mine.row()  # forgets that a round was missed
@@ -421,8 +429,10 @@ class SimulatedRounds:
             recording = self._record(seconds)  # of ranks that each ran at their own speed
         if recording is None:
             return self._figures(self._live(setting, seconds, num_rounds))
+        shortened = None if not setting.is_even() else recording.with_few_copies
         if num_rounds is not None and num_rounds > self._num_rounds:
             recording = recording.lengthened(num_rounds)
+            shortened = shortened and [(each.lengthened(num_rounds), left) for each, left in shortened]
         world = self._world(setting)
         if self._schedules is None:
             self._schedules = _schedules(setting, world)
@@ -431,7 +441,8 @@ class SimulatedRounds:
             assert self._schedules is not None
             return self._figures(replayed.replay(world, seconds, self._schedules, num_rounds))
 
-        shortened = None if topology.weather else recording.shortened
+        if shortened is None and not topology.weather:
+            shortened = recording.shortened
         if shortened is None:
             return figures(recording)
         one, other = (vars(figures(each)) for each, _ in shortened)
