@@ -38,6 +38,9 @@ _ROUNDING = 1e-9
 # Of phases with more steps than this, only latencies count towards the bound.
 _LONG = 10_000
 
+# Routes of so many pairs are looked up one by one.
+_FEW = 64
+
 
 def _padded(routes: Sequence[Sequence[int]]) -> Ranks:
     """Link indices by route and place on it, -1 behind its end; shape (routes, most links)."""
@@ -68,8 +71,9 @@ class MessageRoutes:
         Hosts with one link each share the route between their routers, which is looked up once.
         """
         sources, targets = self._hosts[src], self._hosts[dst]
-        out, into, router = self._only_links
-        if (router[sources] < 0).any() or (router[targets] < 0).any():
+        is_few = len(src) <= _FEW
+        out, into, router = self._only_links if not is_few else (sources, sources, sources)
+        if is_few or (router[sources] < 0).any() or (router[targets] < 0).any():
             ends = zip(sources.tolist(), targets.tolist(), strict=True)
             return _padded([self._topology.route(*pair) for pair in ends])
         _, first, place = np.unique(
@@ -162,12 +166,11 @@ def _seconds(schedule: Schedule, routes: MessageRoutes, *, is_bound: bool) -> Se
     done = np.zeros(schedule.num_ranks)
     for phase in schedule.phases:
         pairs = phase.fixed_pairs()
-        if pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps:
-            if is_bound and phase.num_steps > _LONG:
-                rounds = phase.num_steps // phase.window
-                done[pairs[0]] += rounds * routes.delay(routes.links(*pairs))
-            else:
-                done = _ring_seconds(phase, pairs, done, routes)
+        if pairs is not None and is_bound and (phase.num_gaps or phase.num_steps > _LONG):
+            rounds = max(phase.num_steps - phase.num_gaps, 0) // phase.window
+            done[pairs[0]] += rounds * routes.delay(routes.links(*pairs))
+        elif pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.num_gaps:
+            done = _ring_seconds(phase, pairs, done, routes)
         elif phase.window == 1:
             done = _rounds_seconds(phase, done, routes)
         else:

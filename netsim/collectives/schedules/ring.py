@@ -49,7 +49,7 @@ class RingPhase(Phase):
         self.pieces = pieces
         self.window = window
         self.num_steps = (len(ranks) - 1) * pieces if num_steps is None else num_steps
-        self.has_gaps = skip_empty and not bool(np.diff(bounds).all())
+        self.num_gaps = int((np.diff(bounds) == 0).sum()) if skip_empty else 0
         self._next = np.roll(ranks, -direction)
         self._sizes = np.diff(bounds)
         # Twice around, part by part: what all positions send in a step is then a slice.

@@ -73,11 +73,16 @@ class Phase(ABC):
     num_steps: int
     window: int
     reduce: bool
-    has_gaps: bool = False  # messages without bytes were left out
+    num_gaps: int = 0  # messages without bytes that a sender leaves out, at most
 
     @abstractmethod
     def step(self, index: int) -> Step:
         """The messages of step `index`, 0 <= index < num_steps, made when asked for."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Messages without bytes are left out."""
+        return self.num_gaps > 0
 
     def num_bytes(self, index: int) -> Bytes:
         """The bytes of each message of step `index`."""
