@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveTimes", "collective", "lower_bound_seconds", "ring_seconds"]
 
-# Half a minute of processor time. More are estimated on networks without weather. One of a crowd takes ten times as
-# long as one of a ring, since each has a connection of its own.
-_MOST_SIMULATED = 5_000_000
-_MOST_SIMULATED_OF_CROWDS = 500_000
-
 
 @dataclass(frozen=True)
 class CollectiveTimes:
@@ -138,7 +133,9 @@ def collective(
         topology=net,
         protocol=parsed,
     )
-    timing, estimate = _timed(net, parsed, made, hosts, repeat, pause_seconds, recorder)
+    timing, estimate = Estimator(net, parsed).timing(
+        made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+    )
     return CollectiveTimes(
         seconds=timing.seconds[-1],
         rank_seconds=timing.rank_seconds,
@@ -176,27 +173,6 @@ def ring_seconds(
     if topology.weather:
         return time_collective(topology, protocol, build(problem), hosts, repeat=repeat).seconds[-1]
     return Estimator(topology, protocol).seconds(problem, hosts, repeat)
-
-
-def _timed(
-    net: Topology,
-    protocol: Protocol,
-    made: Schedule,
-    hosts: Sequence[int],
-    repeat: int,
-    pause_seconds: float,
-    recorder: Recorder | None,
-) -> tuple[Timing, str | None]:
-    """Times of a schedule, and how they were estimated where it has more messages than are simulated."""
-    estimator = Estimator(net, protocol)
-    is_long = made.num_messages > _MOST_SIMULATED and not protocol.is_plain
-    is_crowd = estimator.is_crowd(made, hosts, _MOST_SIMULATED_OF_CROWDS)
-    if (is_long or is_crowd) and not net.weather and recorder is None:
-        return estimator.timing(made, hosts, repeat=repeat, pause_seconds=pause_seconds)
-    timing = time_collective(
-        net, protocol, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
-    )
-    return timing, None
 
 
 def _size(operation: Operation, num_bytes: int | str | None) -> int:

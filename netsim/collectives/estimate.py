@@ -1,7 +1,7 @@
-"""Estimate of a collective's seconds on a quiet network, for the choice of algorithms and for plans.
+"""Estimates of collectives on a quiet network, for the choice of algorithms, for plans and for very large ones.
 
-A collective of few messages is simulated whole. Of a long ring the first steps are simulated until they repeat, or only
-its slowest pairs; of a crowd of simultaneous messages the links with most to carry are computed.
+A collective of few messages is simulated whole. Of a long ring the first steps are simulated, until a step takes as
+long as those before; of a crowd of simultaneous messages the busiest links are computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from netsim.collectives.closed_form import MessageRoutes, contention_free_seconds, undisturbed_seconds
+from netsim.collectives.closed_form import MessageRoutes, undisturbed_seconds
 from netsim.collectives.schedules.algorithms import ALGORITHMS, build
 from netsim.collectives.schedules.schedule import ListedPhase, Phase
 from netsim.collectives.start import Timing, link_bytes, time_collective
@@ -22,32 +22,33 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks, Schedule, Step
+    from netsim.network.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
 
 __all__ = ["Estimator"]
 
-# Thresholds, in messages of a schedule.
-_MOST_WHOLE = 20_000  # simulated whole; more at once are a crowd
-# Simulated at once under windows between unlike hosts, where each of them ends at an instant of its own.
+# Messages of a schedule that choices and plans simulate; more at once are a crowd.
+_MOST_WHOLE = 20_000
+# Messages at once between unlike hosts under windows, each of which ends at an instant of its own.
 _MOST_UNLIKE = 2_000
-
-_FEWEST_STEPS = 2  # of a phase, simulated first; then twice as many, until a step takes as long as before
-_SAME_PACE = 1e-3
-
-# Algorithms with steps of more messages are left out: to list them would take longer than the run.
+# Messages that `netsim.collective` simulates, half a minute of processor time; a message of a crowd takes ten times as
+# long as one of a ring, since it has a connection of its own.
+_MOST_ASKED, _MOST_ASKED_AT_ONCE = 5_000_000, 500_000
+# Messages of a step of an algorithm that `auto` compares: to list more would take longer than the run.
 _MOST_LISTED = 500_000
+# A loss is an event: from this number on, time grows in proportion to the bytes. At least 1 MiB is simulated.
+_MOST_LOSSES, _LEAST_BYTES = 100, 1 << 20
+
+_FEWEST_STEPS = 2  # of a long phase, simulated first; then twice as many each time
+_SAME_PACE = 1e-3  # relative difference of the seconds of a step
+
 # Estimated times that differ by less are equal, and the table's earlier algorithm is taken.
 _SAME = 1 + 1e-9
 # A crowd that is not sooner than the best by more than its estimate's error is left out; a long one is not simulated.
-_SURELY = 0.99
-_LONG_SECONDS = 1.0
+_SURELY, _LONG_SECONDS = 0.99, 1.0
 # The second repetition has warm connections, as a training step does.
 _REPETITIONS = 2
-
-# Every loss is an event: from so many losses on, time grows in proportion to the bytes. At least 1 MiB is simulated.
-_MOST_LOSSES = 100
-_LEAST_BYTES = 1 << 20
 
 
 class _Rival(NamedTuple):
@@ -68,7 +69,7 @@ class Estimator:
     """Estimates collectives on a quiet network.
 
     Args:
-        topology: the network, without weather.
+        topology: the network; only `timing` takes one with weather.
         protocol: how transfers use it.
     """
 
@@ -188,10 +189,6 @@ class Estimator:
             return self.crowds.times(schedule, hosts)[0]
         if schedule.num_messages <= _MOST_WHOLE:
             return self._simulated(schedule, hosts, repeat)
-        if self._protocol.is_plain:
-            ends = contention_free_seconds(schedule, hosts, self._topology, self._protocol)
-            if ends is not None:
-                return float(ends.max())
         short, later = self.first_steps(schedule, hosts, repeat)
         return self._simulated(short, hosts, repeat) + later
 
@@ -199,33 +196,53 @@ class Estimator:
         return time_collective(self._topology, self._protocol, schedule, hosts, repeat=repeat).seconds[-1]
 
     def timing(
-        self, schedule: Schedule, hosts: Sequence[int], *, repeat: int = 1, pause_seconds: float = 0.0
-    ) -> tuple[Timing, str]:
-        """Times of a schedule with more messages than are worth simulating, and how they were found.
+        self,
+        schedule: Schedule,
+        hosts: Sequence[int],
+        *,
+        repeat: int,
+        pause_seconds: float,
+        recorder: Recorder | None,
+    ) -> tuple[Timing, str | None]:
+        """Times of a schedule, and how they were estimated; simulated, and None, where it is not too large.
+
+        With weather or a recorder every message is simulated.
 
         Args:
             schedule: the collective.
             hosts: the host of each member.
             repeat: number of repetitions.
             pause_seconds: virtual time between repetitions.
+            recorder: of a trace.
         """
-        none = [0.0] * len(self._topology.links)
-        if self.is_crowd(schedule, hosts, _MOST_WHOLE):
+        topology, protocol = self._topology, self._protocol
+        is_free = not topology.weather and recorder is None
+        if is_free and self.is_crowd(schedule, hosts, _MOST_ASKED_AT_ONCE):
             seconds, load = self.crowds.times(schedule, hosts)
-            timing = Timing([seconds] * repeat, [seconds] * len(hosts), load.tolist(), none)
+            timing = Timing([seconds] * repeat, [seconds] * len(hosts), load.tolist(), [0.0] * len(load))
             return timing, "by the busiest link of each step"
-        short, later = self.first_steps(schedule, hosts, repeat)
-        begun = time_collective(
-            self._topology, self._protocol, short, hosts, repeat=repeat, pause_seconds=pause_seconds
+        simulated, later = schedule, 0.0
+        if is_free and schedule.num_messages > _MOST_ASKED and not protocol.is_plain:
+            simulated, later = self.first_steps(schedule, hosts, repeat)
+        timing = time_collective(
+            topology,
+            protocol,
+            simulated,
+            hosts,
+            repeat=repeat,
+            pause_seconds=pause_seconds,
+            recorder=recorder,
         )
+        if simulated is schedule:
+            return timing, None
         timing = Timing(
-            [each + later for each in begun.seconds],
-            [each + later for each in begun.rank_seconds],
-            link_bytes(schedule, hosts, self._topology, self._protocol),
-            none,
+            [each + later for each in timing.seconds],
+            [each + later for each in timing.rank_seconds],
+            link_bytes(schedule, hosts, topology, protocol),
+            timing.background_link_bytes,
         )
-        simulated = f"{short.num_steps} of {schedule.num_steps} steps"
-        return timing, f"{simulated} simulated, until a step took as long as those before, within 0.1 %"
+        steps = f"{simulated.num_steps} of {schedule.num_steps} steps simulated"
+        return timing, f"{steps}, until a step took as long as those before, within 0.1 %"
 
     def is_long(self, schedule: Schedule) -> bool:
         """True if a schedule has too many messages to be simulated whole, under a protocol with windows."""
