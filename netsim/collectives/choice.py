@@ -1,4 +1,4 @@
-"""`auto`: of every collective, the algorithm that is fastest on this network, found by trying them on a quiet copy."""
+"""`auto`: the fastest algorithm of each collective, found by trials on a quiet copy of the network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _LikeHosts:
-    """Hosts of a collective's members, equal to all groups that no collective can tell apart."""
+    """Hosts of a group; equal to groups of equal likeness."""
 
     likeness: Hashable
     hosts: tuple[int, ...] = field(compare=False)
@@ -75,7 +75,7 @@ class Choices:
     connections, all members entering at once. It is found once for each operation, group and size (to 2 %), and does
     not depend on what was asked before; weather and overlap do not have it chosen again. Groups that the topology
     calls alike are one. Under a protocol with rendezvous it is gloo's own. All algorithms of an operation send the same
-    number of bytes in total, the least there is (but for gloo's), so the choice moves seconds and not bytes.
+    number of bytes in total (except gloo's), so the choice changes seconds and not bytes.
 
     Args:
         topology: the network; None: nothing takes time, and the table's first algorithm is taken.
@@ -208,7 +208,7 @@ def _problem(
     parts: Sequence[int] | Sequence[Sequence[int]] | None = None,
     grain: int = 1,
 ) -> Problem:
-    """A collective by its default algorithm, checked."""
+    """Check a request; return it with the default algorithm."""
     least = 2 if OPERATIONS[op].is_message else 1
     if num_ranks < least:
         raise InputError(f"{op}: {num_ranks} ranks given; it takes at least {least}")
@@ -240,7 +240,7 @@ def _flat_parts(op: str, num_ranks: int, parts: Sequence[int] | Sequence[Sequenc
 
 
 def _rounded(num_bytes: int) -> int:
-    """Round to the significant bits that a choice depends on: collectives of ever new sizes are chosen for once.
+    """Round to 6 significant bits, so that collectives of ever new sizes need few searches.
 
     >>> [_rounded(size) for size in (0, 1, 63, 64, 65, 13_000, 25_000_000)]
     [0, 1, 63, 64, 66, 13056, 25165824]

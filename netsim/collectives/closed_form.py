@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 # Of phases with more steps than this, only latencies count towards the bound.
 _LONG = 10_000
 
-# Routes of so many pairs are looked up one by one.
+# Up to this many routes are looked up one by one.
 _FEW = 64
 
 

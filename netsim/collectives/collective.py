@@ -1,4 +1,4 @@
-"""`netsim.collective`: the time of one collective, in one call, and its lower bound whatever the algorithm."""
+"""`netsim.collective`: time of one collective in one call, and a lower bound for any algorithm."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class CollectiveTimes:
     """Times, bytes and costs of a collective.
 
     Attributes:
-        seconds: from the common start until the last rank finishes; of several repetitions, the last.
-        rank_seconds: likewise, by rank.
+        seconds: from the common start until the last rank finishes, in the last repetition.
+        rank_seconds: from the common start until each rank finishes, in the last repetition.
         link_bytes: payload that crossed each link (`"a->b"`) in the last repetition, of those that carried any.
-        algorithm: by which it went.
-        bound_seconds: the least that any algorithm could take on this network.
-        repeat_seconds: of each repetition.
-        window_limit: where a sender's window limits it, and what would help; None where links do.
-        later_weather: entries of the topology's weather that begin after its end; None where all were met.
-        dollars: what its traffic costs, by the links' `egress`, in the last repetition.
-        estimate: how the times were estimated, of more messages than are simulated; None: each was simulated.
-        schedule: the messages that it consisted of.
-        timing: the same figures by link and rank, as the network ran them.
+        algorithm: name of the algorithm used.
+        bound_seconds: lower bound of `seconds` for any algorithm on this network.
+        repeat_seconds: `seconds` of each repetition.
+        window_limit: route on which a sender's window is the limit, and the remedy; None if links are.
+        later_weather: weather entries that begin after its end; None if all took effect.
+        dollars: cost of its traffic by the links' `egress`, in the last repetition.
+        estimate: how the times were estimated; None: every message was simulated.
+        schedule: its messages.
+        timing: the same figures by index of link and rank.
     """
 
     seconds: float
@@ -176,7 +176,7 @@ def ring_seconds(
 
 
 def _size(operation: Operation, num_bytes: int | str | None) -> int:
-    """Bytes of `num_bytes`, which a barrier alone is called without."""
+    """Parse `num_bytes`; only a barrier has none."""
     if num_bytes is None and operation.has_size:
         raise InputError(
             f'collective: {operation.name} needs a size; give num_bytes, such as num_bytes="25 MB"'
@@ -198,12 +198,12 @@ def _hosts(topology: Topology, ranks: Sequence[str | int] | None, operation: Ope
     return hosts
 
 
-# Latencies are looked up pair by pair; of more members than this, so many stand for all.
+# Latencies are looked up pair by pair, of at most this many members.
 _MOST_MEMBERS = 64
 
 
 class _Side(NamedTuple):
-    """Members on one side of a cut (`members[i]`: member i is), and what the links across it carry."""
+    """One side of a cut: mask of its members, and rates of the links across."""
 
     members: npt.NDArray[np.bool_]
     out_bytes_per_second: float
@@ -220,12 +220,13 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
     parties takes 2 (g - 1) tensors in all: Patarasuk and Yuan 2009, theorem 1). Links have their nominal
     capacity, all of it payload.
     """
-    has_size = OPERATIONS[schedule.op].has_size
-    if len(set(hosts)) < 2 or (has_size and not schedule.num_bytes):
+    operation = OPERATIONS[schedule.op]
+    if len(set(hosts)) < 2 or (operation.has_size and not schedule.num_bytes):
         return 0.0
     latency = _Latencies(hosts, topology)
-    bounds = [_latency_bound(schedule, latency)]
-    if has_size:
+    giver, taker = (operation.member(side, schedule.root) for side in (operation.gives, operation.takes))
+    bounds = [latency.largest(giver, taker)]
+    if operation.has_size:
         for sides in _partitions(hosts, topology):
             bounds += [_cut_bound(schedule, side, latency) for side in sides]
             bounds.append(_partition_bound(schedule, sides, latency))
@@ -233,7 +234,7 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
 
 
 class _Latencies:
-    """Least one-way seconds from member to member, over other members where that is sooner.
+    """Least one-way seconds between members, relayed by other members where that is faster.
 
     Of more than `_MOST_MEMBERS` members only some are looked up; then bounds do without the routes of the others.
     """
@@ -241,29 +242,21 @@ class _Latencies:
     def __init__(self, hosts: Sequence[int], topology: Topology) -> None:
         stride = -(-len(hosts) // _MOST_MEMBERS)
         chosen = list(dict.fromkeys([*hosts[::stride], hosts[-1]]))
-        self._row = {host: row for row, host in enumerate(chosen)}
-        self._hosts = hosts
+        row = {host: row for row, host in enumerate(chosen)}
         table = np.array([[topology.route_latency_seconds(src, dst) for dst in chosen] for src in chosen])
         for relay in range(len(chosen)):
             np.minimum(table, table[:, relay, None] + table[None, relay], out=table)
         self._table = table
-        self._rows = np.array([self._row.get(host, -1) for host in hosts])
+        self._rows = np.array([row.get(host, -1) for host in hosts])
         self._is_whole = bool((self._rows >= 0).all())
 
-    def largest(self) -> float:
-        """Between any two members."""
-        return float(self._table.max())
-
-    def between(self, src: int, dst: int) -> float:
-        """From one member to another."""
-        return float(self._table[self._rows[src], self._rows[dst]])
-
-    def farthest(self, root: int, *, is_source: bool) -> float:
-        """Between a root and the member that is farthest from it; 0 where the root was not looked up."""
-        row = self._row.get(self._hosts[root])
-        if row is None:
-            return 0.0
-        return float((self._table[row] if is_source else self._table[:, row]).max())
+    def largest(self, src: int | None, dst: int | None) -> float:
+        """Largest latency from member `src` to member `dst`, None for any; 0 for a member that was not looked up."""
+        rows, columns = (
+            slice(None) if member is None else self._rows[[member]][self._rows[[member]] >= 0]
+            for member in (src, dst)
+        )
+        return float(self._table[rows][:, columns].max(initial=0.0))
 
     def across(self, inside: npt.NDArray[np.bool_], *, is_out: bool) -> np.ndarray:
         """Least seconds between each member outside and any `inside`; zero where not all are looked up."""
@@ -274,55 +267,35 @@ class _Latencies:
         return nearest
 
 
-def _latency_bound(schedule: Schedule, latency: _Latencies) -> float:
-    """Seconds that a member waits at least for values of others: the latency of the route from them."""
-    operation = OPERATIONS[schedule.op]
-    if operation.is_message:
-        return latency.between(0, 1)
-    if operation.has_root:
-        return latency.farthest(schedule.root, is_source=operation.gives is Side.ROOT)
-    return latency.largest()
-
-
 def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side]]:
-    """Members by host, and by region where there are any, each with the links across.
+    """Sides of the cuts around each host, and around each region if there are several, one list each.
 
     One host of each region is the same partition of members, but cut at the region's links.
     """
-    by_host: dict[str, set[int]] = {}
-    by_region: dict[str, set[int]] = {}
-    for member, host in enumerate(hosts):
-        by_host.setdefault(topology.hosts[host].name, set()).add(member)
-        by_region.setdefault(topology.region_of(host), set()).add(member)
-    party = {topology.hosts[host].name: topology.hosts[host].name for host in hosts}
-    yield _sides(by_host, party, topology, len(hosts))
-    if len(by_region) > 1 and set(by_region) != set(by_host):
+    names = [topology.hosts[host].name for host in hosts]
+    regions = [topology.region_of(host) for host in hosts]
+    yield _sides(names, {name: name for name in names}, topology)
+    if len(set(regions)) > 1 and set(regions) != set(names):
         # All hosts of a region and the router that bears its name are on its side.
         party = {host.name: topology.region_of(host.index) for host in topology.hosts}
-        party |= {name: name for name in topology.routers if name in by_region}
-        yield _sides(by_region, party, topology, len(hosts))
+        party |= {name: name for name in topology.routers if name in regions}
+        yield _sides(regions, party, topology)
 
 
-def _sides(
-    groups: dict[str, set[int]], party: dict[str, str], topology: Topology, num_members: int
-) -> list[_Side]:
-    """Each group of members, with the total rates of the links out of and into its machines."""
+def _sides(labels: Sequence[str], party: dict[str, str], topology: Topology) -> list[_Side]:
+    """A side for each label of members, with the total rates of the links out of and into the nodes of its party."""
     leaving, entering = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
     for link in topology.links:
         source, target = party.get(link.source), party.get(link.target)
         if source != target:
             leaving[source] += link.bits_per_second / 8
             entering[target] += link.bits_per_second / 8
-    sides = []
-    for name, members in groups.items():
-        inside = np.zeros(num_members, np.bool_)
-        inside[list(members)] = True
-        sides.append(_Side(inside, leaving[name], entering[name]))
-    return sides
+    sides, column = dict.fromkeys(labels), np.array(labels)
+    return [_Side(column == name, leaving[name], entering[name]) for name in sides]
 
 
 def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
-    """The last byte to cross still has the route to its destination ahead; to the farthest one, if all need it."""
+    """Bytes across the cut over its rate, plus the latency of the last one, to the farthest member if all need it."""
     operation = OPERATIONS[schedule.op]
     leaving = operation.crossing_bytes(schedule, side.members)
     entering = operation.crossing_bytes(schedule, ~side.members)
@@ -337,18 +310,14 @@ def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
 
 
 def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: _Latencies) -> float:
-    num_bytes = _bytes_between(schedule, sides)
+    """Bytes that pass between all sides over their total rate, plus the least latency between two."""
+    operation = OPERATIONS[schedule.op]
+    num_bytes = operation.total_passes(len(sides)) * schedule.num_bytes
+    if Side.ALL not in (operation.gives, operation.takes):
+        num_bytes = sum(operation.crossing_bytes(schedule, side.members) for side in sides)
     if not num_bytes:
         return 0.0
     out = sum(side.out_bytes_per_second for side in sides)
     into = sum(side.in_bytes_per_second for side in sides)
     apart = min(float(latency.across(side.members, is_out=True).min()) for side in sides)
     return apart + num_bytes / min(out, into)
-
-
-def _bytes_between(schedule: Schedule, sides: Sequence[_Side]) -> int:
-    """Least bytes that pass from one party to another, all together."""
-    operation = OPERATIONS[schedule.op]
-    if Side.ALL in (operation.gives, operation.takes):
-        return operation.total_passes(len(sides)) * schedule.num_bytes
-    return sum(operation.crossing_bytes(schedule, side.members) for side in sides)

@@ -30,7 +30,7 @@ __all__ = ["Estimator"]
 
 # Messages of a schedule that choices and plans simulate; more at once are a crowd.
 _MOST_WHOLE = 20_000
-# Messages at once between unlike hosts under windows, each of which ends at an instant of its own.
+# Messages at once between unlike hosts under windows, which all end at different instants.
 _MOST_UNLIKE = 2_000
 # Messages that `netsim.collective` simulates, half a minute of processor time; a message of a crowd takes ten times as
 # long as one of a ring, since it has a connection of its own.
@@ -52,12 +52,12 @@ _REPETITIONS = 2
 
 
 class _Rival(NamedTuple):
-    """An algorithm that is compared with others.
+    """An algorithm in a comparison.
 
     Attributes:
-        problem: the collective, by it.
-        bound: seconds that it takes at least; infinite for more messages than are worth listing.
-        crowd_seconds: seconds of more messages at once than are simulated, by the busiest link; 0 for fewer.
+        problem: the collective, by this algorithm.
+        bound: lower bound of its seconds; infinite if it has too many messages to list.
+        crowd_seconds: estimate by the busiest link if it is a crowd; else 0.
     """
 
     problem: Problem
@@ -96,7 +96,7 @@ class Estimator:
         return listed and schedule.num_messages > (self.most_at_once(hosts) if most is None else most)
 
     def fastest(self, problem: Problem, hosts: Sequence[int]) -> str:
-        """Algorithm of a collective whose last member finishes first; those that cannot win are not simulated.
+        """Find the algorithm whose last member finishes first; those that cannot win are not simulated.
 
         Args:
             problem: the collective, by any algorithm.
@@ -154,7 +154,7 @@ class Estimator:
         return _Rival(problem, bound, self.crowds.times(made, hosts)[0] if crowded else 0.0)
 
     def _rival_seconds(self, rival: _Rival, hosts: Sequence[int]) -> float:
-        """Estimated seconds of a rival; infinite for more messages than are worth listing."""
+        """Estimate a rival; infinite if it has too many messages to list."""
         if rival.bound == math.inf or rival.crowd_seconds > _LONG_SECONDS:
             return rival.crowd_seconds or math.inf
         return self.seconds(rival.problem, hosts, _REPETITIONS)
@@ -165,7 +165,7 @@ class Estimator:
         Args:
             problem: the collective.
             hosts: the host of each member.
-            repeat: repetitions, of which the last counts; its connections are warm.
+            repeat: number of repetitions; the last one is timed, on warm connections.
         """
         num_bytes = problem.num_bytes
         most = self._most_simulated_bytes(num_bytes)
@@ -251,7 +251,7 @@ class Estimator:
     def first_steps(
         self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1
     ) -> tuple[Schedule, float]:
-        """The first steps of a long schedule, and the seconds of the rest; all of it where its steps never repeat."""
+        """Return the first steps of a long schedule, and the seconds of the rest; the whole if no pace settles."""
         num_steps, pace, before = _FEWEST_STEPS, 0.0, 0.0
         short, left = schedule, 0
         while (found := _truncated(schedule, num_steps)) is not None:
@@ -265,9 +265,9 @@ class Estimator:
 
 
 def _truncated(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
-    """The schedule cut to `num_steps` in each of its long phases, and how many steps that leaves out in each.
+    """Cut each long phase of a schedule to `num_steps`; also return the number of steps left out of each.
 
-    None where no phase is longer, or the steps of a long one differ.
+    None if no phase is longer, long phases differ in length, or their steps differ.
     """
     lengths, phases = set[int](), list[Phase]()
     for phase in schedule.phases:
@@ -283,7 +283,7 @@ def _truncated(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | Non
 
 
 class _Crowds:
-    """Times of crowds on a quiet network.
+    """Times of crowds on a quiet network, by the busiest link of each step.
 
     Args:
         topology: the network, without weather.
@@ -346,7 +346,7 @@ class _Crowds:
         *,
         together: bool,
     ) -> FloatArray:
-        """When each link has carried its load: it is never idle after the first byte, or after a later member's."""
+        """Instant at which each link has carried its load; it is busy from its first byte, or a late member's, on."""
         if together:
             first = np.full(len(load) + 1, np.inf)
             for place in routes.T:

@@ -42,7 +42,7 @@ class Operation:
         gives: members that hold each part at the start; where all do, their parts are summed.
         takes: members that need each part, or its sum, at the end.
         has_size: its members pass elements.
-        is_sent_empty: without elements it has messages all the same, by which receivers learn that there is nothing.
+        is_sent_empty: has messages without elements too: receivers learn that there are none.
         sends_first: gloo posts the send of a pair of messages before its receive.
     """
 
@@ -55,26 +55,26 @@ class Operation:
 
     @property
     def has_root(self) -> bool:
-        """One member sends to all, or receives from all."""
+        """True if one member sends to all, or receives from all."""
         return Side.ROOT in (self.gives, self.takes)
 
     @property
     def is_message(self) -> bool:
-        """Two members, of which the first sends to the second."""
+        """True for a message from the first of two members to the second."""
         return self.gives is Side.FIRST
 
     @property
     def is_per_pair(self) -> bool:
-        """Every member has a part for every other."""
+        """True if every member has a part for every other."""
         return self.gives is Side.SENDER
 
     @property
     def is_whole(self) -> bool:
-        """One part, the whole tensor."""
+        """True if its only part is the whole tensor."""
         return not self.is_per_pair and Side.OWNER not in (self.gives, self.takes)
 
     def num_parts(self, num_ranks: int) -> int:
-        """Parts of the layout among so many members: one, one a rank, or one a pair."""
+        """Number of parts of the layout: one, one a rank, or one a pair."""
         if self.is_whole:
             return 1
         return num_ranks**2 if self.is_per_pair else num_ranks
@@ -86,7 +86,7 @@ class Operation:
         return (self.gives is Side.ROOT and is_root) or (self.takes is Side.ROOT and not is_root)
 
     def total_passes(self, num_parties: int) -> int:
-        """Times that each byte passes between so many parties at least; 1 where a part has one giver and one taker.
+        """Least number of times that each byte passes between parties; 1 if a part has one giver and one taker.
 
         A sum of g addends takes g - 1 messages, and t - 1 more bring it to t
         members (Patarasuk and Yuan 2009, theorem 1).
@@ -95,7 +95,7 @@ class Operation:
         return (every * (num_parties - 1) if every else 1) * self.has_size
 
     def kept_bytes(self, schedule: Schedule) -> int:
-        """Bytes of parts that the one who gives them needs itself."""
+        """Bytes of parts whose giver is also their taker."""
         if Side.ALL in (self.gives, self.takes) or self.is_message:
             return 0
         if self.is_per_pair:
@@ -103,26 +103,29 @@ class Operation:
         return int(schedule.parts[schedule.root])
 
     def crossing_bytes(self, schedule: Schedule, inside: npt.NDArray[np.bool_]) -> int:
-        """Bytes that must leave some members, whatever the algorithm: a giver is among them, and a taker is not.
+        """Bytes that must leave the members `inside` by any algorithm: parts with a giver inside and a taker outside.
 
         Args:
-            schedule: its parts and root count.
-            inside: by member, whether it is one of them.
+            schedule: gives the parts and the root.
+            inside: mask of the members.
         """
         if self.is_per_pair:
             table = schedule.parts.reshape(schedule.num_ranks, -1)
             return int(table[np.ix_(inside, ~inside)].sum())
-        leaves = _any(self.gives, inside, schedule.root) & _any(self.takes, ~inside, schedule.root)
+        leaves = self._any(self.gives, inside, schedule.root) & self._any(self.takes, ~inside, schedule.root)
         return int((schedule.parts * leaves).sum())
 
+    @staticmethod
+    def member(side: Side, root: int) -> int | None:
+        """The only member on this side, whatever the part; None if there are several."""
+        return {Side.ROOT: root, Side.FIRST: 0, Side.SECOND: 1}.get(side)
 
-def _any(side: Side, members: npt.NDArray[np.bool_], root: int) -> Any:
-    """Whether any of these members is on this side of each part, by part."""
-    if side is Side.ALL:
-        return members.any()
-    if side is Side.OWNER:
-        return members
-    return members[{Side.ROOT: root, Side.FIRST: 0, Side.SECOND: 1}[side]]
+    def _any(self, side: Side, members: npt.NDArray[np.bool_], root: int) -> Any:
+        """By part: True if any of these members is on this side of it."""
+        if side is Side.OWNER:
+            return members
+        only = self.member(side, root)
+        return members.any() if only is None else members[only]
 
 
 # gloo's allgather.cc, alltoall.cc and alltoallv.cc post a send before the receive of its pair; its others, after it.

@@ -97,7 +97,7 @@ class Timing:
         rank_seconds: of the last repetition, by rank.
         link_bytes: its payload that crossed each link in the last repetition, by link index; what a crash had it
             send twice counts twice.
-        background_link_bytes: likewise, the payload of background traffic meanwhile.
+        background_link_bytes: payload of background traffic across each link in the last repetition.
     """
 
     seconds: list[float]

@@ -32,7 +32,7 @@ class Host:
     devices: int | None = None
 
     def slowdown(self, num_ranks: int) -> float:
-        """Factor by which a step takes longer where so many ranks share the devices.
+        """Factor by which a step takes longer if `num_ranks` share the devices.
 
         >>> Host("a", 0, None, None, 2).slowdown(6), Host("a", 0, None, None).slowdown(6)
         (3.0, 1.0)
@@ -72,7 +72,7 @@ class Link:
 
     @property
     def figures(self) -> tuple[object, ...]:
-        """Every field but its place: links of equal figures take equally long."""
+        """Values of all fields but index and ends; links of equal figures behave alike."""
         return tuple([getattr(self, figure) for figure in _FIGURES])
 
 

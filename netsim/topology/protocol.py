@@ -161,7 +161,7 @@ class Protocol:
 
         Where N streams filled a measured link, the windows of N held what it carries in a round trip, whatever was lost
         meanwhile. So a stream holds at least 1 / N of that, and what a window of the preset and the link's loss (by the
-        response function of RFC 9438) allow where that is more. A `window` of one's own is kept to.
+        response function of RFC 9438) allow where that is more. A `window` set by the user is never exceeded.
 
         Args:
             links: of the route.

@@ -151,13 +151,13 @@ class Sketch:
 def _homes(topology: Topology) -> dict[str, str]:
     """Node as which each host and router is drawn."""
     home = {name: name for name in [*topology.routers, *(host.name for host in topology.hosts)]}
-    ways = Counter(link.source for link in topology.links)
+    num_links = Counter(link.source for link in topology.links)
     leaves: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     to = {link.source: link for link in topology.links}
     back = {link.target: link for link in topology.links}
     is_small = len(topology.routers) == 1 and len(topology.hosts) <= _MOST_LABELS
     for host in topology.hosts:
-        if is_small or ways[host.name] != 1:
+        if is_small or num_links[host.name] != 1:
             continue
         up, down = to[host.name], back[host.name]
         if up.target == host.region:

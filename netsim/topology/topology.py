@@ -227,7 +227,7 @@ class Topology:
 
     @cached_property
     def host_kinds(self) -> Sequence[int]:
-        """A number of each host; routes between hosts of two numbers have equal links, whichever hosts these are.
+        """Kind of each host, as a number; routes between hosts of two kinds have links with equal figures.
 
         Such hosts are behind one node, by links with the same figures.
         """
@@ -256,10 +256,10 @@ class Topology:
         ]
 
     def likeness(self, hosts: Sequence[int]) -> Hashable:
-        """Key that is equal for groups of hosts between which every collective takes equally long.
+        """Key of a group of hosts; groups with equal keys take equally long for every collective.
 
-        Their routes share links alike, these links have equal figures, and members are in regions alike. Groups of more
-        than `_LARGEST_ALIKE` members are alike only if their hosts are the same.
+        It holds the pattern of links on their routes, the figures of these links, and the pattern of regions. For more
+        than `_LARGEST_ALIKE` members it is the hosts themselves.
         """
         if len(hosts) > _LARGEST_ALIKE:
             return tuple(hosts)
@@ -283,8 +283,8 @@ class Topology:
     @cached_property
     def _graph(self) -> ShortestRoutes:
         nodes = self._nodes
-        ways = [(nodes[link.source], nodes[link.target], link.latency_seconds) for link in self.links]
-        return ShortestRoutes(len(nodes), ways)
+        links = [(nodes[link.source], nodes[link.target], link.latency_seconds) for link in self.links]
+        return ShortestRoutes(len(nodes), links)
 
 
 def _find(path_or_name: str | Path) -> Path:

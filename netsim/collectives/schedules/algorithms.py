@@ -26,9 +26,9 @@ class Algorithm:
     """An algorithm of one operation.
 
     Attributes:
-        build: makes its phases.
-        needs_regions: it looks at `Problem.regions`.
-        num_messages: most messages of a step among so many members; of so many regions, if it needs regions.
+        build: builds its phases.
+        needs_regions: reads `Problem.regions`.
+        num_messages: largest number of messages in a step, by the number of members (of regions, if it needs regions).
     """
 
     build: Callable[[Problem], tuple[Phase, ...]]
@@ -45,12 +45,12 @@ def _a_pair(num: int) -> int:
 
 
 def _flat(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
-    """At most one message a member at once, whatever the regions."""
+    """An algorithm with at most one message a member in a step."""
     return Algorithm(build, needs_regions=False, num_messages=_a_member)
 
 
 def _crowd(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
-    """A message from each member to each other at once."""
+    """An algorithm with a message from each member to each other in one step."""
     return Algorithm(build, needs_regions=False, num_messages=_a_pair)
 
 
@@ -112,7 +112,7 @@ def default_algorithm(op: str, *, gloo: bool = False) -> str:
 
 
 def build(p: Problem) -> Schedule:
-    """Make the schedule of one collective; the same object for the same problem.
+    """Build the schedule of one collective; equal problems return the same object.
 
     Raises:
         InputError: the algorithm moves fewer bytes than the operation needs.
@@ -123,7 +123,7 @@ def build(p: Problem) -> Schedule:
 
 @lru_cache(maxsize=512)
 def _build(p: Problem) -> Schedule:
-    """Make a schedule, kept because training asks for the same few again and again."""
+    """Build a schedule; cached, since training asks for the same few again and again."""
     operation = OPERATIONS[p.op]
     phases = ALGORITHMS[p.op][p.algorithm].build(p) if p.num_bytes or operation.is_sent_empty else ()
     made = Schedule(p.op, p.algorithm, p.num_ranks, p.num_bytes, phases, p.layout, p.root, p.element_bytes)

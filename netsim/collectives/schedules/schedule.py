@@ -127,7 +127,7 @@ class Phase(ABC):
 class ListedPhase(Phase):
     """A phase whose few steps are written out.
 
-    Raises InputError for two messages of one pair in a step, whose rendezvous could not be told apart.
+    Raises InputError for two messages of one pair in a step: their rendezvous would be indistinguishable.
     """
 
     def __init__(self, steps: Sequence[Step], *, reduce: bool = False, window: int = 1) -> None:
@@ -178,7 +178,7 @@ class Schedule:
 
     @property
     def size(self) -> int:
-        """`num_bytes` of `netsim.collective`, where what it is of is said."""
+        """Size of the request, as `num_bytes` of `netsim.collective`."""
         return self.num_bytes // self.num_ranks if OPERATIONS[self.op].is_per_pair else self.num_bytes
 
     @cached_property
