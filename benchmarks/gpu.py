@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WORKERS = 8
 KINDS: dict[str, Any] = {
     "threads": "threads",
-    "threads, graphs": {"kind": "threads", "cuda_graphs": True},
     "stacked": "stacked",
     "stacked, graphs": {"kind": "stacked", "cuda_graphs": True},
     "processes": {"kind": "processes", "processes": 4},

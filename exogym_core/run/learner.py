@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from exogym_core.data.batches import as_loss, autocast_to, device_of, loss_and_count, move_batch
-from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.context import StepContext
 
 __all__ = [
-    "DetachedLearner",
-    "GraphedLearner",
     "LocalStep",
     "TorchLearner",
     "fitting_size",
@@ -333,84 +330,3 @@ class TorchLearner:
         """Remove the clock's gradient hooks from the model, which outlives the learner."""
         if self._clock is not None:
             self._clock.close()
-
-
-def _hooks(parameter: Tensor) -> tuple[Mapping[int, object] | None, Mapping[int, object] | None]:
-    """Functions called with a parameter's gradient, and with the parameter once it has one."""
-    return parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-
-
-class DetachedLearner(TorchLearner):
-    """A learner that computes gradients first and then gives them to parameters, where hooks await them."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._trained = {name: value for name, value in self._model.named_parameters() if value.requires_grad}
-        self._gradients: dict[str, Tensor] = {}  # between the forward and the backward pass
-
-    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
-        """Give parameters their gradients, one after the other where hooks of clock and strategy await that."""
-        if weight != 1:
-            torch._foreach_mul_(list(self._gradients.values()), weight)
-        with self._time_of_backward(seconds, last):
-            for name in self._gradients if self._order is None else self._order:
-                parameter, gradient = self._trained[name], self._gradients.get(name)
-                if gradient is None:  # a pass may leave a parameter out
-                    continue
-                if self._order is not None or any(_hooks(parameter)):
-                    parameter.backward(gradient)  # type: ignore[no-untyped-call]
-                else:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-    def _has_own_hooks(self) -> bool:
-        """True if other hooks than the clock's get the gradients: of a strategy of one's own."""
-        known = int(self._clock is not None)
-        return any(
-            bool(on_gradient) or len(after or ()) > known
-            for on_gradient, after in map(_hooks, self._trained.values())
-        )
-
-
-class GraphedLearner(DetachedLearner):
-    """A learner whose passes become CUDA graphs; made with the arguments of `TorchLearner`."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._pass = GraphedPass(self._computed, self._model.buffers(), self._device)
-        self._number = 0  # of the step
-        self._names: list[str] = []  # of parameters with gradients, in the order of the first backward pass
-        self._hooks = [  # until the first backward pass
-            value.register_post_accumulate_grad_hook(lambda _, name=name: self._names.append(name))  # type: ignore[no-untyped-call]
-            for name, value in self._trained.items()
-        ]
-
-    def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
-        if self._hooks:
-            loss, count = super()._forward(batch, number)
-            if count is not None:
-                raise InputError(
-                    "workers: cuda_graphs is not for models that return (loss, count); leave it out"
-                )
-            return loss, None
-        self._number = number
-        loss, self._gradients = self._pass(move_batch(batch, self._device))
-        return loss, None
-
-    def _computed(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch, and its gradients, in memory as their parameters are."""
-        loss, _ = super()._forward(batch, self._number)
-        parameters = [self._trained[name] for name in self._names]
-        gradients = [
-            gradient if gradient.stride() == own.stride() else torch.empty_like(own).copy_(gradient)
-            for own, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True)
-        ]
-        return loss.detach(), dict(zip(self._names, gradients, strict=True))
-
-    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
-        if not self._hooks:
-            super()._backward(loss, weight, seconds, last)
-            return
-        TorchLearner._backward(self, loss, weight, seconds, last)
-        self._order = self._names if self._spreads_backward else None
-        while self._hooks:
-            self._hooks.pop().remove()

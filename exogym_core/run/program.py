@@ -40,7 +40,7 @@ from exogym_core.data.samples import (
 from exogym_core.meeting_place import whole_number_of
 from exogym_core.names import visible
 from exogym_core.plain import encode
-from exogym_core.run.learner import GraphedLearner, TorchLearner, fitting_size
+from exogym_core.run.learner import TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
@@ -594,7 +594,7 @@ class Program:
                 order = self.backward_order if strategy.overlaps_backward else None
                 return StackedLearner(model, comm, strategy.before_backward, cost, stack, order)
             parts = model, comm, strategy.before_backward, cost, request.autocast, strategy.overlaps_backward
-            return (GraphedLearner if request.workers.cuda_graphs else TorchLearner)(*parts)
+            return TorchLearner(*parts)
 
         return Loop(
             **role,

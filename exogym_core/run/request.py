@@ -128,6 +128,11 @@ class FitRequest(RunConfig):
     def _check_graphs(self) -> None:
         if not self.workers.cuda_graphs:
             return
+        if self.workers.kind != "stacked":
+            raise InputError(
+                f"workers: cuda_graphs is for kind: stacked, not {self.workers.kind}; in other kinds leave it out, and "
+                "give a model of torch.compile(model, mode='reduce-overhead')"
+            )
         others = {self.device_of(rank).type for rank in range(self.num_nodes)} - {"cuda"}
         if others:
             raise InputError(

@@ -32,7 +32,7 @@ from exogym_core.data.batches import (
 )
 from exogym_core.data.samples import steps_together
 from exogym_core.run.cuda_graphs import GraphedPass
-from exogym_core.run.learner import DetachedLearner, LocalStep
+from exogym_core.run.learner import LocalStep, TorchLearner
 from exogym_core.run.snapshots import refuse_other_parameters
 from exogym_core.strategy.parts.flat import unflatten
 from exogym_core.workers.failures import own_frames
@@ -607,8 +607,13 @@ def _versions(buffers: Iterable[Tensor]) -> list[tuple[int, int]]:
     return [(id(buffer), buffer._version) for buffer in buffers]
 
 
-class StackedLearner(DetachedLearner):
-    """Gradients of one rank's replica, computed with those of the other ranks.
+def _hooks(parameter: Tensor) -> tuple[Mapping[int, object] | None, Mapping[int, object] | None]:
+    """Functions called with a parameter's gradient, and with the parameter once it has one."""
+    return parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+
+
+class StackedLearner(TorchLearner):
+    """Gradients of one rank's replica, computed with those of the other ranks, then given to its parameters.
 
     Args:
         model: the replica.
@@ -629,6 +634,8 @@ class StackedLearner(DetachedLearner):
         order: Sequence[str] | None = None,
     ) -> None:
         super().__init__(model, comm, before_backward, cost, None, order is not None)
+        self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self._gradients: dict[str, Tensor] = {}  # between the forward and the backward pass
         self._stack, self._order = stack, order
         stack.adopt(comm.rank, model)
 
@@ -649,3 +656,25 @@ class StackedLearner(DetachedLearner):
         if self._order is not None and (new := self._gradients.keys() - self._order):
             raise _later_pass(f"it trains {min(new)!r}, which the first one leaves out")
         return loss, None
+
+    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+        """Give parameters their gradients, one after the other where hooks of clock and strategy await that."""
+        if weight != 1:
+            torch._foreach_mul_(list(self._gradients.values()), weight)
+        with self._time_of_backward(seconds, last):
+            for name in self._gradients if self._order is None else self._order:
+                parameter, gradient = self._trained[name], self._gradients.get(name)
+                if gradient is None:  # a pass may leave a parameter out
+                    continue
+                if self._order is not None or any(_hooks(parameter)):
+                    parameter.backward(gradient)  # type: ignore[no-untyped-call]
+                else:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _has_own_hooks(self) -> bool:
+        """True if other hooks than the clock's get the gradients: of a strategy of one's own."""
+        known = int(self._clock is not None)
+        return any(
+            bool(on_gradient) or len(after or ()) > known
+            for on_gradient, after in map(_hooks, self._trained.values())
+        )

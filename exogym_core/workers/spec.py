@@ -37,7 +37,8 @@ class WorkerSpec(Schema):
             for many small ones, with other roundings), or `auto`: a process a core, threads alone for short runs.
         processes: number of processes; None: as many as there are cores. Ranks are dealt out in contiguous blocks.
         intra_op_threads: torch's threads for one operator. It changes bits, so it is part of an experiment.
-        cuda_graphs: on CUDA, launch each forward and backward pass as one graph, which helps small models.
+        cuda_graphs: with `kind: stacked` on CUDA, launch each forward and backward pass as one graph, which helps small
+            models.
         address: of the Ray cluster; None: that of RAY_ADDRESS, else one of this machine for the time of the run.
         num_gpus: that each actor asks the Ray cluster for; None: one where ranks compute on CUDA, else none.
     """
