@@ -1,4 +1,4 @@
-"""SimPy's clock with a network under it: between two events of SimPy the network lives on by itself."""
+"""SimPy's clock with a network under it, which advances by itself between two events of SimPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["BY_RANKS", "Clock", "Order", "call_at", "on_grid", "rare_collections
 
 _GRID_PER_SECOND = 2.0**30
 _MOST_CANCELLED = 64
-_NEW_OBJECTS = 700  # Python collects garbage after so many
+_NEW_OBJECTS = 700  # Python's own threshold
 
 
 class Order(IntEnum):
@@ -37,7 +37,8 @@ class Order(IntEnum):
     closed last.
     """
 
-    WEATHER = -1
+    INTERRUPTED = -2  # what an event had still to call when it stopped `Clock.run`
+    WEATHER = -1  # no progress by itself: nobody's wait ends with it
     RANKS = 1
     NETWORK = 10
     MEETINGS = 1 << 20
@@ -121,14 +122,14 @@ class Clock(simpy.Environment):
         return super().run(until)
 
     def step(self) -> None:
-        """Let the network live until the next event of SimPy, or until it has called code above it; else that event.
+        """Advance the network to the next event of SimPy, or until it has called code above it; else handle that event.
 
-        The event has a step of its own: the caller can test, before it, whether anything can still happen.
+        An event has a step of its own, so that a caller can test before it whether the run can still make progress.
         """
         queue = self._queue
         # The network has lived up to now, and has its turn in this instant when SimPy's own events have had theirs.
         goes_on = queue and queue[0][0] == self._now and queue[0][1] <= _NETWORK
-        if not goes_on and self._network_lives():
+        if not goes_on and self._advance_network():
             return
         # SimPy's own step, without its overhead for every event.
         self._now, _, _, event = heappop(queue)
@@ -138,13 +139,13 @@ class Clock(simpy.Environment):
                 callback(event)
         except StopSimulation:
             event.callbacks = callbacks[callbacks.index(callback) + 1 :]
-            self.schedule(event, EventPriority(Order.WEATHER))
+            self.schedule(event, EventPriority(Order.INTERRUPTED))
             raise
         if not event._ok and not hasattr(event, "_defused"):
             raise type(event._value)(*event._value.args) from event._value
 
-    def _network_lives(self) -> bool:
-        """Let the network live until the next event of SimPy; False if that is the next to happen."""
+    def _advance_network(self) -> bool:
+        """Advance the network to the next event of SimPy; False if that is the next to happen."""
         queue, engine = self._queue, self._engine
         until, is_included = (queue[0][0], queue[0][1] > _NETWORK) if queue else (math.inf, False)
         due = engine.next_due() if engine is not None else math.inf  # a property costs a call each event
@@ -159,7 +160,7 @@ class Clock(simpy.Environment):
         return lives
 
     def settle(self) -> bool:
-        """Let the network have its turns in this instant; False where events of SimPy come first."""
+        """Complete this instant for the network; False if events of SimPy come first."""
         queue, engine = self._queue, self._engine
         while not (queue and queue[0][0] <= self._now and queue[0][1] <= _NETWORK):
             if engine is not None:
@@ -191,10 +192,7 @@ class Clock(simpy.Environment):
         heappush(self._queue, (max(instant, self._now), EventPriority(order), next(self._eid), event))
 
     def cancel(self, event: simpy.Event) -> None:
-        """Make an event of `at` do nothing.
-
-        Those that are far ahead would stay in the queue, however long the run: when they are most of it, they go.
-        """
+        """Make an event of `at` do nothing; the queue is purged when most of it was cancelled."""
         event.callbacks = [self._cancelled.discard]
         self._cancelled.add(event)
         if len(self._cancelled) > max(_MOST_CANCELLED, len(self._queue) // 2):
@@ -202,19 +200,22 @@ class Clock(simpy.Environment):
             heapify(self._queue)
             self._cancelled.clear()
 
-    def goes_on_with(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
-        """Return whether the next thing to happen, if any, is a network's, cancelled, or idle by `is_idle`."""
+    def only_weather_is_next(self) -> bool:
+        """Return whether the next thing to happen, if any, is a network's, weather, or what nobody waits for."""
         if not self._queue:
             return True
         instant, order, _, event = self._queue[0]
         due = self._network_due
         if due < instant or (due == instant and order > Order.NETWORK):
             return True
-        return event in self._cancelled or is_idle(event)
+        return not self._is_progress(order, event)
 
-    def has_others(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
-        """Return whether an event of SimPy is to come that is neither cancelled nor idle by `is_idle`."""
-        return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)
+    def has_progress(self) -> bool:
+        """Return whether an event of SimPy is to come that is no weather and that somebody waits for."""
+        return any(self._is_progress(order, event) for _, order, _, event in self._queue)
+
+    def _is_progress(self, order: int, event: simpy.Event) -> bool:
+        return order != Order.WEATHER and bool(event.callbacks) and event not in self._cancelled
 
 
 def call_at(
@@ -226,7 +227,7 @@ def call_at(
 
 @contextmanager
 def rare_collections(times: int = 1_000) -> Iterator[None]:
-    """Collect garbage after so many times Python's number of new objects: live ones are searched for hardly any."""
+    """Raise the garbage collector's threshold within the block, to `times` Python's own."""
     before = gc.get_threshold()
     if before[0]:  # 0: never, as the caller wants it
         gc.set_threshold(max(before[0], times * _NEW_OBJECTS), *before[1:])

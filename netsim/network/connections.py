@@ -191,13 +191,6 @@ class Connections:
             self.routes.append(route)
         return route
 
-    def find(self, name: Hashable, route: Route) -> Connection | None:
-        """The connection of this name on a route, if there is one to be shared."""
-        if self.is_per_transfer:
-            return None
-        named = self.by_name.get(name)
-        return None if named is None else named.get(route.index)
-
     def open(
         self,
         name: Hashable,
@@ -226,7 +219,7 @@ class Connections:
 
     def open_window(self, connection: Connection) -> None:
         """Give a connection a window, where the protocol has any, for its first transfer that needs one."""
-        if connection.window is None and self.tcp is not None and connection.route.links:
+        if self.tcp is not None and connection.route.links:
             connection.window = open_window(self.tcp, connection.route)
 
     def close(self, connection: Connection) -> None:

@@ -65,6 +65,7 @@ class Engine:
 
     Attributes:
         now: its clock, in seconds.
+        has_windows: the protocol limits connections by windows.
         connections: connections and routes in use.
         rates: rates of what drains.
         queues: queues of links.
@@ -89,6 +90,7 @@ class Engine:
     ) -> None:
         self.now = 0.0
         tcp = TcpSettings(protocol) if protocol.has_windows else None
+        self.has_windows = tcp is not None
         self.connections = Connections(num_hosts, protocol.connections == "per-transfer", tcp, find_route)
         self.rates = Rates(payload, ack_share)
         self.queues = Queues(self.connections, payload, queues, tcp is not None and tcp.rendezvous)
@@ -117,12 +119,14 @@ class Engine:
 
     def connect(self, name: Hashable, source: int, target: int, is_background: bool = False) -> Connection:
         """The connection of this name between two hosts, or one that lasts for a single transfer."""
-        route = self.connections.route(source, target)
-        found = self.connections.find(name, route)
-        if found is not None:
-            return found
-        rates = self.rates
-        return self.connections.open(name, is_background, route, rates.gross, rates.net, self.now)
+        connections, rates = self.connections, self.rates
+        route = connections.route(source, target)
+        if not connections.is_per_transfer:
+            named = connections.by_name.get(name)
+            found = None if named is None else named.get(route.index)
+            if found is not None:
+                return found
+        return connections.open(name, is_background, route, rates.gross, rates.net, self.now)
 
     def in_flight(self) -> list[Transfer]:
         """All transfers that are not finished, in the order of sending."""
@@ -153,9 +157,10 @@ class Engine:
         self.num_in_flight += 1
         transfer.begun = now
         transfer.timer = now + route.latency + route.setup
-        self.queues.measure(route)
-        if transfer.most == inf:
-            self.connections.open_window(connection)
+        if self.has_windows:
+            self.queues.measure(route)
+            if transfer.most == inf and connection.window is None:
+                self.connections.open_window(connection)
         is_first = connection.append(transfer)
         if tells_sent:
             if self._fits_buffer(transfer, connection.backlog):
@@ -164,7 +169,7 @@ class Engine:
             else:
                 transfer.tells_sent = True
         if is_first:
-            if transfer.window is not None:
+            if self.has_windows and transfer.most == inf:
                 self.queues.enter(connection)
             if size == 0.0:
                 transfer.timer += self.queues.seconds(route, connection, now)
@@ -173,8 +178,9 @@ class Engine:
             if owner.id < 0:
                 owner.id = transfer.number
             self.singles[owner.id] = transfer
-        for observer in self.observers:
-            observer.transfer_started(transfer.number, route.source, route.target, size, connection.name)
+        if self.observers:
+            for observer in self.observers:
+                observer.transfer_started(transfer.number, route.source, route.target, size, connection.name)
 
     def set_timer(self, timer: Timer, seconds: float) -> None:
         """Have a timer ring after `seconds`, before whatever the network does at that instant."""
@@ -349,7 +355,7 @@ class Engine:
     def _begin(self, transfer: Transfer, now: float) -> bool:
         """The first byte arrives; returns whether there is anything to drain."""
         connection = transfer.connection
-        window = transfer.window
+        window = connection.window if transfer.most == inf else None
         if self.dead and (transfer.size == 0.0 or window is not None) and self.is_cut(connection.route):
             self._hold(transfer, now + self.give_up_seconds)
             return True
@@ -424,11 +430,12 @@ class Engine:
         is_first = connection.remove(transfer)
         following = connection.first
         if following is None:
-            self.queues.leave(connection)
+            if self.has_windows:
+                self.queues.leave(connection)
             if transfer.most < inf and connection.window is None:
                 self.connections.close(connection)
         elif is_first:
-            if following.window is not None:
+            if self.has_windows and following.most == inf:
                 self.queues.enter(connection)
             self._heap.move(following, following.timer)
 
@@ -441,7 +448,8 @@ class Engine:
         for claim in changed:
             rate = claim.next_rate
             claim.rate = rate
-            transfer = transfer_of(claim)
+            transfer = connection_of(claim).first
+            assert transfer is not None
             transfer.remaining = max(transfer.remaining - transfer.rate * (now - transfer.since), 0.0)
             transfer.since = now
             transfer.rate = rate

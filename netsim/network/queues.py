@@ -126,8 +126,9 @@ class Queues:
         """Queues as a burst of at most `size` bytes and its acknowledgements meet them; None if none overruns them."""
         own = transfer.connection
         route = own.route
-        self.measure(route)
         narrowest = route.narrowest
+        if narrowest.revision != self.revision:
+            self.measure(route)
         window = transfer.window
         if narrowest.bursts_at < 0 or not isinstance(window, BurstyWindow):
             return None

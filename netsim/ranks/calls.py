@@ -53,7 +53,7 @@ class _InFlight:
     late: set[int] = field(default_factory=set)  # ranks whose time was up
 
     def is_given(self, rank: int) -> bool:
-        """True if the others need no more of this rank: it is over for it, or only its sending is under way."""
+        """True if the others need nothing more of this rank: the call is over for it, or only sends for it."""
         call, member = self.call, self.call.ranks.index(rank)
         if OPERATIONS[call.op].is_message:
             sends_on = len(self.members) == len(call.ranks)
@@ -67,13 +67,13 @@ class _InFlight:
         """Describe the call; after a colon its ranks, and those that have not come."""
         ranks, op = self.call.ranks, self.call.op
         missing = [rank for member, rank in enumerate(ranks) if member not in self.members]
-        way = f"rank {ranks[0]} to rank {ranks[1]}" if OPERATIONS[op].is_message else _listed(ranks)
+        members = f"rank {ranks[0]} to rank {ranks[1]}" if OPERATIONS[op].is_message else _listed(ranks)
         come = (
             f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} not come"
             if missing
             else "all have come"
         )
-        return f"in {op}: {way}; {come}"
+        return f"in {op}: {members}; {come}"
 
 
 def group_of(group: Hashable) -> Hashable:
@@ -114,11 +114,11 @@ def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -
 
 
 def _nothing() -> None:
-    """There is nothing to cancel."""
+    """Cancel nothing."""
 
 
 def _ignore(member: int, call: Call) -> None:
-    """Nobody enters a call that has yet to start or is over."""
+    """Ignore a member of a call that has yet to start or is over."""
 
 
 def _box_of(key: Key) -> Hashable:
@@ -146,7 +146,7 @@ OnProgress = Callable[[int, Progress, Key | None, float, float], None]
 
 
 class Calls:
-    """Calls that ranks have posted, until they are over for all members, awaited or not.
+    """Calls in flight: posted by a member, and not over for all of them.
 
     Args:
         clock: virtual time.
@@ -174,7 +174,7 @@ class Calls:
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
-        self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
+        self._queues: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
         self._asleep: dict[int, _InFlight] = {}
         # By box: messages without a receive, in the order of their posts; and receives from any rank.
         self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
@@ -208,16 +208,16 @@ class Calls:
         if self._on_span is not None:
             flight.posted_at[rank] = self._clock.now
         if post.seconds < math.inf:
-            self._give(post.seconds, post.key, flight, rank)
+            self._set_timeout(post.seconds, post.key, flight, rank)
         if self._gone and self._needs_ended(flight):
             self._break_call(post.key, flight)
             return
         if OPERATIONS[flight.call.op].is_message:  # messages do not queue behind collectives
             self._post_message(flight, post)
             return
-        lane = self._lanes.setdefault((post.key.group, rank), deque())
-        lane.append((flight, post))
-        if len(lane) <= self._width:
+        queue = self._queues.setdefault((post.key.group, rank), deque())
+        queue.append((flight, post))
+        if len(queue) <= self._width:
             flight.enter(post.member, post.call)
 
     def _post_message(self, flight: _InFlight, post: Post) -> None:
@@ -266,28 +266,28 @@ class Calls:
         return flight
 
     def assemble(self, group: Hashable) -> None:
-        """Let calls of this group begin, perhaps again."""
+        """Let calls of this group begin."""
         self._dissolved.discard(group)
 
     def dissolve(self, group: Hashable) -> None:
-        """Calls of this group end undone at this instant, also those yet to be posted."""
+        """Fail calls of this group from this instant on, also those that are posted later."""
         self._dissolved.add(group)
         for key, flight in self._take_off(lambda key: key.group == group):
             self._end(key, flight)
 
     def _take_off(self, is_meant: Callable[[Key], bool]) -> list[tuple[Key, _InFlight]]:
-        """Cancel the calls under way with such a key."""
+        """Cancel the calls in flight whose key `is_meant`; returns them."""
         flights = [(key, flight) for key, flight in self._in_flight.items() if is_meant(key)]
         for key, flight in flights:
             del self._in_flight[key]
             flight.is_off = True
             flight.cancel()
             for rank in flight.call.ranks:
-                self._lanes.pop((key.group, rank), None)
+                self._queues.pop((key.group, rank), None)
         return flights
 
     def _end(self, key: Key, flight: _InFlight) -> None:
-        """End a cancelled call for the members for which it is not over, and wake those that wait for it."""
+        """End a cancelled call for the members that have not finished it, and wake those that wait."""
         if self.on_progress is not None:
             for rank in dict.fromkeys(flight.call.ranks):
                 if rank not in flight.done_at:
@@ -298,8 +298,8 @@ class Calls:
 
     # --- calls with a time-out ------------------------------------------------------------------------
 
-    def _give(self, seconds: float, key: Key, flight: _InFlight, rank: int) -> None:
-        """Break the group when the call is not over for the rank after so many seconds; the last word holds."""
+    def _set_timeout(self, seconds: float, key: Key, flight: _InFlight, rank: int) -> None:
+        """Break the group unless the call ends for this rank in time; replaces an earlier time-out."""
 
         def up() -> None:
             flight.late.add(rank)
@@ -313,12 +313,12 @@ class Calls:
 
     @property
     def seconds_to_alarm(self) -> float:
-        """Until the first time that a rank has given a call is up; infinity where none has."""
+        """Seconds until the first time-out of a call; infinity without one."""
         instants = (at for flight in self._in_flight.values() for at, _ in flight.alarms.values())
         return min(instants, default=math.inf) - self._clock.now
 
     def _break(self, group: Hashable) -> None:
-        """End all calls under way of a group undone, at this instant: a member will not continue."""
+        """Fail all calls in flight of a group at this instant: a member does not continue."""
         self._broken.add(group)
         flights = self._take_off(lambda key: group_of(key.group) == group)
         for key, flight in flights:
@@ -328,11 +328,11 @@ class Calls:
             self._end(key, flight)
 
     def _break_call(self, key: Key, flight: _InFlight) -> None:
-        """End one call undone, at this instant: an ended rank does not give its part. Bytes under way are delivered."""
+        """Fail one call at this instant, since a rank that has ended does not do its part. Bytes in flight arrive."""
         del self._in_flight[key]
         flight.is_off = True
         for rank in dict.fromkeys(flight.call.ranks):
-            self._leave_lane(key, flight, rank)
+            self._leave_queue(key, flight, rank)
         self._set_undone(key, flight)
         self._sink.undone(key)
         self._end(key, flight)
@@ -348,7 +348,7 @@ class Calls:
         flight.alarms.clear()
 
     def lose(self, group: Hashable) -> bool:
-        """Break a group whose connection is given up, if a member has given its calls a time-out."""
+        """Break a group whose connection was given up, if a call of it has a time-out; else return False."""
         whole = group_of(group)
         if not any(flight.alarms for key, flight in self._in_flight.items() if group_of(key.group) == whole):
             return False
@@ -402,19 +402,19 @@ class Calls:
             # These refer to the flight, too: a cycle that would be left to the garbage collector.
             flight.enter, flight.cancel = _ignore, _nothing
         if not OPERATIONS[flight.call.op].is_message:
-            self._leave_lane(key, flight, rank)
+            self._leave_queue(key, flight, rank)
 
-    def _leave_lane(self, key: Key, flight: _InFlight, rank: int) -> None:
+    def _leave_queue(self, key: Key, flight: _InFlight, rank: int) -> None:
         """Take a collective that is over for the rank out of its queue, and enter the next that is due."""
-        lane = self._lanes.get((key.group, rank), deque())
-        place = next((place for place, (each, _) in enumerate(lane) if each is flight), len(lane))
-        if place == len(lane):
+        queue = self._queues.get((key.group, rank), deque())
+        place = next((place for place, (each, _) in enumerate(queue) if each is flight), len(queue))
+        if place == len(queue):
             return
-        del lane[place]
-        if not lane:
-            del self._lanes[key.group, rank]
-        elif place < self._width <= len(lane):
-            following, post = lane[self._width - 1]
+        del queue[place]
+        if not queue:
+            del self._queues[key.group, rank]
+        elif place < self._width <= len(queue):
+            following, post = queue[self._width - 1]
             following.enter(post.member, post.call)
 
     def wait(self, rank: int, key: Key, seconds: float = math.inf) -> Generator[simpy.Event, None, None]:
@@ -424,7 +424,7 @@ class Calls:
             return
         if rank not in flight.done_at:
             if seconds < math.inf:
-                self._give(seconds, key, flight, rank)
+                self._set_timeout(seconds, key, flight, rank)
             self._asleep[rank] = flight
             sleeper = flight.sleepers[rank] = self._clock.event()
             yield sleeper

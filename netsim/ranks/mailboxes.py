@@ -21,8 +21,8 @@ __all__ = ["Mailboxes"]
 
 
 @dataclass(slots=True, eq=False)
-class _Mail:
-    """Messages from or to one rank that are under way, and the seconds in which there were any."""
+class _Traffic:
+    """Number of messages in flight from or to one rank, and the seconds in which there were any."""
 
     num: int = 0
     since: float = 0.0
@@ -40,19 +40,20 @@ class _Box:
 class Mailboxes:
     """Serves `Put` and `Take` on a clock.
 
-    A mailbox is always ready to receive. No rank waits for the arrival, and a message that is never taken is no error.
+    A mailbox is always ready to receive. Senders do not wait, and a message that nobody takes is no error.
 
     Args:
         clock: virtual time.
         start: starts a message on the network, see `netsim.ranks.kernel.Kernel`.
+        instant: starts a message of a rank to itself, which takes no time.
     """
 
     def __init__(self, clock: Clock, start: StartCall, instant: StartCall) -> None:
         self._clock, self._start, self._instant = clock, start, instant
         self._boxes: dict[Hashable, _Box] = {}
         self._waiting: dict[int, tuple[_Box, bool]] = {}  # rank -> its box, and whether its wait ends
-        self._mail: dict[int, _Mail] = {}
-        self._told: set[int] = set()  # released without a message, since one last arrived
+        self._traffic: dict[int, _Traffic] = {}
+        self._released: set[int] = set()  # ranks that went on without a message since one last arrived
 
     def put(self, put: Put) -> None:
         """Send a message to a mailbox."""
@@ -61,31 +62,31 @@ class Mailboxes:
 
         def done(member: int) -> None:
             if member == 1:
-                self._under_way(put, -1)
+                self._count(put, -1)
                 self._arrive(put)
 
-        self._under_way(put, 1)
+        self._count(put, 1)
 
         enter, _ = start(call, put.box, done)
         enter(1, call)
         enter(0, call)
 
-    def _under_way(self, put: Put, change: int) -> None:
+    def _count(self, put: Put, change: int) -> None:
         for rank in set(put.call.ranks):
-            mail = self._mail.setdefault(rank, _Mail())
-            if mail.num:
-                mail.seconds += self._clock.now - mail.since
-            mail.num, mail.since = mail.num + change, self._clock.now
+            traffic = self._traffic.setdefault(rank, _Traffic())
+            if traffic.num:
+                traffic.seconds += self._clock.now - traffic.since
+            traffic.num, traffic.since = traffic.num + change, self._clock.now
 
     def seconds_under_way(self, rank: int) -> float:
-        """Seconds, until now, in which messages from or to this rank were under way."""
-        mail = self._mail.get(rank, _Mail())
-        return mail.seconds + (self._clock.now - mail.since if mail.num else 0.0)
+        """Seconds until now in which messages from or to this rank were in flight."""
+        traffic = self._traffic.get(rank, _Traffic())
+        return traffic.seconds + (self._clock.now - traffic.since if traffic.num else 0.0)
 
     def _arrive(self, put: Put) -> None:
         box = self._boxes.setdefault(put.box, _Box())
         box.messages.append(Letter(put.call.ranks[0], put.number))
-        self._told.clear()
+        self._released.clear()
         if box.awaited is not None and not box.awaited.triggered:
             box.awaited.succeed()
 
@@ -112,8 +113,8 @@ class Mailboxes:
         False if no rank is left.
         """
         for rank, (box, ends) in sorted(self._waiting.items()):
-            if not ends and rank not in self._told and box.awaited is not None:
-                self._told.add(rank)
+            if not ends and rank not in self._released and box.awaited is not None:
+                self._released.add(rank)
                 if not box.awaited.triggered:
                     box.awaited.succeed()
                 return True

@@ -354,7 +354,7 @@ class Faults:
         # had its turn in the instant of the next one, everything seems to move.
         if not self._num_entries or not env.settle() or env.peek() <= env.now:
             return False
-        if not env.goes_on_with(_is_weather) or self._moves():
+        if not env.only_weather_is_next() or self._moves():
             return False
         dead = self._network.dead_links
         return not (dead and self.may_come_back(dead))
@@ -461,7 +461,7 @@ class Faults:
 
     def _moves(self) -> bool:
         """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
-        return self._network.can_move() or self._network.env.has_others(_is_weather)
+        return self._network.can_move() or self._network.env.has_progress()
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
@@ -581,11 +581,6 @@ def _lasting(
 def _bring_up(link: _Condition) -> None:
     """End events that keep a link down; at crashed hosts it stays down."""
     link.downs = {cause for cause in link.downs if isinstance(cause, _Crash)}
-
-
-def _is_weather(event: simpy.Event) -> bool:
-    """Return whether an event on the clock belongs to the weather, which is no progress by itself."""
-    return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
 
 
 def network_with_weather(
