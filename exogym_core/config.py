@@ -11,6 +11,7 @@ checkpoints compare. Code reads it as `request.NAME`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from inspect import signature
@@ -29,7 +30,7 @@ from pydantic import (
 )
 
 from exogym_core.cost.compute import Compute
-from exogym_core.names import plain_numbers
+from exogym_core.names import plain_numbers, shown_value
 from exogym_core.workers.spec import WorkerSpec
 from netsim import Protocol, Schema, documented_lines, parse_collectives, parse_document
 from netsim.errors import InputError
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     Names: TypeAlias = Sequence[str] | None
     Options: TypeAlias = Mapping[str, Any] | None
 else:  # checked in `exogym_core.run.request`, which may import torch
-    StrategyLike = Device = Devices = TopologyLike = ProtocolLike = CollectivesLike = ComputeLike = Any
-    WorkersLike = Accuracy = Listener = PathLike = Names = Options = Any
+    StrategyLike = Device = TopologyLike = ProtocolLike = CollectivesLike = ComputeLike = WorkersLike = Any
+    Names = Any
 
 __all__ = [
     "OPTIONS",
@@ -116,6 +117,41 @@ class Expected:
     is_whole: bool = False
 
 
+def _one(is_such: Callable[[Any], bool], text: str) -> Any:
+    """A type of values that a function recognises."""
+
+    def check(value: Any) -> Any:
+        if not is_such(value):
+            raise ValueError(text)
+        return value
+
+    return Annotated[Any, AfterValidator(check), Expected(text)]
+
+
+_MOST_CHARACTERS_OF_A_PATH = 4096
+
+
+def _is_path(value: object) -> bool:
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    return isinstance(text, str) and "\0" not in text and len(text) < _MOST_CHARACTERS_OF_A_PATH
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _is_options(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+if not TYPE_CHECKING:
+    PathLike = _one(_is_path, "the path of a file or folder")
+    Accuracy = _one(_is_function, "a function f(model, batch)") | None
+    Listener = _one(_is_function, "a function f(row)") | None
+    Options = _one(_is_options, "a mapping of names to values, such as {'num_workers': 2}") | None
+    Devices = _one(lambda value: isinstance(value, list | tuple | range), "a list such as [0, 1]") | None
+
+
 def _seconds(name: str | None, value: Any) -> float:
     seconds = math.nan
     try:
@@ -126,9 +162,9 @@ def _seconds(name: str | None, value: Any) -> float:
     except TypeError:
         pass
     except ValueError as error:
-        raise InputError(f"fit: {name} is {value!r}: {error}") from None
+        raise InputError(f"fit: {name} is {shown_value(value)}: {error}") from None
     if not 0 < seconds < math.inf:
-        raise InputError(f"fit: {name} is {value!r}; give a positive duration such as '2 h'")
+        raise InputError(f"fit: {name} is {shown_value(value)}; give a positive duration such as '2 h'")
     return seconds
 
 
@@ -140,7 +176,9 @@ def _failures(value: object, info: ValidationInfo) -> Mapping[str, float] | None
     if value is None:
         return None
     if not isinstance(value, Mapping) or "mtbf" not in value or set(value) - {"mtbf", "repair"}:
-        raise InputError(f"fit: {info.field_name} is {value!r}; give {{mtbf: 8 h, repair: 10 min}}")
+        raise InputError(
+            f"fit: {info.field_name} is {shown_value(value)}; give {{mtbf: 8 h, repair: 10 min}}"
+        )
     given = {"repair": "10 min", **value}
     return {key: _seconds(f"{info.field_name}.{key}", each) for key, each in given.items()}
 
@@ -221,7 +259,7 @@ Choice = Annotated[Named, BeforeValidator(_name_alone)]
 StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]
 OpenDevice = Annotated[Device, BeforeValidator(open_device)]
 OpenDevices = Annotated[Devices, BeforeValidator(open_device)]
-Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives)]
+Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives), Expected("the name of an algorithm")]
 Costs = Annotated[ComputeLike, BeforeValidator(_compute)]
 Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
 TransportName = Annotated[Text, AfterValidator(_transport)]
@@ -389,13 +427,16 @@ def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
             raise cause from None
         expected = _expected(name)
         assert expected is not None
-        raise InputError(f"fit: {name} is {given[name]!r}; give {expected.text}") from None
+        raise InputError(f"fit: {name} is {shown_value(given[name])}; give {expected.text}") from None
 
 
 def _expected(name: str) -> Expected | None:
-    types = [_HINTS[name], *get_args(_HINTS[name])]
-    notes = [note for each in types for note in getattr(each, "__metadata__", ())]
-    return next((note for note in notes if isinstance(note, Expected)), None)
+    kinds = [_HINTS[name]]
+    for kind in kinds:  # and those inside
+        if isinstance(kind, Expected):
+            return kind
+        kinds += [*getattr(kind, "__metadata__", ()), *get_args(kind)]
+    return None
 
 
 # --- experiment files --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ __all__ = [
     "file_name",
     "plain_numbers",
     "seeded_name",
+    "shown_value",
     "unique_labels",
     "visible",
     "visible_text",
@@ -93,6 +94,14 @@ def visible(text: object, max_length: int = 200) -> str:
         return plain
     kept = (max_length - 3) // 2
     return f"{plain[: max_length - 3 - kept]}...{plain[-kept:]}"
+
+
+def shown_value(value: object) -> str:
+    """A value that a user gave, as an error shows it: its `repr` in a few words, or its type where that fails."""
+    try:
+        return visible(repr(value))
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def visible_text(text: str) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from experiments import fit
 from forks import Fork
 
 from exogym_core import Trainer
 from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
 from netgym.experiment.experiment import Experiment
 from netsim import parse_document
+from netsim.errors import InputError
 
 FILE = """
 task: digits
@@ -102,3 +111,45 @@ def test_a_new_option_is_one_field_in_one_place():
         "a.yaml:1: patience: expected at least 1, got 0",
         "fit: patience is 0; give a whole number from 1 up",
     ], done.stderr
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ODD = [
+    True, -1, 1.5, math.nan, "", "x", b"x", [], [None], {}, {None: None}, {1}, object(), Unprintable,
+    lambda *_: None, np.array([1, 2]), torch.tensor(3), Path("/nonexistent/x"), "5 s", "a\0b", "x" * 10_000, 1j, ...,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "wandb_project"])
+def test_an_odd_value_of_any_option_is_taken_or_refused_in_a_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step: paths, functions and lists were looked at when they were needed."""
+    monkeypatch.chdir(tmp_path)
+    steps: list[Any] = []
+    options = {
+        "topology": "lan",
+        "compute": "1 ms",
+        "max_steps": 1,
+        "progress": False,
+        "on_event": steps.append,
+    }
+    for value in ODD:
+        steps.clear()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                fit(**options | {name: value})
+        except InputError as error:
+            line = str(error).partition("\n")[0]
+            assert not steps, f"{name}: {line}: after the first step"
+            assert 10 < len(line) < 1000, line
+
+
+def test_a_value_that_has_no_text_is_told_by_its_type() -> None:
+    with pytest.raises(InputError, match="fit: num_nodes is a Unprintable; give a whole number from 1 up"):
+        fit(num_nodes=Unprintable())

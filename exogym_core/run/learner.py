@@ -234,7 +234,7 @@ class TorchLearner:
         Micro-batches are weighed by their samples, or by the counts that come with their losses. How many there are in
         all is known at the last one: until then gradients are multiples of the first that counts anything.
         """
-        seconds = self._step_seconds(context.number, step.samples)
+        seconds = 0.0 if self._cost is None else self._cost.of_samples(context.number, step.samples)
         losses: list[tuple[Tensor, float]] = []
         last, first = len(step.micro_batches) - 1, 0.0
         for index, (batch, samples) in enumerate(step.micro_batches):
@@ -267,9 +267,6 @@ class TorchLearner:
         for parameter in self._model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-
-    def _step_seconds(self, number: int, samples: int) -> float:
-        return 0.0 if self._cost is None else self._cost.of_samples(number, samples)
 
     def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
         if self._device.type != "cpu":
@@ -307,7 +304,7 @@ class TorchLearner:
 
     def charge(self, number: int, taken: LocalStep) -> None:
         """Let the virtual time of the passes of a step pass that has been taken; `number` from 0."""
-        seconds = self._step_seconds(number, taken.step.samples)
+        seconds = 0.0 if self._cost is None else self._cost.of_samples(number, taken.step.samples)
         with self._time_of_backward(seconds, last=True):
             if self._clock is not None:
                 for name in self._order or ():

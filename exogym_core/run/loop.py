@@ -253,7 +253,7 @@ class Loop(Role):
 
     def go_on(self) -> bool:
         """Take the next step, or several at once; returns False at the end of the run."""
-        ahead = self._steps_ahead()
+        ahead = self._steps_ahead() if self.learner.runs_ahead else 0
         step = None if ahead else self._next_step()
         if not ahead and step is None:
             return False
@@ -268,29 +268,25 @@ class Loop(Role):
 
     def _next_step(self) -> StepSamples | None:
         """Next step's samples; None at the end of the run."""
-        if self.local_step >= self.max_steps or self._is_late():
+        if self.local_step >= self.max_steps or (self.until is not None and self._is_late(self.until)):
             return None
         return self.data.next_step()
 
-    def _is_late(self) -> bool:
+    def _is_late(self, until: float) -> bool:
         """Return True once `until` has passed: for this rank, or for all of the ranks that step together.
 
         Those end together, after a step in which they exchanged something or could have.
         """
-        if self.until is None:
-            return False
         if self.strategy.workers.is_alone:
-            return self.comm.now() >= self.until
+            return self.comm.now() >= until
         payload = self.comm.traffic.payload_bytes
         has_met, self._payload_then = payload != self._payload_then, payload
         if not (has_met or self.strategy.has_ended_round):
             return False
-        return self.strategy.workers.peers.is_over(self.until, self.local_step)
+        return self.strategy.workers.peers.is_over(until, self.local_step)
 
     def _steps_ahead(self) -> int:
         """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""
-        if not self.learner.runs_ahead:
-            return 0
         of_single_steps = (
             self.until,
             self.updates,
@@ -331,30 +327,27 @@ class Loop(Role):
 
     def do(self, step: StepSamples) -> None:
         """Take a step, or skip it if others did it while this rank was absent."""
-        if self.strategy.workers.skips(self.local_step):
-            self.strategy.skip_step()
+        strategy, learning_rate = self.strategy, self.strategy.learning_rate
+        if strategy.workers.skips(self.local_step):
+            strategy.skip_step()
         else:
-            self._train(step)
+            context = self._context(step)
+
+            def announce(loss: float) -> None:
+                if not self._is_forwarded:
+                    self._is_forwarded = bool(self.snapshots.parameters())
+                place = strategy.workers.announced(self.local_step)
+                if place is not None:
+                    row = self._row(loss, step.samples, learning_rate, context.count)
+                    self.comm.mark({"announced": {**row, **place}})
+
+            num_off_clock = self.comm.state.num_off_clock
+            loss = take_step(strategy, self.learner.gradients, step, context, announce)
+            self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
+            row = self._row(loss, step.samples, learning_rate, context.count)
+            self.comm.mark({**row, **strategy.row()})
         self.local_step += 1
         self.snapshots.after_step(self.local_step)
-
-    def _train(self, step: StepSamples) -> None:
-        strategy, learning_rate = self.strategy, self.strategy.learning_rate
-        context = self._context(step)
-
-        def announce(loss: float) -> None:
-            if not self._is_forwarded:
-                self._is_forwarded = bool(self.snapshots.parameters())
-            place = self.strategy.workers.announced(self.local_step)
-            if place is not None:
-                row = self._row(loss, step.samples, learning_rate, context.count)
-                self.comm.mark({"announced": {**row, **place}})
-
-        num_off_clock = self.comm.state.num_off_clock
-        loss = take_step(strategy, self.learner.gradients, step, context, announce)
-        self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
-        row = self._row(loss, step.samples, learning_rate, context.count)
-        self.comm.mark({**row, **strategy.row()})
 
     def _context(self, step: StepSamples) -> StepContext:
         about = (self.local_step, step.samples, step.samples_of)

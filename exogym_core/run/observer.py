@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss_and_count, move_batch
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
-from exogym_core.names import visible
+from exogym_core.names import shown_value
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
@@ -116,7 +116,7 @@ def _fraction(measure: Callable[[nn.Module, Any], float], model: nn.Module, batc
         code = getattr(measure, "__code__", None)
         place = "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
         raise InputError(
-            f"fit: accuracy{place} returned {visible(repr(found), 80)}; return the fraction right, a number"
+            f"fit: accuracy{place} returned {shown_value(found)}; return the fraction right, a number"
         ) from None
 
 

@@ -17,7 +17,7 @@ from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import PRECISIONS, collate_of
 from exogym_core.meeting_place import is_at_rendezvous, torchrun_rank, under_torchrun, whole_number_of
-from exogym_core.names import visible
+from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
 from exogym_core.strategy.base import Strategy
@@ -308,8 +308,8 @@ def _require_checkpoint(folder: Path) -> None:
 def _precision(given: object) -> str | None:
     if given is None or isinstance(given, bool):
         return "bf16" if given else None
-    if given not in PRECISIONS:
-        raise unknown_name("autocast", str(given), ["true", "false", *PRECISIONS])
+    if not isinstance(given, str) or given not in PRECISIONS:
+        raise unknown_name("autocast", shown_value(given), ["true", "false", *PRECISIONS])
     return str(given)
 
 
@@ -381,5 +381,7 @@ def parse_device(given: Any, where: str) -> torch.device:
     """
     try:
         return torch.device(given)
-    except (RuntimeError, TypeError):
-        raise InputError(f"{where} {given!r} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None
+    except (RuntimeError, TypeError, ValueError):
+        raise InputError(
+            f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
+        ) from None

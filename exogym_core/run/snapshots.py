@@ -173,9 +173,16 @@ class EvaluationTimes:
 
     def due(self, step: int) -> list[str]:
         """Kinds of evaluation due after so many steps: `evaluate`, `correlate`."""
-        by_steps = self.evaluate_every if self.evaluate_seconds is None else None
-        every = {"evaluate": by_steps, "correlate": self.correlate_every if step else None}
-        return [what for what, steps in every.items() if steps is not None and step % steps == 0]
+        due = []
+        if (
+            self.evaluate_every is not None
+            and self.evaluate_seconds is None
+            and step % self.evaluate_every == 0
+        ):
+            due.append("evaluate")
+        if self.correlate_every is not None and step and step % self.correlate_every == 0:
+            due.append("correlate")
+        return due
 
 
 def _check_judged(strategy: Strategy) -> None:
@@ -242,21 +249,17 @@ class Snapshots(Stateful):
 
     def evaluate(self, step: int) -> None:
         """Deposit what is due before the next step: `step` are done, or, on a server, have gone in."""
-        self._evaluate_by_clock(step)
+        if self._evaluations.evaluate_seconds is not None and self._evaluations.evaluate_every is not None:
+            self._evaluate_by_clock(step, self._evaluations.evaluate_seconds)
         due = self._evaluations.due(step)
         if self._strategy.num_servers:  # the server is judged, at its own time
             due = [what for what in due if (what == "evaluate") != self._is_worker]
         if due:
             self._deposit(step, due)
 
-    def _evaluate_by_clock(self, step: int) -> None:
-        """Evaluate for each point of the grid of virtual seconds that has come since the last call."""
-        every = self._evaluations.evaluate_seconds
-        if (
-            every is None
-            or self._evaluations.evaluate_every is None
-            or (self._strategy.num_servers and self._is_worker)
-        ):
+    def _evaluate_by_clock(self, step: int, every: float) -> None:
+        """Evaluate for each point of the grid of `every` virtual seconds that has come since the last call."""
+        if self._strategy.num_servers and self._is_worker:
             return
         now = self._comm.now()
         while self._num_timed * every <= now:

@@ -263,10 +263,9 @@ class Trainer:
         A loss that is nan or infinite does not end the run: it is recorded, a warning names the step, and
         `first_non_finite_step` holds it.
         """
-        device, devices = (
-            _one_of(name, getattr(self, name), getattr(options, name)) for name in ("device", "devices")
-        )
-        request = FitRequest.check(replace(options, device=device, devices=devices))
+        for name in ("device", "devices"):
+            setattr(options, name, _one_of(name, getattr(self, name), getattr(options, name)))
+        request = FitRequest.check(options)
         program = Program(request, self.model, self.train_dataset, self.val_dataset)
         with run_record(program) as record:
             result = self._train(program, record)
