@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
-from experiments import fitted, mlp
+from experiments import fitted, mlp, samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +18,10 @@ from exogym_core.results.recorder import Judged, Reached, reach
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
+    DelayedDiLoCoStrategy,
     DiLoCoStrategy,
     Strategy,
+    StreamingDiLoCoStrategy,
     build_strategy,
 )
 from netsim.errors import InputError
@@ -254,3 +257,16 @@ def test_held_is_what_the_words_say(losses, target):
         later = losses[below[0] + 1 :]
         assert reached.seconds == 10.0 * below[0]
         assert (reached.target == "held") == (len(later) >= 2 and median(later) <= target)
+
+
+@pytest.mark.parametrize("make", [lambda: DelayedDiLoCoStrategy(H=2), lambda: StreamingDiLoCoStrategy(H=2)])
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_a_model_made_of_what_was_in_flight_is_credited_with_the_end_of_the_run(
+    make: Any, workers: str
+) -> None:
+    """It was credited with the last step's time, before its last average had come."""
+    options = {"topology": "two-datacenters", "compute": "3 ms", "max_steps": 4, "workers": workers}
+    result = fitted(validation=samples(8), strategy=make(), **options)
+    assert result.virtual_seconds is not None
+    assert result.history[-1]["virtual_seconds"] < result.virtual_seconds
+    assert result.validation[-1]["judged_virtual_seconds"] == result.virtual_seconds

@@ -22,8 +22,9 @@ from exogym_core.meeting_place import registered_sites
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import shown
 from exogym_core.results.recorder import mean_utilisation, where_time_went
-from exogym_core.run.monitor import RunMonitor, planned_together, run_record
+from exogym_core.run.monitor import RunMonitor, planned_together
 from exogym_core.run.program import Program
+from exogym_core.run.record import run_record
 from exogym_core.run.request import FitRequest
 from exogym_core.run.resumption import go_on_after_restart, remember_checkpoints, there_is
 from exogym_core.run.snapshots import load_whole_state
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import Dataset
 
-    from exogym_core.run.monitor import RunRecord
+    from exogym_core.run.record import RunRecord
 
     class FittedModel(nn.Module):
         """Result of `fit`: a model like the one given, with the run's result."""
