@@ -277,7 +277,7 @@ FileNumber = Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeVa
 # --- the options -------------------------------------------------------------------------------------------
 
 
-@pydantic.dataclasses.dataclass(config=ConfigDict(strict=True))
+@pydantic.dataclasses.dataclass(config=ConfigDict(strict=True, validate_default=True))
 class RunConfig:
     """The options of a run, each checked by itself.
 

@@ -48,7 +48,7 @@ from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backwa
 from exogym_core.strategy.optimizers import ensure_optim_spec, try_schedule
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
-from exogym_core.workers.host import Job
+from exogym_core.workers.host import RankJob
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
@@ -509,10 +509,10 @@ class Program:
                 precision=request.autocast,
             )
 
-    def job(self) -> Job:
+    def job(self) -> RankJob:
         """What the transport is to run, once all is settled."""
         request = self.request
-        return Job(
+        return RankJob(
             num_ranks=request.num_ranks,
             topology=request.topology,
             placement=request.places,

@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from netsim import Protocol as LinkProtocol
     from netsim import Recorder, Topology
 
-__all__ = ["Host", "Job", "OnDeposit", "RunResult", "SimulatedHost", "Sinks", "rows_in_order", "untimed_row"]
+__all__ = [
+    "Host",
+    "OnDeposit",
+    "RankJob",
+    "RunResult",
+    "SimulatedHost",
+    "Sinks",
+    "rows_in_order",
+    "untimed_row",
+]
 
 T = TypeVar("T")
 
@@ -42,7 +51,7 @@ OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankJob:
     """Where ranks are to run, and how: checked arguments of `run_ranks`, described there."""
 
     num_ranks: int

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.communicator.simulated.simulation import World
-from exogym_core.workers.host import Job, RunResult, SimulatedHost, Sinks, rows_in_order
+from exogym_core.workers.host import RankJob, RunResult, SimulatedHost, Sinks, rows_in_order
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.process_runner import ProcessHost
 from exogym_core.workers.runner import ThreadHost
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from netsim.ranks import StampedRow
 
 __all__ = [
-    "Job",
+    "RankJob",
     "RunResult",
     "Transport",
     "loaded_topology",
@@ -53,7 +53,7 @@ class Transport:
     """
 
     name: str
-    host: Callable[[Job], Host]
+    host: Callable[[RankJob], Host]
     has_clock: bool = False
     can_leave_behind: bool = False
     joins_launchers: bool = False
@@ -140,7 +140,7 @@ def run_ranks(
         raise InputError(
             f"run_ranks: trace needs transport 'netsim': there is no virtual time over {transport!r}"
         )
-    job = Job(
+    job = RankJob(
         num_ranks=num_ranks,
         topology=loaded_topology(topology),
         placement=placement,
@@ -169,7 +169,7 @@ def run_ranks(
     return replace(run, rows=rows if chosen.has_clock else rows_in_order(rows, num_ranks))
 
 
-def _simulated(job: Job) -> SimulatedHost:
+def _simulated(job: RankJob) -> SimulatedHost:
     """Ranks on the simulated network."""
     where = (job.topology, job.placement, job.protocol, job.collectives)
     world = World.build(job.num_ranks, *where, job.shared_cores)
@@ -181,7 +181,7 @@ def _simulated(job: Job) -> SimulatedHost:
     return (ProcessHost if spec.kind == "processes" else ThreadHost)(world, job.seed, spec, job.trace)
 
 
-def _over_gloo(job: Job) -> Host:
+def _over_gloo(job: RankJob) -> Host:
     """Ranks over real sockets of this machine."""
     from exogym_core.workers.gloo.ranks import GlooHost
 
