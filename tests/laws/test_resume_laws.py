@@ -183,7 +183,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "the place in the data": (Source, "load_state_dict"),
     "the communicator's counters": (SimulatedCommunicator, "load_state_dict"),
     "the optimizers": (Strategy, "load_state_dict"),
-    "buffers": (loop, "passing_buffers"),
+    "buffers": (loop, "load_named"),
     "that the clock has heard it": (SimulatedCommunicator, "repeating"),
 }
 
@@ -201,10 +201,7 @@ def test_the_law_sees_what_is_forgotten(
     stopped = fit(TalksInSetup(H=3), 5, checkpoint_interval=1, save_dir=folder)
     owner, name = PLANTED[forgotten]
     replacement: Any = forget
-    if name == "passing_buffers":
-        buffers = loop.passing_buffers
-        replacement = lambda model: {key: value.clone() for key, value in buffers(model).items()}  # noqa: E731
-    elif name == "repeating":
+    if name == "repeating":
         replacement = SimulatedCommunicator.counted_as
         monkeypatch.setattr(owner, name, lambda comm: replacement(comm, 0))
     if name != "repeating":
