@@ -124,8 +124,9 @@ def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None
         assert result.resumed_step == kept
         assert result.complete == (stop_at is None)
         assert result.checkpoint_folder is not None
-        where = {"resume_from": result.checkpoint_folder}
         found = find_checkpoint(result.checkpoint_folder)
+        if found is not None:  # before the first there is nothing to go on from
+            where = {"resume_from": result.checkpoint_folder}
         kept = found.step if isinstance(found, StoredCheckpoint) else 0
     assert outcome(result) == undisturbed(name)
 

@@ -154,7 +154,9 @@ def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) 
         every = draw.choice((1, 2))
         stopped = fit(make(number), stop_at, checkpoint_interval=every, workers=workers, **where)
         assert least <= stopped.resumed_step <= most
-        where = {"resume_from": stopped.checkpoint_folder}
+        # Stopped before its first checkpoint, it has nothing to go on from.
+        if find_checkpoint(stopped.checkpoint_folder) is not None:
+            where = {"resume_from": stopped.checkpoint_folder}
         # A stop does not wait for evaluations, and a checkpoint is complete when those before it are.
         least, most = stopped.resumed_step, NUM_STEPS
         if workers == "threads":
