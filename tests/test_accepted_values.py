@@ -57,7 +57,9 @@ def test_no_device_is_written_as_exo_gym_and_as_experiments_do(of_trainer, of_fi
         Trainer(model, samples, device="cpu").fit(strategy=AllReduceStrategy(), num_nodes=2, device="mps")
 
 
-@pytest.mark.parametrize("content", [b"\x1f\x8b\x08" + bytes(40), gzip.compress(bytes(1_000_001)) * 100])
+@pytest.mark.parametrize(
+    "content", [b"\x1f\x8b\x08" + bytes(40), gzip.compress(bytes(1_000_001), mtime=0) * 100]
+)
 def test_a_gzip_file_that_is_broken_or_never_ends_is_reported(content, tmp_path):
     path = tmp_path / "images.gz"
     path.write_bytes(content)

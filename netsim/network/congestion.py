@@ -1,7 +1,8 @@
 """Congestion control: what a connection allows its transfer, and growth of windows after slow start.
 
 A variant of TCP is a class in a file of its own: an `Avoidance` where it differs by how windows grow and fall (CUBIC,
-Reno), a `CongestionControl` where it has no such windows. `netsim.network.bursts.CONTROLS` names them.
+Reno), a `CongestionControl` where it has no such windows. `netsim.network.bursts.open_window` chooses
+one.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
