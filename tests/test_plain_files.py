@@ -206,7 +206,7 @@ def test_its_contents_are_not_printed(here: Path) -> None:
         assert "nets/net.yaml:3: traces[0].bandwidth: 't.csv' line" in output
         assert "deadbeef" not in output
     (here / "nets/t.csv").write_text("start_s,bits_per_second\n0,1e6\n")
-    assert Topology.load("nets/net.yaml").weather.traces[0].values == (1e6,)
+    assert Topology.load("nets/net.yaml").weather.traces[0].rows[0] == (0.0, 1e6)
     (here / "text").write_text("deadbeef\n")
     assert "got text" in run("validate", "text")
 

@@ -142,7 +142,7 @@ def test_a_sweep_marks_what_fails_and_does_the_rest(
     assert main(["sweep", str(path), "--out", str(out)]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("4 points: about ")
-    assert "of memory for 8 runs" in captured.err
+    assert "of this machine for 8 runs" in captured.err
     assert (
         "2 of them will be marked as failed: point topology=lan, strategies.*.lr=-1: strategies[0].lr"
         in captured.err

@@ -195,7 +195,7 @@ class FitRequest(RunConfig):
             figures[host.name] = links and (links[0].figures, links[1].figures)
         mine = {figures[name] for name in used}
         left = [name for name, kind in figures.items() if kind is not None and kind not in mine]
-        if left and None not in mine:
+        if left and None not in mine and len(used) > 1:
             hosts = ", ".join(map(visible, dict.fromkeys(used)))
             warnings.warn(
                 f"fit: topology {self.topology.name}: the workers are on {hosts}; "
@@ -309,7 +309,11 @@ def _precision(given: object) -> str | None:
     if given is None or isinstance(given, bool):
         return "bf16" if given else None
     if not isinstance(given, str) or given not in PRECISIONS:
-        raise unknown_name("autocast", shown_value(given), ["true", "false", *PRECISIONS])
+        raise unknown_name(
+            "autocast",
+            given if isinstance(given, str) else shown_value(given),
+            ["true", "false", *PRECISIONS],
+        )
     return str(given)
 
 

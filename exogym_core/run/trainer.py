@@ -69,9 +69,12 @@ def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener
     """Train with all ranks and fill `result`; returns warnings for the user."""
     with RunMonitor(program, result, listeners) as monitor:
         run = program.request.carrier.host(program.job()).run(program, monitor.sinks)
-        remarks = fill(result, program.request, run, left_behind=monitor.recorder.rounds.has_any)
+        rounds = monitor.recorder.rounds
+        if not rounds.has_any:  # the last model exists when the run ends
+            result.virtual_seconds = run.virtual_seconds
         monitor.take_final_models()
-    return remarks
+    # Ranks that were left behind go on after the run has ended without them, at the time of its last row.
+    return fill(result, program.request, run, left_behind=rounds.has_any)
 
 
 def fill(

@@ -354,6 +354,8 @@ class Experiment:
     def _rehearse(self) -> None:
         from netgym.experiment.rehearsal import rehearse
 
+        if self.settings.transport != "netsim" or is_at_rendezvous():
+            return  # simulated ranks refuse what real ones take
         for position, entry in enumerate(self.strategies):
             if ":" not in entry.name:
                 try:

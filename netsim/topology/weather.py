@@ -138,7 +138,7 @@ class Entry(Schema, metaclass=_Called):
 
     model_config = pydantic.ConfigDict(json_schema_extra=_describe_in_a_line)
 
-    hosts: ClassVar[tuple[str, ...]] = ()  # fields with names of hosts
+    _hosts: ClassVar[tuple[str, ...]] = ()  # fields with names of hosts
 
     if TYPE_CHECKING:
 
@@ -150,7 +150,7 @@ class Entry(Schema, metaclass=_Called):
 
     def problems(self, topology: Topology) -> Iterator[tuple[str, InputError]]:
         """Names of hosts and links that a topology lacks: the key, and what is wrong."""
-        for field in self.hosts:
+        for field in self._hosts:
             try:
                 topology.host_index(getattr(self, field))
             except InputError as error:
@@ -166,10 +166,10 @@ class OfLink(Entry):
     link: _Ends
     direction: Direction = "both"
 
-    single: ClassVar[str] = ""  # entries of which a link has one at most
+    _single: ClassVar[str] = ""  # entries of which a link has one at most
 
     def links(self, topology: Topology) -> tuple[int, ...]:
-        """Indices of its links, one a direction; raises InputError if there are none."""
+        """Indices of its links in `topology`, one a direction; raises InputError if there are none."""
         one, other = self.link
         if (one, other) not in topology.link_between:
             raise InputError(f"no link between '{one}' and '{other}': name the two ends of one")
@@ -184,9 +184,9 @@ class OfLink(Entry):
             yield "link", error
 
     def claims(self, topology: Topology) -> set[tuple[object, ...]]:
-        """What no other entry of its kind may change: each direction of its link, or nothing."""
+        """Links of `topology` and quantities that only one such entry may have."""
         key = self.key if isinstance(self, Trace) else ""
-        return {(link, key) for link in self.links(topology)} if self.single else set()
+        return {(link, key) for link in self.links(topology)} if self._single else set()
 
     def __str__(self) -> str:
         return f"{'trace' if isinstance(self, Trace) else 'event'} of link {'-'.join(self.link)}"
@@ -243,7 +243,7 @@ class HostEvent(Entry):
     crash: Literal[True] | None = None
     for_: Interval | None = Field(None, alias="for")
 
-    hosts: ClassVar = ("host",)
+    _hosts: ClassVar = ("host",)
 
     @pydantic.model_validator(mode="after")
     def _is_one_thing(self) -> Self:
@@ -275,8 +275,8 @@ class Trace(OfLink):
     bandwidth: _Rates = None
     latency: _Latencies = None
 
-    single: ClassVar = "trace of the same quantity"
-    columns: ClassVar = {"bandwidth": "bits_per_second", "latency": "latency_s"}  # of a CSV file
+    _single: ClassVar = "trace of the same quantity"
+    _columns: ClassVar = {"bandwidth": "bits_per_second", "latency": "latency_s"}  # of a CSV file
 
     @pydantic.model_validator(mode="after")
     def _is_one_thing(self) -> Self:
@@ -286,7 +286,7 @@ class Trace(OfLink):
 
     @property
     def key(self) -> Literal["bandwidth", "latency"]:
-        """What it is a trace of."""
+        """Quantity of the trace."""
         return "latency" if self.bandwidth is None else "bandwidth"
 
     @property
@@ -300,11 +300,11 @@ class Trace(OfLink):
         return tuple(rows)
 
     def read_csv(self, folder: Path) -> Trace:
-        """The same trace with the rows of the CSV file that it names, if it does."""
+        """The same trace with the rows of the CSV file in `folder` that it names, if it does."""
         name = getattr(self, self.key)
         if not isinstance(name, str):
             return self
-        rows = _checked(_read_csv(folder, name, self.columns[self.key]))
+        rows = _checked(_read_csv(folder, name, self._columns[self.key]))
         return self.model_copy(update={self.key: rows})
 
     def instants(self) -> Iterator[float]:
@@ -330,7 +330,7 @@ class Background(Entry):
     start: Duration = 0.0
     stop: Duration | None = None
 
-    hosts: ClassVar = ("from_", "to")
+    _hosts: ClassVar = ("from_", "to")
 
     @pydantic.model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -370,7 +370,7 @@ class Drift(OfLink):
     levels: _Levels | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
-    single: ClassVar = "drift"
+    _single: ClassVar = "drift"
 
     @pydantic.model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
@@ -498,7 +498,7 @@ def read_weather(
             if isinstance(entry, OfLink) and not problems:
                 claims = entry.claims(net)
                 if not taken.isdisjoint(claims):
-                    report((key, position), f"a second {entry.single} on this link: remove one")
+                    report((key, position), f"a second {entry._single} on this link: remove one")
                 taken |= claims
             if isinstance(entry, Trace):
                 try:

@@ -230,12 +230,12 @@ def test_sgp_trains_as_published_on_a_graph_of_unequal_degrees() -> None:
 
 
 GOSSIP = [
-    lambda: DPSGDStrategy(adamw),
-    lambda: SGPStrategy(adamw),
-    lambda: GASLoCStrategy(adamw, H=2, graph="ring"),
-    lambda: NoLoCoStrategy(adamw, H=2),
-    lambda: DESLOCStrategy(adamw, H=2),
-    lambda: SlowMoStrategy(adamw, H=2),
+    lambda *spec: DPSGDStrategy(*spec),
+    lambda *spec: SGPStrategy(*spec),
+    lambda *spec: GASLoCStrategy(*spec, H=2, graph="ring"),
+    lambda *spec: NoLoCoStrategy(*spec, H=2),
+    lambda *spec: DESLOCStrategy(*spec, H=2),
+    lambda *spec: SlowMoStrategy(*spec, H=2),
 ]
 
 
@@ -249,7 +249,7 @@ def test_behind_sites_a_site_is_one_rank_with_the_sites_batch(make: Any, shardin
     made = make()
     chain = Chain([Sites(2, sharding=sharding), *getattr(made, "modules", [made])], adamw)
     got = reference.run_strategy(chain, model, batches)
-    want = reference.run_strategy(make(), model, joined)  # type: ignore[arg-type]
+    want = reference.run_strategy(make(adamw), model, joined)  # type: ignore[arg-type]
     for rank, result in enumerate(got.results):
         torch.testing.assert_close(result, want.results[rank // 2], rtol=1e-9, atol=1e-9)
 

@@ -107,7 +107,7 @@ class TestCompare:
         for path in folder.rglob("[!.]*"):
             rights = (0o777 if path.is_dir() else 0o666) & ~umask
             assert path.stat().st_mode & 0o777 == rights, f"{path}: a page is there to be shown"
-        assert "first, after" in out
+        assert "touched loss 2.4 after" in out
         assert "DiLoCo (2 of 3): 6 steps" in err
         self.check_metrics(folder)
 
