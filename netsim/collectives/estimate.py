@@ -71,11 +71,14 @@ class Estimator:
     Args:
         topology: the network; only `timing` takes one with weather.
         protocol: how transfers use it.
+
+    Attributes:
+        crowds: times of steps with so many messages that they are not simulated.
     """
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
-        self._crowds = _Crowds(topology, protocol)
+        self.crowds = _Crowds(topology, protocol)
 
     def most_at_once(self, hosts: Sequence[int]) -> int:
         """Number of messages at once that are simulated between `hosts`; more are a crowd."""
@@ -151,7 +154,7 @@ class Estimator:
         busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
         bound = max(float(alone.max()) if alone is not None else 0.0, float(busiest))
         crowded = self.is_crowd(made, hosts)
-        return _Rival(problem, bound, self._crowds.times(made, hosts)[0] if crowded else 0.0)
+        return _Rival(problem, bound, self.crowds.times(made, hosts)[0] if crowded else 0.0)
 
     def _rival_seconds(self, rival: _Rival, hosts: Sequence[int]) -> float:
         """Estimate a rival; infinite if it has too many messages to list."""
@@ -186,7 +189,7 @@ class Estimator:
 
     def _of_schedule(self, schedule: Schedule, hosts: Sequence[int], repeat: int) -> float:
         if self.is_crowd(schedule, hosts, _MOST_WHOLE):
-            return self._crowds.times(schedule, hosts)[0]
+            return self.crowds.times(schedule, hosts)[0]
         if schedule.num_messages <= _MOST_WHOLE:
             return self._simulated(schedule, hosts, repeat)
         short, later = self.first_steps(schedule, hosts, repeat)
@@ -218,7 +221,7 @@ class Estimator:
         topology, protocol = self._topology, self._protocol
         is_free = not topology.weather and recorder is None
         if is_free and self.is_crowd(schedule, hosts, _MOST_ASKED_AT_ONCE):
-            seconds, load = self._crowds.times(schedule, hosts)
+            seconds, load = self.crowds.times(schedule, hosts)
             timing = Timing([seconds] * repeat, [seconds] * len(hosts), load.tolist(), [0.0] * len(load))
             return timing, "by the busiest link of each step"
         simulated, later = schedule, 0.0
@@ -294,6 +297,9 @@ class _Crowds:
     Args:
         topology: the network, without weather.
         protocol: how transfers use it.
+
+    Attributes:
+        crowds: times of steps with so many messages that they are not simulated.
     """
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
