@@ -23,7 +23,8 @@ import harness  # noqa: E402
 import ns3_cases  # noqa: E402
 import simgrid_cases  # noqa: E402
 
-from netsim import Topology, shipped_topologies, time_flows  # noqa: E402
+from netsim import Topology, shipped_topologies  # noqa: E402
+from netsim.transfers import time_flows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim import Clock, Network, Schedule, Topology, schedule, start_collective
+from netsim import Clock, Network, Topology, schedule, start_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from netsim.collectives.schedules.schedule import Schedule
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 FOLDERS = ("testbed", "sites", "unseen")

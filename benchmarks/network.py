@@ -25,8 +25,9 @@ sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 
 import simgrid_cases  # noqa: E402
 
-from netsim import Clock, Network, schedule, start_collective, time_flows  # noqa: E402
+from netsim import Clock, Network, schedule, start_collective  # noqa: E402
 from netsim.network.build import runs_compiled  # noqa: E402
+from netsim.transfers import time_flows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,8 +32,12 @@ from pydantic import (
 from exogym_core.cost.compute import Compute
 from exogym_core.names import plain_numbers, shown_value
 from exogym_core.workers.spec import WorkerSpec
-from netsim import Protocol, Schema, documented_lines, parse_collectives, parse_document
+from netsim import Protocol
+from netsim.collectives.choice import parse_collectives
+from netsim.docstrings import documented_lines
 from netsim.errors import InputError
+from netsim.files.documents import parse_document
+from netsim.files.schemas import Schema
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from exogym_core.results.disk import Forgiving
-from netsim import interrupt
+from netsim.cli.signals import interrupt
 
 __all__ = ["main"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import netsim
+from netsim.cli import terminal
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ _HELP = {
 
 
 def takes(kind: type[Any] | None = None, **words: str) -> Callable[[Any], Any]:
-    """As `netsim.takes`, with the options that all commands have."""
-    return lambda command: debug_flag(netsim.takes(kind, _HELP, **words)(command))
+    """As `netsim.cli.terminal.takes`, with the options that all commands have."""
+    return lambda command: debug_flag(terminal.takes(kind, _HELP, **words)(command))
 
 
 def topology_here(topology: str | None) -> str | None:

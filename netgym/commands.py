@@ -25,8 +25,10 @@ from netgym.planning.commands import plan_rows
 from netgym.planning.planned import request_of
 from netgym.planning.sweep import placed
 from netgym.results import Comparison, SweepResult
-from netsim import DelayedProgress, Document, Topology, load_document, parse_document
+from netsim import Topology
+from netsim.cli.terminal import DelayedProgress
 from netsim.errors import InputError, unknown_name
+from netsim.files.documents import Document, load_document, parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -31,7 +31,7 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
 from netgym.tasks import MLP
-from netsim import random_crashes
+from netsim.topology.weather import random_crashes
 
 MAKERS: dict[str, Any] = {
     "ADPSGD": lambda: ADPSGDStrategy(lr=0.02),

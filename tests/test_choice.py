@@ -15,8 +15,11 @@ from worlds import chain, chain_form, star, star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim import ALGORITHMS, Choices, Protocol, Topology, parse_collectives, schedule, time_collective
+from netsim import Protocol, Topology, schedule
+from netsim.collectives.choice import Choices, parse_collectives
 from netsim.collectives.collective import lower_bound_seconds
+from netsim.collectives.schedules.algorithms import ALGORITHMS
+from netsim.collectives.start import time_collective
 
 IDEAL, TCP, GLOO = (Protocol.parse(name) for name in ("ideal", "linux-tcp", "gloo"))
 SIZES = st.integers(0, 36).map(lambda power: 1 << power)

@@ -12,9 +12,13 @@ import yaml
 from click.testing import CliRunner
 from worlds import star_form
 
-from netsim import ALGORITHMS, OPERATIONS, Protocol, Topology, WindowLimit, schedule, time_collective
+from netsim import Protocol, Topology, schedule
 from netsim.cli.timing import collective_command as command
 from netsim.collectives.collective import lower_bound_seconds
+from netsim.collectives.operations import OPERATIONS
+from netsim.collectives.schedules.algorithms import ALGORITHMS
+from netsim.collectives.start import time_collective
+from netsim.topology.protocol import WindowLimit
 
 STAR = yaml.safe_dump(star_form("abcd", "50 Mbit/s"))
 

@@ -12,8 +12,9 @@ from interpreted_engine import use_sources
 from worlds import chain, star_form
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim import Clock, Faults, Network, Topology, time_flows
+from netsim import Clock, Faults, Network, Topology
 from netsim.errors import DeadlockError
+from netsim.transfers import time_flows
 
 LINE = ["c", "switch"]
 ENDLESS: dict[str, dict[str, Any]] = {

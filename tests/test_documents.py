@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pydantic import Field
 
-from netsim import ConfigError, Document, Schema, parse_document, validate_document
 from netsim.errors import InputError, UnknownNameError
 from netsim.files import documents
-from netsim.files.documents import MAX_VALUES
+from netsim.files.documents import MAX_VALUES, ConfigError, Document, parse_document
+from netsim.files.schemas import Schema, validate_document
 
 
 @pytest.mark.parametrize(

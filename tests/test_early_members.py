@@ -11,7 +11,8 @@ import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers.processes import protocol
-from netsim import ALGORITHMS, schedule
+from netsim import schedule
+from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.errors import MismatchError
 from netsim.ranks import needs_nobody
 

@@ -11,7 +11,7 @@ import torch
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers.journal import Journal
 from netgym.launch.chakra import ExecutionTraces
-from netsim import Span
+from netsim.network.trace import Span
 from netsim.ranks import Call, Key, Post
 
 

@@ -14,18 +14,9 @@ from worlds import star
 
 import netsim
 from exogym_core.communicator import run_ranks
-from netsim import (
-    Background,
-    Clock,
-    Drift,
-    Faults,
-    HostEvent,
-    Network,
-    Topology,
-    Weather,
-    time_flows,
-)
+from netsim import Background, Clock, Drift, Faults, HostEvent, Network, Topology, Weather
 from netsim.errors import DeadlockError
+from netsim.transfers import time_flows
 from netsim.weather.faults import drift_factors
 
 MEGABYTE = 1_000_000

@@ -9,8 +9,8 @@ import yaml
 from click.testing import CliRunner
 from worlds import chain, chain_form
 
-from netsim import time_flows
 from netsim.cli.timing import flows_command as command
+from netsim.transfers import time_flows
 
 TOPOLOGY = yaml.safe_dump(chain_form(["h2", "h10"]))
 

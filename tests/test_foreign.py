@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim import Topology, parse_document
+from netsim import Topology
 from netsim.cli.main import cli
 from netsim.errors import InputError
+from netsim.files.documents import parse_document
 from netsim.formats.builder import Assumed, safe_name
 from netsim.formats.commands import read_foreign
 from netsim.formats.networks import shaping_script

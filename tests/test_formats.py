@@ -14,7 +14,9 @@ from exogym_core.config import Settings
 from exogym_core.cost.compute import Compute
 from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION
 from netgym.experiment.experiment import Experiment
-from netsim import Protocol, Schema, Topology, parse_document
+from netsim import Protocol, Topology
+from netsim.files.documents import parse_document
+from netsim.files.schemas import Schema
 from netsim.topology import file as topology_schema
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -19,9 +19,9 @@ from netgym import strategy_check as check
 from netgym.cli.main import main
 from netgym.planning import published
 from netgym.studies import sweep
-from netsim import Stoppable
 from netsim.cli import main as netsim_cli
 from netsim.cli import timing
+from netsim.cli.signals import Stoppable
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=3)

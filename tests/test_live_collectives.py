@@ -15,12 +15,13 @@ import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netsim import ALGORITHMS, Clock, Network, Topology, schedule, start_collective
+from netsim import Clock, Network, Topology, schedule, start_collective
+from netsim.collectives.schedules.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from netsim import Schedule
+    from netsim.collectives.schedules.schedule import Schedule
 
     Start = Callable[..., Callable[[int], None]]
 

@@ -44,7 +44,11 @@ from netgym.studies.points import Sweep
 from netgym.tasks import MLP
 from netsim import Topology
 from netsim.cli.main import main as netsim_main
+from netsim.collectives.choice import parse_collectives
 from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names
+from netsim.files.documents import parse_document
+from netsim.files.plain_files import input_file
+from netsim.weather.faults import simulate_weather
 
 TABLES = Path(__file__).with_name("mistakes")
 
@@ -112,6 +116,7 @@ for each in (
         mlp,
     ),
     *(optimizer, reproduce, run_ranks, samples, trained, utilisation, watched_twice),
+    *(input_file, parse_collectives, simulate_weather),
 ):
     NAMES[each.__name__] = each
 
@@ -167,7 +172,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "experiments": (EXPERIMENT, lambda path: Experiment.load(path).check_runs()),
     "traces": ("", read_trace),
     "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
-    "sweeps": ("", lambda path: Sweep.parse(netsim.parse_document(path.read_text(), str(path)))),
+    "sweeps": ("", lambda path: Sweep.parse(parse_document(path.read_text(), str(path)))),
 }
 
 

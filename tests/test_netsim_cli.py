@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from netgym.cli.main import main as netgym
-from netsim import DelayedProgress, shipped_topologies
+from netsim import shipped_topologies
 from netsim.cli import main as cli
+from netsim.cli.terminal import DelayedProgress
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from worlds import star
 
-from netsim import PRESETS, Protocol, Topology, schedule, time_collective, time_flows
+from netsim import Protocol, Topology, schedule
+from netsim.collectives.start import time_collective
+from netsim.topology.protocol import PRESETS
+from netsim.transfers import time_flows
 
 PAGE = " ".join((Path(__file__).parents[1] / "docs" / "network.md").read_text().split())
 

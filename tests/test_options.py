@@ -18,8 +18,8 @@ from forks import Fork
 from exogym_core import Trainer
 from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
 from netgym.experiment.experiment import Experiment
-from netsim import parse_document
 from netsim.errors import InputError
+from netsim.files.documents import parse_document
 
 FILE = """
 task: digits
@@ -79,7 +79,7 @@ from exogym_core.config import checked_config
 from exogym_core.run.resumption import run_settings
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
-from netsim import parse_document
+from netsim.files.documents import parse_document
 from netsim.errors import InputError
 
 file = "{task: digits, workers: {count: 1}, steps: 1, patience: 5, strategies: [AllReduce]}"

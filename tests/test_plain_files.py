@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from netsim import Topology, input_file, is_written_in_place, output_file, read_bytes
+from netsim import Topology
 from netsim.cli.main import main
 from netsim.errors import InputError
+from netsim.files.plain_files import input_file, is_written_in_place, output_file, read_bytes
 
 FLOWS = "start_s,src,dst,bytes\n0,0,1,1000000\n"
 DONE = "start_s,src,dst,bytes,finish_s\n0,0,1,1000000,0.0009000000000000001\n"

@@ -14,8 +14,9 @@ from netgym.planning.advise import advise
 from netgym.planning.measure import Measured, Setting, measure
 from netgym.planning.models import planned_model
 from netgym.planning.setting import Known, with_links
-from netsim import Estimator, Protocol, Topology
+from netsim import Protocol, Topology
 from netsim.collectives import estimate
+from netsim.collectives.estimate import Estimator
 from netsim.errors import InputError
 
 

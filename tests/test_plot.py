@@ -12,8 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 from worlds import chain_form, star_form
 
-from netsim import Recorder, Sketch, Topology, shipped_topologies, time_flows, write_trace
+from netsim import Recorder, Topology, shipped_topologies
 from netsim.cli.plot import command, draw, mean_use
+from netsim.network.trace import write_trace
+from netsim.topology.sketch import Sketch
+from netsim.transfers import time_flows
 
 
 def regions(count: int) -> Topology:

@@ -17,8 +17,9 @@ import pytest
 import yaml
 from forks import benchmark
 
-from netsim import PeerError, StrangerError, Topology
+from netsim import Topology
 from netsim.errors import InputError, NetsimError
+from netsim.files.signed import PeerError, StrangerError
 from netsim.probe import survey as surveying
 from netsim.probe.station import GlooTiming, Station, free_port
 from netsim.probe.streams import KernelFacts, call, goodput

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rendezvous import together
 
-from netsim import PeerError, SignedChannel, StrangerError, answer_peer, connect_peer
 from netsim.files import signed
-from netsim.files.signed import greet
+from netsim.files.signed import PeerError, SignedChannel, StrangerError, answer_peer, connect_peer, greet
 
 SECRET = b"known to these tests"
 SERVICE = "a test"

@@ -23,8 +23,8 @@ from netgym.studies import sweep as sweep_module
 from netgym.studies.points import Range, Sweep, batches_of
 from netgym.studies.study import Study
 from netgym.studies.sweep import Probe, estimated, objective, probe
-from netsim import load_document, parse_document
 from netsim.errors import InputError
+from netsim.files.documents import load_document, parse_document
 
 EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=2.2)
 

@@ -9,7 +9,8 @@ import pytest
 from interpreted_engine import use_sources
 from worlds import chain
 
-from netsim import Clock, Network, Protocol, Topology, time_flows
+from netsim import Clock, Network, Protocol, Topology
+from netsim.transfers import time_flows
 
 SEGMENT = 1448
 INITIAL = 10 * SEGMENT

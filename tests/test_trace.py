@@ -16,9 +16,10 @@ from worlds import chain, regions_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from netgym.cli.main import main
-from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology, time_flows
+from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology
 from netsim.cli.timing import collective_command, flows_command
 from netsim.errors import DeadlockError, InputError, RankError
+from netsim.transfers import time_flows
 
 PAIR = chain()
 WEATHER = {

@@ -17,7 +17,7 @@ from exogym_core.strategy import AllReduceStrategy
 from netgym.experiment.experiment import Experiment
 from netgym.experiment.trackers import flat_config, open_loggers
 from netgym.tasks import build_model, build_task
-from netsim import parse_document
+from netsim.files.documents import parse_document
 
 
 def experiment(loggers: str) -> Experiment:

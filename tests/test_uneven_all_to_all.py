@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from worlds import regions_form
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim import Clock, Network, Protocol, Topology, schedule, start_all_to_all, start_collective
+from netsim import Clock, Network, Protocol, Topology, schedule, start_collective
+from netsim.collectives.start import start_all_to_all
 
 TOPOLOGY = regions_form({"a": 3}, "8 Mbit/s", "1 ms", protocol="ideal")
 

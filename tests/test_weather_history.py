@@ -10,7 +10,8 @@ import pytest
 from worlds import chain_form
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim import Topology, simulate_weather
+from netsim import Topology
+from netsim.weather.faults import simulate_weather
 
 STORMY = chain_form(
     bandwidth="100 Mbit/s",

@@ -35,8 +35,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from exogym_core.checkpoints.files import Count, FileFacts, FileName, LogPart, damaged, read_logs, read_state
 from exogym_core.names import visible
-from netsim import input_file
 from netsim.errors import InputError
+from netsim.files.plain_files import input_file
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

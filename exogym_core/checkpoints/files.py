@@ -33,8 +33,8 @@ from exogym_core.names import visible
 from exogym_core.plain import decode, encode
 from exogym_core.results.disk import RecordError, record_errors
 from exogym_core.workers.journal import request_from_record, request_to_line
-from netsim import input_file
 from netsim.errors import InputError
+from netsim.files.plain_files import input_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

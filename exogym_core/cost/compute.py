@@ -25,8 +25,9 @@ from pydantic import (
 )
 
 from exogym_core.cost.devices import Dtype, find_device
-from netsim import Document, Schema, validate_document
 from netsim.errors import InputError
+from netsim.files.documents import Document
+from netsim.files.schemas import Schema, validate_document
 from netsim.units import format_seconds, parse_bytes, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:

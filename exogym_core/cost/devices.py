@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from netsim import device_name, device_table
 from netsim.errors import unknown_name
+from netsim.topology.devices import device_name, device_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

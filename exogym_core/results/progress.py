@@ -23,8 +23,9 @@ from rich.text import Text
 from exogym_core.names import visible
 from exogym_core.results.disk import Forgiving, RecordError, owner_of, write_whole
 from exogym_core.results.run_folder import RunFolder
-from netsim import load_document, read_bytes
 from netsim.errors import InputError
+from netsim.files.documents import load_document
+from netsim.files.plain_files import read_bytes
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from exogym_core.results.schema import (
     parse_summary,
     timed,
 )
-from netsim import load_document
 from netsim.errors import InputError
+from netsim.files.documents import load_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

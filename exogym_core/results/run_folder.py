@@ -40,8 +40,9 @@ from exogym_core.results.disk import (
     write_whole,
 )
 from exogym_core.results.schema import MOST, TRAIN, VALIDATION, can_hold, finite, header
-from netsim import read_bytes, user_secret
 from netsim.errors import InputError
+from netsim.files.plain_files import read_bytes
+from netsim.files.signed import user_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

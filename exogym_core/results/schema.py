@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from exogym_core.names import visible
-from netsim import documented_lines
+from netsim.docstrings import documented_lines
 from netsim.errors import InputError
 
 __all__ = [

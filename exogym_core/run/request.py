@@ -22,8 +22,9 @@ from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
-from netsim import Topology, random_crashes
+from netsim import Topology
 from netsim.errors import InputError, unknown_name
+from netsim.topology.weather import random_crashes
 from netsim.units import format_count
 
 if TYPE_CHECKING:

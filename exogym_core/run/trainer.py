@@ -31,7 +31,7 @@ from exogym_core.run.snapshots import load_whole_state
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.workers.host import Sinks, untimed_row
 from exogym_core.workers.torchrun.rank import TorchrunHost
-from netsim import section_of
+from netsim.docstrings import section_of
 from netsim.errors import DeadlockError, InputError, MismatchError, RankError
 from netsim.units import format_count
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from torch import Tensor
 
 from exogym_core.workers.journal import Journal
-from netsim import tracing
 from netsim.errors import InputError
+from netsim.network.trace import tracing
 from netsim.ranks import StampedRow
 
 if TYPE_CHECKING:

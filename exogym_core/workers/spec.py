@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from netsim import Document, Schema, validate_document
 from netsim.errors import InputError
+from netsim.files.documents import Document
+from netsim.files.schemas import Schema, validate_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,6 +25,7 @@ import torch
 import netsim
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
+from netsim.network.clock import rare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -196,7 +197,7 @@ class Turns:
             )
         threads = list(self._threads.values())
         # Each rank makes garbage as a process of its own would, and so often is it collected.
-        with self._watched(), self._one_core(), intra_op_threads(), netsim.rare_collections(len(threads)):
+        with self._watched(), self._one_core(), intra_op_threads(), rare_collections(len(threads)):
             try:
                 for thread in threads:
                     thread.start()

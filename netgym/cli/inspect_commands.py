@@ -20,7 +20,8 @@ from rich.text import Text
 
 from exogym_core.names import visible
 from netgym.command_options import takes
-from netsim import DelayedProgress, Stoppable, given
+from netsim.cli.signals import Stoppable
+from netsim.cli.terminal import DelayedProgress, given
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
 
@@ -86,7 +87,7 @@ def _topologies() -> Section:
 
 def _size(path: Path) -> str:
     """Hosts and regions of a shipped topology, without a check of anything else."""
-    from netsim import load_document
+    from netsim.files.documents import load_document
 
     data: Any = load_document(path).data
     regions = data.get("regions", {})
@@ -104,7 +105,7 @@ def _devices() -> Section:
 
 
 def _protocols() -> Section:
-    from netsim import PRESETS
+    from netsim.topology.protocol import PRESETS
 
     return [(name, "") for name in PRESETS]
 
@@ -163,7 +164,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def _topology() -> dict[str, Any]:
-    from netsim import TopologyFile
+    from netsim.topology.file import TopologyFile
 
     made = TopologyFile.model_json_schema()
     hosts = made["properties"]["hosts"]
@@ -257,7 +258,7 @@ def doctor(as_json: bool = given()) -> None:
 def _facts() -> dict[str, str | int | dict[str, str]]:
     from importlib import metadata
 
-    from netsim import engine_state
+    from netsim.network.build import engine_state
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
@@ -340,7 +341,7 @@ def check(
 
 def _read(texts: Iterable[str]) -> dict[str, object]:
     """Options from KEY=VALUE texts, whose values are read as in an experiment."""
-    from netsim import parse_document
+    from netsim.files.documents import parse_document
 
     options = {}
     for text in texts:

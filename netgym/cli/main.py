@@ -14,7 +14,7 @@ import click
 
 from exogym_core.names import visible, visible_text
 from netgym.command_options import CommonOptions, debug_flag, takes
-from netsim import CommandGroup, given, usage_message
+from netsim.cli.terminal import CommandGroup, given, usage_message
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.units import format_count
 
@@ -215,12 +215,13 @@ def list_names(what: str | None = given(is_argument=True, metavar="[KIND]"), as_
 @takes()
 def validate(file: Path = given(is_argument=True, required=True), as_json: bool = given()) -> None:
     """Check an experiment or a topology FILE."""
-    from netsim import load_document
+    from netsim.files.documents import load_document
 
     document = load_document(file)
     keys = document.data.keys() if isinstance(document.data, dict) else set()
     if keys & {"hosts", "links", "regions", "routers", "wan"}:
-        from netsim import Topology, device_problems
+        from netsim import Topology
+        from netsim.topology.devices import device_problems
 
         network = Topology.load(file)
         if problems := list(device_problems(document.data)):

@@ -14,8 +14,9 @@ from rich.text import Text
 from exogym_core.names import visible
 from netgym.cli.run_commands import show_report, stdout
 from netgym.command_options import takes
-from netsim import check_output, given, is_written_in_place, output_file
+from netsim.cli.terminal import given
 from netsim.errors import InputError
+from netsim.files.plain_files import check_output, is_written_in_place, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

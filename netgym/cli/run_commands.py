@@ -32,7 +32,8 @@ from netgym.command_options import (
     takes,
     topology_here,
 )
-from netsim import Stoppable, given
+from netsim.cli.signals import Stoppable
+from netsim.cli.terminal import given
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 

@@ -15,8 +15,10 @@ from exogym_core.results.progress import eta_seconds, folder_status
 from exogym_core.results.reading import comparison_of, is_study, runs_in
 from netgym.command_options import takes
 from netgym.experiment.experiment import program_remedy
-from netsim import PeerError, connect_peer, given, load_document, shared_secret
+from netsim.cli.terminal import given
 from netsim.errors import InputError
+from netsim.files.documents import load_document
+from netsim.files.signed import PeerError, connect_peer, shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -33,7 +33,7 @@ from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
 from netgym.command_options import first_line
 from netgym.experiment.trackers import open_loggers
-from netsim import raise_lost_interrupt
+from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

@@ -32,16 +32,11 @@ from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import PROGRAM_TASK, unique_labels, visible
 from exogym_core.results.run_folder import code_folder_of, is_own
 from netgym.experiment.own_code import OwnCode, find_own_code
-from netsim import (
-    Document,
-    Protocol,
-    Topology,
-    load_document,
-    parse_collectives,
-    parse_document,
-    validate_document,
-)
+from netsim import Protocol, Topology
+from netsim.collectives.choice import parse_collectives
 from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.files.documents import Document, load_document, parse_document
+from netsim.files.schemas import validate_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -52,7 +47,7 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Compute
     from exogym_core.strategy import Strategy
     from netgym.tasks import Task
-    from netsim import ConfigError, KeyPath
+    from netsim.files.documents import ConfigError, KeyPath
 
 __all__ = ["Experiment", "apply_overrides", "apply_values", "program_remedy"]
 

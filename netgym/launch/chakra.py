@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from netsim import Span
+    from netsim.network.trace import Span
     from netsim.ranks import Request
 
 __all__ = ["ExecutionTraces"]

@@ -10,7 +10,8 @@ import click
 
 from exogym_core.names import visible
 from netgym.command_options import takes
-from netsim import Stoppable, given
+from netsim.cli.signals import Stoppable
+from netsim.cli.terminal import given
 from netsim.errors import InputError, located
 from netsim.units import parse_seconds
 

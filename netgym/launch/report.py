@@ -18,8 +18,8 @@ from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import draw_network, network_matrix
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
 from netgym.cli.run_commands import stdout
-from netsim import read_bytes
 from netsim.errors import InputError
+from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

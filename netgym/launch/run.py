@@ -29,8 +29,10 @@ from netgym.launch.lone_rank import ended
 from netgym.launch.outside import OutsideMeetings
 from netgym.launch.report import Ending, HostDecision, report_of
 from netgym.launch.tensors import reduce_as_gloo
-from netsim import Protocol, Recorder, parse_document, write_trace
+from netsim import Protocol, Recorder
 from netsim.errors import BrokenCallError, InputError, NetsimError, RankError
+from netsim.files.documents import parse_document
+from netsim.network.trace import write_trace
 from netsim.ranks import Exit, Post
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 
     from exogym_core.workers.processes.process_runner import WorkerProcesses
     from netgym.launch.report import LaunchReport
-    from netsim import Span, Topology
+    from netsim import Topology
+    from netsim.network.trace import Span
     from netsim.ranks import Request
 
 

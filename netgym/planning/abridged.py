@@ -8,7 +8,9 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from netsim import Estimator, start_all_to_all, start_collective
+from netsim import start_collective
+from netsim.collectives.estimate import Estimator
+from netsim.collectives.start import start_all_to_all
 from netsim.ranks import call_at
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
 
-    from netsim import Network, Schedule
+    from netsim import Network
+    from netsim.collectives.schedules.schedule import Schedule
     from netsim.ranks import Cancel
 
 __all__ = ["Abridged"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from netgym.planning.measure import algorithms_to_try
-from netsim import parse_collectives
+from netsim.collectives.choice import parse_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable

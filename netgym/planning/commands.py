@@ -14,8 +14,10 @@ import click
 
 from netgym.command_options import takes
 from netgym.planning.model_sizes import MEMORY_CHOICES
-from netsim import DelayedProgress, Stoppable, given, rare_collections
+from netsim.cli.signals import Stoppable
+from netsim.cli.terminal import DelayedProgress, given
 from netsim.errors import InputError, unknown_name
+from netsim.network.clock import rare_collections
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:

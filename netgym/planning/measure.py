@@ -23,7 +23,9 @@ from netgym.planning.weather import (
     rounds_remarks,
     with_failures,
 )
-from netsim import Estimator, Weather, raise_lost_interrupt
+from netsim import Weather
+from netsim.cli.signals import raise_lost_interrupt
+from netsim.collectives.estimate import Estimator
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_bytes, format_count, format_seconds
 

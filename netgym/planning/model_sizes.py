@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from netsim import load_document
+from netsim.files.documents import load_document
 
 __all__ = ["MEMORY_CHOICES", "PLANNED_MODELS", "listed_models"]
 

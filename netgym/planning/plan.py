@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.base import Strategy
     from netgym.planning.measure import Plan, Setting
-    from netsim import Link
+    from netsim.topology.graph import Link
 
 __all__ = ["plan"]
 

@@ -27,8 +27,9 @@ from netgym.planning.page import placement_text
 from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
 from netgym.tasks import MODELS, Task, TokenWindows
 from netgym.tasks.task import MissingDataError
-from netsim import Document, Topology, load_document
+from netsim import Topology
 from netsim.errors import InputError, located, unknown_name
+from netsim.files.documents import Document, load_document
 from netsim.units import format_count, parse_bits_per_second
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from exogym_core.strategy import build_strategy
 from netgym.planning.models import SequenceModel
 from netgym.planning.rounds import SimulatedRounds
 from netgym.planning.setting import Setting
-from netsim import Topology, load_document
+from netsim import Topology
 from netsim.errors import InputError, unknown_name
+from netsim.files.documents import load_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.exchange import Part
-    from netsim import Schedule
+    from netsim.collectives.schedules.schedule import Schedule
     from netsim.ranks import Answer, Cancel, Question, Request, StampedRow
 
 __all__ = [

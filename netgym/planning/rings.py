@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from netsim import Protocol, Topology
+    from netsim.collectives.collective import CollectiveTimes
 
 __all__ = [
     "EXACT_SITES",
@@ -120,7 +121,7 @@ def ring_orders(
     cycle = best_cycle(pair_seconds(topology, hosts, num_bytes / max(len(hosts), 1)))
     named = [topology.hosts[host].name for host in hosts]
 
-    def simulated(order: Sequence[int]) -> netsim.CollectiveTimes:
+    def simulated(order: Sequence[int]) -> CollectiveTimes:
         return netsim.collective(
             topology,
             "all_reduce",

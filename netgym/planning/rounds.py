@@ -33,7 +33,7 @@ from netgym.planning.recording import (
     record_kinds,
     run_alone,
 )
-from netsim import OPERATIONS
+from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, RankError
 
 if TYPE_CHECKING:

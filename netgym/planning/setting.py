@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.base import Strategy
     from netgym.planning.models import SequenceModel
-    from netsim import Link, Topology
+    from netsim import Topology
+    from netsim.topology.graph import Link
 
 __all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
-from netsim import load_document
 from netsim.errors import InputError
+from netsim.files.documents import load_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:

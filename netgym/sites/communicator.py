@@ -33,8 +33,8 @@ from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
 from netgym.sites.link import LinkStore, SiteLeader, SiteLink
 from netgym.sites.pairs import PairTests
-from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError
+from netsim.files.signed import shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import CollectiveCall, Communicator, Delivery
-    from netsim import PeerAddress
+    from netsim.files.signed import PeerAddress
 
 __all__ = [
     "ElasticCommunicator",

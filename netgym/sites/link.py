@@ -20,15 +20,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from exogym_core.meeting_place import SERVICE, MeetingPlace, allow_many_files
 from exogym_core.names import visible
-from netsim import PeerError, StrangerError, connect_peer, shared_secret
 from netsim.errors import InputError, RankError
+from netsim.files.signed import PeerError, StrangerError, connect_peer, shared_secret
 
 if TYPE_CHECKING:
     import datetime
     from collections.abc import Callable, Mapping
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
-    from netsim import PeerAddress, SignedChannel
+    from netsim.files.signed import PeerAddress, SignedChannel
 
 __all__ = ["LinkStore", "SiteLeader", "SiteLink", "report_finished"]
 

@@ -7,12 +7,12 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from netsim import PeerError, StrangerError, answer_peer
+from netsim.files.signed import PeerError, StrangerError, answer_peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from netsim import PeerAddress, SignedChannel
+    from netsim.files.signed import PeerAddress, SignedChannel
 
 __all__ = ["SignedListener"]
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from netgym.sites.listener import SignedListener
 from netgym.sites.site_info import names_of
-from netsim import PeerError, connect_peer
+from netsim.files.signed import PeerError, connect_peer
 from netsim.ranks import largest_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from netgym.sites.membership import Membership
-    from netsim import PeerAddress, SignedChannel
+    from netsim.files.signed import PeerAddress, SignedChannel
 
 __all__ = ["PairTest", "PairTests", "SitePairs", "test_seconds"]
 

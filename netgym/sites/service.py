@@ -22,14 +22,15 @@ from netgym.command_options import takes
 from netgym.sites.listener import SignedListener
 from netgym.sites.membership import WAIT_SECONDS
 from netgym.sites.session import RunSession, differences, known_facts
-from netsim import PeerError, given, shared_secret
+from netsim.cli.terminal import given
 from netsim.errors import InputError
+from netsim.files.signed import PeerError, shared_secret
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from netsim import SignedChannel, StrangerError
+    from netsim.files.signed import SignedChannel, StrangerError
 
 __all__ = ["RendezvousService", "rendezvous"]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from netgym.sites.membership import WAIT_SECONDS, Membership
-from netsim import PeerError
+from netsim.files.signed import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from netsim import SignedChannel
+    from netsim.files.signed import SignedChannel
 
 __all__ = ["KeyValueStore", "RowLog", "RunSession", "differences", "known_facts", "short_names"]
 

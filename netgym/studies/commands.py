@@ -17,7 +17,7 @@ from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from netgym.cli.run_commands import reported, show_report, stdout
 from netgym.command_options import confirm_seeds, not_empty, takes, topology_here
-from netsim import given
+from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from exogym_core.results.run_folder import RunFolder
     from netgym.studies.study import Study
     from netgym.studies.tuning import Chosen, Tuning
-    from netsim import Document
+    from netsim.files.documents import Document
 
 __all__ = ["ON_HELP", "in_order", "sweep", "tune"]
 
@@ -89,7 +89,7 @@ class _Asked:
     def document(self) -> Document:
         """The experiment's file with --set, --topology (a path from here) and --scale."""
         from netgym.experiment.experiment import apply_overrides
-        from netsim import load_document
+        from netsim.files.documents import load_document
 
         assert self.experiment is not None
         topology = topology_here(self.topology)
@@ -98,7 +98,7 @@ class _Asked:
 
     def searched(self, **others: Any) -> dict[str, Any]:
         """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
-        from netsim import parse_document
+        from netsim.files.documents import parse_document
 
         text, seeds = self.seeds, None
         if text is not None:
@@ -181,7 +181,7 @@ def sweep(
 
 def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document:
     """The experiment's file with its `sweep` as the options say."""
-    from netsim import parse_document
+    from netsim.files.documents import parse_document
 
     document = asked.document()
     if not isinstance(document.data, dict):
@@ -297,7 +297,7 @@ def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VA
 def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, Any]:
     """Values of `--over` by option, or by strategy and option."""
     from netgym.experiment.experiment import Experiment
-    from netsim import parse_document
+    from netsim.files.documents import parse_document
 
     strategies = Experiment.from_document(document, path.parent, path.stem).strategies
     labels = sorted((str(entry.label) for entry in strategies), key=len, reverse=True)

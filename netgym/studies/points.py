@@ -31,11 +31,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from exogym_core.results.reading import value_text
-from netsim import Document, Schema, validate_document
 from netsim.errors import InputError
+from netsim.files.schemas import Schema, validate_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from netsim.files.documents import Document
 
 __all__ = [
     "Point",

@@ -28,8 +28,8 @@ from exogym_core.results.report.table import ResultTable, block_size, ratio, sho
 from exogym_core.results.report.verdict import gap_of, unconfirmed_seconds, why_equal
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
-from netsim import read_bytes
 from netsim.errors import InputError
+from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

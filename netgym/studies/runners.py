@@ -32,8 +32,8 @@ from netgym.studies.sweep import (
     run_sweep,
     train_in,
 )
-from netsim import load_document, parse_document
 from netsim.errors import InputError
+from netsim.files.documents import load_document, parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

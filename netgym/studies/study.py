@@ -26,8 +26,9 @@ from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
 from netgym.experiment.experiment import Experiment, apply_values
 from netgym.studies.points import Sweep, point_text
-from netsim import Document, Topology, load_document
+from netsim import Topology
 from netsim.errors import InputError
+from netsim.files.documents import Document, load_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:

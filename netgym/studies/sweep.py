@@ -26,7 +26,7 @@ from netgym.command_options import first_line
 from netgym.experiment.comparison import compare, jobs_at_once
 from netgym.experiment.experiment import Experiment
 from netgym.studies.points import batches_of, point_text
-from netsim import raise_lost_interrupt
+from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 

@@ -39,8 +39,9 @@ from netgym.studies.points import Range, TuneSettings, point_text
 from netgym.studies.runners import runner_at
 from netgym.studies.study import LineWriter, Study, read_experiment
 from netgym.studies.sweep import SweepProgress, run_sweep, train_in
-from netsim import Document, load_document, validate_document
 from netsim.errors import InputError, unknown_name
+from netsim.files.documents import Document, load_document
+from netsim.files.schemas import validate_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:

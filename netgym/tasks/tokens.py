@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from netsim import check_output, output_file
 from netsim.errors import InputError
+from netsim.files.plain_files import check_output, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,7 +8,9 @@ import yaml
 
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.run_folder import RunFolder
-from netsim import Flow, Protocol, Recorder, Topology, time_flows, write_trace
+from netsim import Protocol, Recorder, Topology
+from netsim.network.trace import write_trace
+from netsim.transfers import Flow, time_flows
 
 if TYPE_CHECKING:
     from pathlib import Path

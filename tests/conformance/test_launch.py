@@ -28,8 +28,8 @@ from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
 from exogym_core.workers.run import run_ranks
 from exogym_core.workers.torchrun.side_channel import SideChannel
-from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, RankError
+from netsim.files.signed import shared_secret
 
 
 def _draws(comm: Communicator) -> tuple[float, float, float]:

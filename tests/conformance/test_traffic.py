@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from netsim import default_algorithm, schedule
+from netsim import schedule
+from netsim.collectives.schedules.algorithms import default_algorithm
 from netsim.ranks import Call
 
 

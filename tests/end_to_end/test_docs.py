@@ -17,9 +17,10 @@ from forks import Fork
 from netgym.cli.main import cli as netgym_cli
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
-from netsim import Topology, parse_document
+from netsim import Topology
 from netsim.cli.main import cli as netsim_cli
 from netsim.cli.main import main as netsim
+from netsim.files.documents import parse_document
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

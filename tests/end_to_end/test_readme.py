@@ -15,8 +15,9 @@ import pytest
 import netgym
 from netgym.cli.main import main as netgym_main
 from netgym.experiment.experiment import Experiment
-from netsim import Topology, parse_document
+from netsim import Topology
 from netsim.cli.main import main as netsim_main
+from netsim.files.documents import parse_document
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)

@@ -15,7 +15,9 @@ from typing import Any
 from frozen_networks import PROTOCOLS, digest, mapping_of, star, with_weather
 
 import netsim
-from netsim import ALGORITHMS, Faults, schedule, start_all_to_all, start_collective
+from netsim import Faults, schedule, start_collective
+from netsim.collectives.schedules.algorithms import ALGORITHMS
+from netsim.collectives.start import start_all_to_all
 
 __all__ = ["Drive", "answer", "names"]
 

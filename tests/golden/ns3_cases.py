@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from simgrid_cases import wan4
 
-from netsim import Topology, time_flows
+from netsim import Topology
+from netsim.transfers import time_flows
 
 FOLDER = Path(__file__).parent / "ns3"
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from simgrid_cases import Row, case, golden, star, wan4
 
-from netsim import Clock, Network, schedule, start_collective, time_flows
+from netsim import Clock, Network, schedule, start_collective
+from netsim.transfers import time_flows
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_on_arrays import run_on_arrays
 
-from netsim import ALGORITHMS, InputError, Schedule, schedule
+from netsim import InputError, schedule
 from netsim.collectives.schedules import trees
-from netsim.collectives.schedules.algorithms import Algorithm
-from netsim.collectives.schedules.schedule import ListedPhase, step_of
+from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm
+from netsim.collectives.schedules.schedule import ListedPhase, Schedule, step_of
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from netsim import parse_document
+from netsim.files.documents import parse_document
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ from fuzzed_folder import FOLDER, accepted
 from fuzzed_tables import TRACE, runs
 
 from netgym.experiment.experiment import Experiment
-from netsim import Topology, parse_document
+from netsim import Topology
+from netsim.files.documents import parse_document
 
 __all__ = ["experiment", "topology"]
 

@@ -7,7 +7,8 @@ import json
 from drawn_damage import RAW, Choices, as_json, damaged_text, damaged_tree, keys_of
 from fuzzed_folder import FOLDER, accepted
 
-from netsim import Topology, parse_document
+from netsim import Topology
+from netsim.files.documents import parse_document
 from netsim.formats.builder import Assumed
 from netsim.formats.commands import read_foreign
 

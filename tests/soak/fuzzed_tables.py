@@ -9,8 +9,9 @@ from collections.abc import Callable
 from drawn_damage import Choices, damaged_text, flow
 from fuzzed_folder import FOLDER, accepted
 
-from netsim import Topology, read_flows, time_flows
+from netsim import Topology
 from netsim.errors import DeadlockError
+from netsim.transfers import read_flows, time_flows
 
 __all__ = ["TRACE", "flows", "runs", "traces"]
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import netgym
-from netsim import Choices, Protocol, Topology, collective
+from netsim import Protocol, Topology, collective
+from netsim.collectives.choice import Choices
 
 LINK = {"bandwidth": "10 Gbit/s", "latency": "20 ms"}
 # Every field of a link, with values that choose other algorithms.

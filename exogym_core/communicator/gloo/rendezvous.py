@@ -25,8 +25,8 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from exogym_core.communicator.gloo.wire import Wire
 from exogym_core.meeting_place import allow_many_files, whole_number_of
-from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
+from netsim.files.signed import shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import CODE_CARRIERS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
-from netsim import (
-    Choices,
-    Clock,
-    Faults,
-    Network,
-    Protocol,
-    Schedule,
-    WindowLimit,
-    parse_collectives,
-    schedule,
-    start_all_to_all,
-    start_collective,
-    window_limit,
-)
+from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
+from netsim.collectives.choice import Choices, parse_collectives
+from netsim.collectives.start import start_all_to_all
 from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach, start_at_once
+from netsim.topology.protocol import WindowLimit, window_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -33,7 +23,9 @@ if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
 
-    from netsim import Recorder, Topology, Waiting
+    from netsim import Recorder, Topology
+    from netsim.collectives.schedules.schedule import Schedule
+    from netsim.network.network import Waiting
     from netsim.ranks import Cancel, Enter, Key, Request, StampedRow
 
 __all__ = ["LinkHistory", "Schedules", "Simulation", "World", "load_of"]

@@ -10,8 +10,9 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
 from exogym_core.results.report.table import count_text, evaluated_every, short_count
 from exogym_core.results.templates import rendered
-from netsim import Topology, load_document
+from netsim import Topology
 from netsim.errors import InputError
+from netsim.files.documents import load_document
 from netsim.units import format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:

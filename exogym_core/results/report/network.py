@@ -12,8 +12,10 @@ import numpy as np
 
 from exogym_core.names import visible
 from exogym_core.results.reading import WALL_CLOCK
-from netsim import Sketch, Topology, simulate_weather
+from netsim import Topology
+from netsim.topology.sketch import Sketch
 from netsim.units import format_bits_per_second, format_seconds
+from netsim.weather.faults import simulate_weather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from exogym_core.results.reading import Results
-    from netsim import WeatherHistory
+    from netsim.weather.faults import WeatherHistory
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from exogym_core.results.report.network import draw_network, link_use, network_m
 from exogym_core.results.report.table import ResultTable, comparison_table, target_table
 from exogym_core.results.report.verdict import verdict
 from exogym_core.results.templates import asset, base64_text, latex_text, rendered
-from netsim import read_bytes
+from netsim.files.plain_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,8 +28,9 @@ from exogym_core.workers.processes.children import (
     can_fork,
     interruptions_deferred,
 )
-from netsim import raise_lost_interrupt, rare_collections
+from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import NetsimError
+from netsim.network.clock import rare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
