@@ -388,9 +388,7 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
         )
     latency = found.rtt_seconds[one, other] / 2
     # A stream that reaches what all of them together do needs no others.
-    streams = [
-        1 if route.single >= _AS_MUCH * route.best else found.asked.streams for route in (there, back)
-    ]
+    streams = [1 if route.single >= _AS_MUCH * route.best else found.asked.streams for route in (there, back)]
     rates = _rounded(there.best), _rounded(back.best)
     return LinkLine.between(one, other, rates, round(latency, 7), "; ".join(notes), streams=streams)
 

@@ -68,7 +68,9 @@ class _EachWay(Schema):
         if both_ways is not None and (up is not None or down is not None):
             raise InputError(f"give either {self._both_key} (each way) or up and down, not both")
         if both_ways is None and (up is None or down is None):
-            raise InputError(f"give {self._both_key} (each way), or both up and down, such as {self._example}")
+            raise InputError(
+                f"give {self._both_key} (each way), or both up and down, such as {self._example}"
+            )
         return self
 
     def value(self, is_up: bool) -> Any:
