@@ -38,7 +38,6 @@ __all__ = [
     "LaunchReport",
     "RankTimes",
     "SteadyState",
-    "launch_schema",
     "page_of_launch",
     "print_launch",
     "read_launch",
@@ -157,11 +156,6 @@ class LaunchReport(_Part):
     def mean_seconds(self, name: str) -> float:
         """A field of `RankTimes`, as mean over ranks."""
         return float(sum(getattr(rank, name) for rank in self.ranks) / max(len(self.ranks), 1))
-
-
-def launch_schema() -> dict[str, Any]:
-    """JSON Schema of `launch.json`, and of the document of `netgym launch --json`."""
-    return LaunchReport.model_json_schema()
 
 
 def report_of(
