@@ -51,7 +51,7 @@ FIRST = [
     *("test_resume_laws", "test_strategy_table", "test_check", "test_launch_programs"),
     *("test_children", "test_checkpoint_cli", "test_fit_apart", "test_real_ranks"),
     *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly"),
-    *("test_memory", "test_packaging", "test_docs", "test_collectives", "test_endings"),
+    *("test_workers", "test_packaging", "test_docs", "test_collectives", "test_endings"),
     *("test_mismatches", "test_sharding", "test_side_by_side", "test_netgym", "test_real_runs"),
 ]
 

@@ -1,31 +1,25 @@
-"""The kernel: streams of requests in, exact virtual times out. No rank runs here; streams are written by hand."""
+"""The kernel: streams of requests in, exact virtual times out; what it remembers; ranks that poll the clock."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
+import torch
 from kernel_ports import finished
+from worlds import chain_form
 
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from netsim import Clock
-from netsim.errors import InputError
+from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import on_grid
-from netsim.ranks import (
-    Advance,
-    Answer,
-    Ask,
-    Call,
-    Kernel,
-    Key,
-    Mark,
-    Post,
-    Request,
-    StampedRow,
-    Wait,
-)
+from netsim.ranks import Advance, Answer, Ask, Call, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 GRID = 2.0**-30
 
@@ -152,3 +146,141 @@ def test_an_event_at_an_instant_happens_exactly_then() -> None:
     clock.at(0.7).callbacks.append(lambda event: seen.append(clock.now))  # type: ignore[union-attr]
     clock.run()
     assert seen == [0.7]
+
+
+# --- what a run remembers does not grow with its length -----------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> None:
+    """Each call without a wait stayed for ever, as did the queue of each group that ever was."""
+
+    def rank(member: int) -> list[Request]:
+        requests: list[Request] = []
+        for number in range(100):
+            for key, op in ((Key(("group", number), 0), "all_reduce"), (Key("pair", number), "sendrecv")):
+                requests += [Advance(1.0), Post(key, member, Call(op, (0, 1), 8))]
+                requests += [Wait(key)] if waits or member else []
+        return requests
+
+    kernel, _ = finished([rank(0), rank(1)])
+    calls = kernel._calls
+    assert kernel.end_seconds == [200.0, 200.0]
+    assert (len(calls._in_flight), len(calls._queues), len(calls._sent), len(calls._asleep)) == (0, 0, 0, 0)
+
+
+def remembered(comm: Communicator, rounds: int, anew: bool) -> tuple[int, int, int]:
+    draw, value = random.Random(0), torch.ones(1)
+    for number in range(rounds):
+        ranks = list(range(comm.world_size))
+        draw.shuffle(ranks)
+        place = ranks.index(comm.rank) // 4 * 4
+        island = ranks[place : place + 4]
+        group = comm.group(island) if anew else comm.group(island, reuse=True, number=number)
+        total = group.all_reduce(torch.tensor([float(comm.rank)]))
+        assert float(total) == sum(island)
+        comm.isend(value, (comm.rank + 1) % comm.world_size)  # nobody waits for it
+        comm.recv(value, (comm.rank - 1) % comm.world_size)
+    del group
+    assert isinstance(comm, SimulatedCommunicator)
+    state = comm.state
+    return len(state.num_calls), sum(map(len, state.num_calls.values())), len(state.in_flight)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_ranks_release_closed_groups_and_sends_without_a_wait(anew: bool) -> None:
+    """Every group ever made kept a counter on each of its ranks, and every send whose handle was dropped its values."""
+    for rounds in (100, 200):
+        for groups, lanes, in_flight in run_ranks(partial(remembered, rounds=rounds, anew=anew), 8).results:
+            assert (groups, lanes) == (1, 2), "the world's, sending and receiving"
+            assert in_flight <= 8
+
+
+def meeting(comm: Communicator) -> int:
+    """Twenty rounds, of which rank 2 misses every second one without coming late; and each has a time to end in."""
+    for number in range(20):
+        comm.advance(1.0)
+        if comm.rank == 2 and number % 2:
+            continue
+        members, got = comm.among_present(
+            lambda peers, weights: peers.all_reduce(torch.ones(1)), 0.1, 100.0, number=number
+        )
+        assert got is None or float(got) == len(members)
+    return len(comm.state.num_calls)  # type: ignore[attr-defined]
+
+
+def test_rounds_that_a_rank_never_comes_to_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes to a later round comes to none before: what it missed was kept for it all the same."""
+    kernels: list[Kernel] = []
+    run = Kernel.run
+    monkeypatch.setattr(Kernel, "run", lambda kernel: (kernels.append(kernel), run(kernel))[1])
+    done = run_ranks(meeting, 3, chain_form("ab", "1 Gbit/s", "1 ms"))
+    (kernel,) = kernels
+    meetings = kernel._meetings
+    assert len(meetings._meetings) <= 1, "the last, which rank 2 has not come past"
+    assert not meetings._teams
+    assert not kernel._calls._dissolved
+    assert max(done.results) <= 1
+
+
+# --- ranks that wait for the clock beside others that are off it --------------------------------------------
+
+WORKERS = ["threads", {"kind": "processes", "processes": 2}, {"kind": "processes", "processes": 3}]
+TOPOLOGY = chain_form("abc", "1 Gbit/s", "1 ms")
+
+
+def polling(comm):
+    """Rank 1 is slow and looks whether a message has come, while the others are off the clock."""
+    times = []
+    for step in range(3):
+        comm.advance(3.0 if comm.rank == 1 else 1.0)
+        if comm.rank == 0:
+            comm.isend(torch.tensor([float(step)]), 1, tag=step)
+        if comm.rank == 1:
+            got = comm.irecv(torch.zeros(1), 0, tag=step)
+            times.append((got.is_completed(), comm.now()))
+        with comm.off_clock():
+            times.append(float(comm.all_reduce(torch.ones(1))))
+        comm.mark({"step": step})
+    return times, comm.now()
+
+
+def test_kernel_while_others_wait_off_the_clock_is_no_deadlock():
+    """It was reported as one: the clock waited for rank 0, which waited off the clock for rank 1, which polled."""
+    runs = [run_ranks(polling, 3, TOPOLOGY, workers=workers) for workers in WORKERS]
+    results = runs[0].results
+    assert next(times for times, _ in results) == [3.0, 3.0, 3.0]
+    assert all(run.results == results for run in runs)
+    assert all(run.rank_virtual_seconds == runs[0].rank_virtual_seconds for run in runs)
+    assert all(
+        [(row.rank, row.virtual_seconds) for row in run.rows]
+        == [(row.rank, row.virtual_seconds) for row in runs[0].rows]
+        for run in runs
+    )
+
+
+def test_a_rank_that_waits_off_the_clock_is_held_until_the_other_has_come():
+    """Rank 1 asks for the time at 3 s; what it gives off the clock afterwards cannot be had at 1 s."""
+
+    def body(comm):
+        comm.advance(3.0 if comm.rank == 1 else 1.0)
+        if comm.rank == 1:
+            comm.now()
+        with comm.off_clock():
+            comm.all_reduce(torch.ones(1))
+        return comm.now()
+
+    assert run_ranks(body, 2, {**TOPOLOGY, "name": "two"}).results == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_deadlock_is_reported_as_before(workers):
+    def body(comm):
+        if comm.rank == 1:
+            comm.now()
+            return
+        with comm.off_clock():
+            comm.all_reduce(torch.ones(1))
+
+    with pytest.raises(DeadlockError, match=r"deadlock: rank 0 waits for rank"):
+        run_ranks(body, 3, TOPOLOGY, workers=workers)

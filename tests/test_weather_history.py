@@ -1,4 +1,4 @@
-"""The weather simulated by itself, and its counters in a trace."""
+"""What weather did and what links carried in the course of a run, and their counters in a trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
-from worlds import chain_form
+import torch
+from experiments import experiment
+from worlds import chain_form, star
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim import Topology
+from exogym_core.communicator.simulated.simulation import LinkHistory
+from exogym_core.results.report.network import link_use
+from exogym_core.results.run_folder import RunFolder
+from netgym.cli.main import main
+from netsim import Clock, Network, Topology
 from netsim.weather.faults import simulate_weather
 
 STORMY = chain_form(
@@ -63,3 +69,76 @@ def test_a_trace_has_the_capacity_of_links_that_change(tmp_path: Path) -> None:
     expected = [(0.0, 50.0), (1.0, 0.0), (3.0, 50.0), (4.0, 80.0), (5.0, 0.0), (6.0, 80.0)]
     assert capacities == [point for point in expected if point[0] <= run.virtual_seconds]
     assert len(capacities) >= 4
+
+
+# --- what crossed each link ---------------------------------------------------------------------------------
+
+TWO = chain_form(latency="0 s")
+EXPERIMENT = experiment(workers="{count: 4, kind: threads}", topology="wan-4-regions", compute="50 ms")
+
+
+def _sends(comm: Communicator, num_steps: int = 1000) -> None:
+    for step in range(num_steps):
+        if comm.rank == 0:
+            comm.send(torch.zeros(250), 1)
+        else:
+            comm.recv(torch.empty(250), 0)
+        comm.advance(0.001)
+        comm.mark({"step": step})
+
+
+def test_bytes_are_those_of_the_links_at_a_bounded_number_of_instants() -> None:
+    """1,000 messages of 1,000 B at 1 MB/s, and 1 ms of computing after each."""
+    found = run_ranks(_sends, 2, TWO, workers="threads", protocol="ideal")
+    rows = found.link_history
+    assert 120 <= len(rows) <= 241
+    assert rows[0] == {"virtual_seconds": 0.0, "a->b": 0}
+    assert rows[-1] == {"virtual_seconds": found.virtual_seconds, "a->b": 1_000_000}
+    assert found.link_bytes == [1_000_000, 0]
+    instants = [row["virtual_seconds"] for row in rows]
+    assert instants == sorted(set(instants))
+    for row in rows[1:-1]:
+        assert row["a->b"] == pytest.approx(row["virtual_seconds"] * 500_000, abs=1_001)
+    (use,) = link_use([("sends", rows)], TWO)
+    assert use["span_seconds"] == pytest.approx(2.0 / 120, rel=0.01)
+    assert use["links"] == {"a->b": pytest.approx([0.5] * 120, abs=0.1)}
+
+
+def test_large_networks_have_fewer_instants() -> None:
+    """Five hundred links that carried something: a file of some hundred kB, that begins and ends as it should."""
+    network = Network(Clock(), star(500, "1 Gbit/s", "1 ms"))
+    history = LinkHistory(network)
+    for step in range(200):
+        for host in range(0, 500, 2):
+            network.transfer(host, host + 1, 1000.0)
+        network.env.run(until=0.01 * (step + 1))
+        history.record()
+    rows = history.rows()
+    assert len(rows) * 500 <= 51_000
+    assert set(rows[-1].values()) == {2.0, 200_000}
+    assert rows[0]["virtual_seconds"] == 0.0
+
+
+def test_every_compared_run_tells_what_its_links_carried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No trace is asked for: a file a strategy, which no digest covers, and on the page a choice of strategies."""
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    assert main(["compare", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--json"]) == 0
+    digest = json.loads(capsys.readouterr().out)["digest"]
+    folder = RunFolder(tmp_path / "out")
+    every, seldom = folder.read_links("AllReduce"), folder.read_links("DiLoCo")
+    wan = "us-east->eu"
+    assert every[-1][wan] == pytest.approx(2 * seldom[-1][wan], rel=0.01)
+    page = (tmp_path / "out/report.html").read_text()
+    assert '"use":[{"name":"AllReduce","span_seconds":' in page
+    assert '{"name":"DiLoCo","span_seconds":' in page
+    (tmp_path / "out/links/DiLoCo.csv").unlink()
+    assert folder.digest() == digest
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert '{"name":"DiLoCo","span_seconds":' not in (tmp_path / "out/report.html").read_text()
+
+
+def test_networks_that_are_not_drawn_have_no_use() -> None:
+    assert link_use([("a", [{"virtual_seconds": 0.0}, {"virtual_seconds": 1.0}])], None) == []
+    assert link_use([("a", [])], TWO) == []

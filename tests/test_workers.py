@@ -1,14 +1,17 @@
-"""How ranks are carried: the option, the random generators that travel, the memory that is shared."""
+"""How ranks are carried: the option, random generators that travel, values in shared memory, memory in threads."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import random
 import re
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,3 +267,152 @@ def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
         Trainer(None, None).fit(
             strategy=AllReduceStrategy(), num_nodes=1, topology="lan", transport="untimed"
         )
+
+
+# --- values that travel through shared memory ---------------------------------------------------------------
+
+_ROUNDS = 100
+_NUMBERS = 40_000  # large enough not to travel inside the messages
+
+
+def _gather_rounds(comm: Communicator) -> int:
+    """How many values were not what their rank had sent."""
+    wrong = 0
+    for turn in range(_ROUNDS):
+        got = comm.all_gather(torch.full((_NUMBERS,), 100 * turn + comm.rank))
+        expected = torch.arange(comm.world_size)[:, None] + 100 * turn
+        wrong += int((torch.stack(got) != expected).sum())
+        root = turn % comm.world_size
+        sent = comm.broadcast(torch.full((_NUMBERS,), 100 * turn + comm.rank), root)
+        wrong += int((sent != 100 * turn + root).sum())
+    return wrong
+
+
+def test_a_process_that_has_its_values_overwrites_none_of_the_others() -> None:
+    run = run_ranks(_gather_rounds, 4, workers={"kind": "processes", "processes": 4})
+    assert run.results == [0, 0, 0, 0]
+
+
+OTHER_PROCESSES: dict[str, dict[str, Any]] = {
+    "processes": {"workers": {"kind": "processes", "processes": 1}},
+    "gloo": {"transport": "gloo"},
+}
+
+
+@pytest.mark.parametrize("where", OTHER_PROCESSES)
+@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_results_of_newer_dtypes_come_back(name: str, where: str) -> None:
+    """torch's own pickles of most of them cannot be read: it ended in an AttributeError."""
+    dtype = getattr(torch, name)
+
+    def body(comm: Communicator) -> torch.Tensor:
+        return torch.arange(6).to(dtype).view(2, 3)[:, ::2]
+
+    (result,) = run_ranks(body, 1, **OTHER_PROCESSES[where]).results
+    assert result.dtype == dtype
+    assert result.to(torch.int64).tolist() == [[0, 2], [3, 5]]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", ["complex32", "int4", "bits8", "float8_e8m0fnu", "float4_e2m1fn_x2"])
+def test_results_of_dtypes_that_no_operator_knows_come_back(name: str) -> None:
+    dtype = getattr(torch, name)
+
+    def body(comm: Communicator) -> torch.Tensor:
+        return torch.arange(8, dtype=torch.uint8).view(dtype)
+
+    (result,) = run_ranks(body, 1, workers={"kind": "processes", "processes": 1}).results
+    assert (result.dtype, result.view(torch.uint8).tolist()) == (dtype, list(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("transport", "workers"), [("netsim", {"kind": "processes", "processes": 2}), ("gloo", "threads")]
+)
+def test_large_results_come_back_as_they_were(transport: str, workers: Any) -> None:
+    """They travel outside of the pickle: values, dtypes, layouts and identities stay, and they are the caller's own."""
+
+    def body(comm: Communicator) -> dict[str, Any]:
+        large = torch.arange(100_000) + comm.rank
+        parameter = torch.nn.Parameter(torch.full((300, 300), 2.0))
+        return {
+            "one": large,
+            "again": [large],
+            "whole": parameter,
+            "half": large.bfloat16(),
+            "t": large.view(2, -1).T,
+        }
+
+    results = run_ranks(body, 2, transport=transport, workers=workers).results
+    for rank, got in enumerate(results):
+        assert got["one"] is got["again"][0]
+        assert torch.equal(got["one"], torch.arange(100_000) + rank)
+        assert isinstance(got["whole"], torch.nn.Parameter)
+        assert got["whole"].requires_grad
+        assert torch.equal(got["half"], got["one"].bfloat16())
+        assert torch.equal(got["t"], got["one"].view(2, -1).T)
+        got["one"].add_(1)
+        assert got["again"][0][0] == rank + 1
+
+
+# --- memory of ranks in threads -----------------------------------------------------------------------------
+
+DATA_BYTES = 64 * 2**20
+
+# The proportional set size counts a page that several mappings share once, whoever maps it.
+SCRIPT = """
+import gc, json, re, sys
+import torch
+from exogym_core import Trainer
+from exogym_core.strategy import FedAvgStrategy
+from netgym.tasks import build_task
+
+class Probe(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch):
+        tokens, targets = batch
+        return (self.weight - tokens.float().mean()).square().sum()
+
+def pss():
+    return int(re.search(r"Pss:\\s+(\\d+) kB", open("/proc/self/smaps_rollup").read()).group(1)) * 1024
+
+def memory(count, **limits):
+    # Before the run, and the most of it while it goes through all data.
+    gc.collect()  # the mapping of the last run's data goes
+    task = build_task("text", paths=sys.argv[1], block_size=4096)
+    steps = len(task.train) // (16 * count)
+    before, peak = pss(), []
+
+    def watch(row):
+        if row["step"] % 64 == 0 or row["step"] == steps:
+            peak.append(pss())
+
+    Trainer(Probe(), task.train).fit(
+        num_epochs=1, strategy=FedAvgStrategy("sgd", H=16, lr=0.1), num_nodes=count, batch_size=16,
+        device="cpu", workers="threads", on_event=watch, **limits,
+    )
+    return before, max([*peak, pss()])
+
+torch.set_num_threads(1)
+memory(8, max_steps=2)  # what else is imported
+eight = memory(8)
+print(json.dumps([*eight, *memory(1)]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is told by Linux only")
+def test_eight_workers_in_threads_need_less_than_one_and_a_half_times_the_memory_of_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens.bin"
+    np.zeros(DATA_BYTES // 2, np.uint16).tofile(path)
+    command = [sys.executable, "-c", SCRIPT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    before_eight, eight, before_one, one = json.loads(done.stdout)
+    one -= before_one
+    assert one > 0.8 * DATA_BYTES, "the run has read its data, and they count"
+    assert eight < 1.5 * (before_eight + one)
+    assert eight - before_eight - one < 0.5 * DATA_BYTES, "not even half a copy more"

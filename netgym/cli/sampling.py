@@ -124,16 +124,18 @@ class Sampler:
             generator.seed()
         else:
             generator.manual_seed(seed)
-        known: int = self.model.tokens.num_embeddings  # type: ignore[union-attr, assignment]
-        is_bytes = known == _NUM_BYTES
-        start = torch.tensor([self._encode(prompt, known)])
+        start = torch.tensor([self._encode(prompt)])
         (drawn,) = draw_tokens(self.model, start, num_tokens, temperature, generator).tolist()
-        if is_bytes:
+        if self._num_tokens_known == _NUM_BYTES:
             return bytes(drawn).decode("utf-8", errors="replace")
         return " ".join(map(str, drawn))
 
-    def _encode(self, prompt: str, known: int) -> list[int]:
-        """Tokens of a prompt, for a model that has `known` ones."""
+    @property
+    def _num_tokens_known(self) -> int:
+        return self.model.tokens.num_embeddings  # type: ignore[union-attr, return-value]
+
+    def _encode(self, prompt: str) -> list[int]:
+        known = self._num_tokens_known
         if known == _NUM_BYTES:
             tokens = list(prompt.encode())
         elif all(word.isascii() and word.isdigit() for word in prompt.split()):
