@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import netsim
 from netsim import Topology
 from netsim.cli.main import cli
 from netsim.errors import InputError
@@ -392,6 +393,24 @@ def test_old_bidirectional_iperf3_has_both_directions(tmp_path: Path) -> None:
     assert "Not read: a.json: warning: this system" in read_foreign([path]).to_yaml()
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            lambda run: run["start"]["test_start"].update(protocol="UDP"),
+            r"a\.json: a run with UDP: measure with TCP, as training does$",
+        ),
+        (lambda run: run["end"].pop("sum_received"), r"run of iperf3 -J: 'sum_received' is missing$"),
+        (lambda run: run["start"].update(connected=[]), r"run of iperf3 -J: list index out of range$"),
+    ],
+)
+def test_a_run_of_iperf3_that_cannot_be_used_says_why(change: Any, line: str, tmp_path: Path) -> None:
+    run = iperf(1e8, 80_000)
+    change(run)
+    with pytest.raises(InputError, match=line):
+        read_foreign(write(tmp_path, {"a.json": run}))
+
+
 def test_a_run_that_was_held_at_a_rate_is_refused(tmp_path: Path) -> None:
     run = iperf(99.5e6, 80_000)
     run["start"]["test_start"]["target_bitrate"] = 100_000_000
@@ -458,3 +477,92 @@ def test_directed_graphs_keep_their_directions(tmp_path: Path) -> None:
     builder = read_foreign([tmp_path / "a.gml"])
     assert "Not read: edges' delay." in builder.to_yaml()
     assert any("delay: attributes that are not read" in remark for remark in builder.remarks)
+
+
+def gml(attributes: str) -> str:
+    ends = 'node [ id 0 label "a" ] node [ id 1 label "b" ]'
+    return f"graph [ {ends} edge [ source 0 target 1 {attributes} ] ]"
+
+
+def graphml(**attributes: str) -> str:
+    keys = "".join(f'<key id="{key}" for="edge" attr.name="{key}" attr.type="string"/>' for key in attributes)
+    data = "".join(f'<data key="{key}">{value}</data>' for key, value in attributes.items())
+    return (
+        f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{keys}<graph edgedefault="undirected">'
+        f'<node id="a"/><node id="b"/><edge source="a" target="b">{data}</edge></graph></graphml>'
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.gml": gml('latency "10 ms" packet_loss 0.01 bandwidth "100 Mbit"')},  # as Shadow's
+        {"a.gml": gml("delay_ms 10 loss_pct 1.0 bandwidth_mbps 100")},
+        {"a.graphml": graphml(Delay="10ms", bw="100Mbps", loss="1%")},
+        {"a.graphml": graphml(rtt_seconds="0.02", LinkSpeedRaw="100000000", loss_percent="1")},
+    ],
+)
+def test_edges_with_units_say_their_latency_loss_and_rate(files: dict[str, str], tmp_path: Path) -> None:
+    """In value or name, whatever --latency and --bandwidth say of others."""
+    net = topology_of(tmp_path, files, bits_per_second=1e9, latency_seconds=0.5)
+    assert (*way(net, "a", "b"), net.links[0].loss) == pytest.approx((100e6, 0.01, 0.01))
+    assert "Not read" not in net.source
+
+
+def test_figures_of_edges_without_units_are_named_before_anything_is_assumed(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, {"a.gml": gml("latency 10 bandwidth 100 weight 3")})
+    with pytest.raises(
+        InputError, match=r"a to b: no rate with a unit.*bandwidth, latency: no unit in value or name"
+    ):
+        read_foreign([path])
+    with pytest.raises(InputError, match=r"a to b: no latency with a unit.*bandwidth, latency: no unit"):
+        read_foreign([path], None, Assumed(1e9))
+    text = read_foreign([path], None, Assumed(1e9, 0.01)).to_yaml()
+    assert "Not read: edges' bandwidth, latency, weight." in text
+
+
+def one_after_another(topology: Topology, protocol: str = "linux-tcp") -> list[float]:
+    """Seconds that 100 MB take from the first place's host to the second's, and back."""
+    ends = [topology.hosts[0].name, topology.hosts[1].name]
+    return [
+        netsim.flows(topology, [("0 s", *pair, "100 MB")], protocol=protocol).finish_seconds[0]
+        for pair in (ends, ends[::-1])
+    ]
+
+
+STREAMS_APART: dict[str, dict[str, Any]] = {
+    "iperf3": {
+        "a--b.json": iperf(200e6, 80_000),
+        "b--a.json": iperf(220e6, 80_000, streams=4),
+        "loss.csv": "from,to,loss\na,b,0.1 %\n",
+    },
+    "csv": {
+        "t.csv": "from,to,rtt,throughput,streams,loss\na,b,80 ms,200 Mbit/s,1,0.1 %\nb,a,80 ms,220 Mbit/s,4,0.1 %\n"
+    },
+    "skyplane": {
+        "throughput.csv": "src_region,dst_region,src_tier,dst_tier,throughput_sent,iperf3_connections\n"
+        "a,b,PREMIUM,PREMIUM,200e6,1\nb,a,PREMIUM,PREMIUM,220e6,4\n",
+        "rtt.csv": "src_region,dst_region,src_tier,dst_tier,avg_rtt\na,b,PREMIUM,PREMIUM,80\n",
+        "loss.csv": "from,to,loss\na,b,0.1 %\n",
+    },
+}
+
+
+@pytest.mark.parametrize("form", STREAMS_APART)
+def test_each_direction_keeps_the_streams_that_it_was_measured_with(form: str, tmp_path: Path) -> None:
+    """One stream of a direction measured with one gets its rate, whatever the other was measured with."""
+    net = topology_of(tmp_path, STREAMS_APART[form])
+    assert (net.link_between["a", "b"].measured_streams, net.link_between["b", "a"].measured_streams) == (
+        1,
+        4,
+    )
+    there, back = one_after_another(net)
+    assert there == pytest.approx(100e6 * 8 / 200e6, rel=0.15)  # slow start
+    assert back > 2 * there  # a single stream of the four
+    assert Topology.from_mapping(net.to_mapping()).to_mapping() == net.to_mapping()
+
+
+def test_different_losses_of_both_directions_are_noted(tmp_path: Path) -> None:
+    table = "from,to,rtt,throughput,loss\na,b,80 ms,1 Gbit/s,0 %\nb,a,80 ms,1 Gbit/s,1 %\n"
+    text = read_foreign(write(tmp_path, {"t.csv": table})).to_yaml()
+    assert "loss: the larger, for both directions" in text

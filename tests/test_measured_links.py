@@ -118,7 +118,7 @@ def test_a_measured_link_comes_back_as_it_was() -> None:
     topology = Topology.from_mapping(
         {
             "regions": {"us": region, "eu": {"hosts": 1, "nic": "1 Gbit/s"}},
-            "wan": [{"between": ["us", "eu"], "bandwidth": "1 Gbit/s", "measured": {"streams": 64}}],
+            "wan": [{"between": ["us", "eu"], "bandwidth": "1 Gbit/s", "measured": {"up": 64, "down": 1}}],
             "protocol": "ideal",
         }
     )
@@ -129,7 +129,7 @@ def test_a_measured_link_comes_back_as_it_was() -> None:
         4,
         None,
         64,
-        64,
+        1,
     )
 
 

@@ -51,7 +51,12 @@ def documented(package: str, registry: str) -> dict[str, str]:
         return {name: inspect.cleandoc(docstring) for name, docstring in _STRATEGY.findall(text)}
     table = re.search(rf"^{registry}: .*= (\{{[^}}]*\}})", text, re.MULTILINE)
     makers = re.findall(r'"(\w+)": (\w+)', table[1] if table else "")
-    return {name: _docstring(text, maker) for name, maker in makers}
+
+    def docstring(name: str) -> str:
+        found = re.search(rf'^(?:class|def) {name}\b.*?\n    r?"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
+        return inspect.cleandoc(found[1]) if found else ""
+
+    return {name: docstring(maker) for name, maker in makers}
 
 
 # A registered class and its docstring. Parsing the files takes ten times as long.
@@ -60,72 +65,49 @@ _STRATEGY = re.compile(
 )
 
 
-def _docstring(text: str, name: str) -> str:
-    """Docstring of the class or function of that name."""
-    found = re.search(rf'^(?:class|def) {name}\b.*?\n    r?"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
-    return inspect.cleandoc(found[1]) if found else ""
-
-
 def _summaries(package: str, registry: str) -> Section:
     """Names of a registry, each with its first line and papers cited elsewhere in its docstring."""
-    found = documented(package, registry)
-    return [(name, _with_papers(found[name])) for name in sorted(found, key=str.casefold)]
-
-
-def _with_papers(text: str) -> str:
-    line = text.partition("\n")[0]
-    found = re.findall(r"(arXiv|openreview)\s+(\d{4}\.\d{5}|\w{8,})", text)
-    papers = dict.fromkeys(f"{where} {number}" for where, number in found if number not in line)
-    return f"{line} [{', '.join(papers)}]" if papers else line
+    rows = []
+    for name, text in sorted(documented(package, registry).items(), key=lambda item: item[0].casefold()):
+        line = text.partition("\n")[0]
+        found = re.findall(r"(arXiv|openreview)\s+(\d{4}\.\d{5}|\w{8,})", text)
+        papers = dict.fromkeys(f"{where} {number}" for where, number in found if number not in line)
+        rows.append((name, f"{line} [{', '.join(papers)}]" if papers else line))
+    return rows
 
 
 def _topologies() -> Section:
+    """Shipped topologies with their hosts and regions, without a check of anything else."""
     from netsim import shipped_topologies
-
-    return [(name, _size(path)) for name, path in shipped_topologies().items()]
-
-
-def _size(path: Path) -> str:
-    """Hosts and regions of a shipped topology, without a check of anything else."""
     from netsim.files.documents import load_document
 
-    data: Any = load_document(path).data
-    regions = data.get("regions", {})
-    hosts = len(data.get("hosts", ())) + sum(region["hosts"] for region in regions.values())
-    return format_count(hosts, "host") + (f" in {len(regions)} regions" if len(regions) > 1 else "")
-
-
-def _devices() -> Section:
-    from exogym_core.cost.devices import DEVICES
-
-    def speeds(flops: Mapping[str, float]) -> str:
-        return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
-
-    return [(name, speeds(device.flops)) for name, device in DEVICES.items()]
-
-
-def _protocols() -> Section:
-    from netsim.topology.protocol import PRESETS
-
-    return [(name, "") for name in PRESETS]
-
-
-def _planned_models() -> Section:
-    from netgym.planning.model_sizes import listed_models
-
-    return listed_models()
+    rows = []
+    for name, path in shipped_topologies().items():
+        data: Any = load_document(path).data
+        regions = data.get("regions", {})
+        hosts = len(data.get("hosts", ())) + sum(region["hosts"] for region in regions.values())
+        within = f" in {len(regions)} regions" if len(regions) > 1 else ""
+        rows.append((name, format_count(hosts, "host") + within))
+    return rows
 
 
 def sections() -> dict[str, Callable[[], Section]]:
     """Functions that list (name, line) pairs, by section."""
+    from exogym_core.cost.devices import DEVICES
+    from netgym.planning.model_sizes import listed_models
+    from netsim.topology.protocol import PRESETS
+
+    def speeds(flops: Mapping[str, float]) -> str:
+        return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
+
     return {
         "strategies": partial(_summaries, "exogym_core/strategy", "STRATEGIES"),
         "tasks": partial(_summaries, "netgym/tasks", "TASKS"),
         "models": partial(_summaries, "netgym/tasks", "MODELS"),
         "topologies": _topologies,
-        "planned models": _planned_models,
-        "devices": _devices,
-        "protocols": _protocols,
+        "planned models": listed_models,
+        "devices": lambda: [(name, speeds(device.flops)) for name, device in DEVICES.items()],
+        "protocols": lambda: [(name, "") for name in PRESETS],
     }
 
 
@@ -138,9 +120,9 @@ def _makers() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def _launch() -> dict[str, Any]:
-    from netgym.launch.report import launch_schema
+    from netgym.launch.report import LaunchReport
 
-    return launch_schema()
+    return LaunchReport.model_json_schema()
 
 
 def formats() -> list[str]:
@@ -261,6 +243,10 @@ def _facts() -> dict[str, str | int | dict[str, str]]:
     from netsim.network.build import engine_state
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    extras = {}
+    for name, (modules, what) in _EXTRAS.items():
+        missing = [module for module in modules if util.find_spec(module) is None]
+        extras[name] = f"missing {', '.join(missing)}: {what}" if missing else "installed"
     return {
         "netgym": metadata.version("netgym"),
         "python": platform.python_version(),
@@ -269,13 +255,8 @@ def _facts() -> dict[str, str | int | dict[str, str]]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "open files": f"{soft}, at most {hard}",
         "network engine": engine_state(),
-        "extra": {name: _extra(*modules) for name, modules in _EXTRAS.items()},
+        "extra": extras,
     }
-
-
-def _extra(modules: tuple[str, ...], what: str) -> str:
-    missing = [name for name in modules if util.find_spec(name) is None]
-    return f"missing {', '.join(missing)}: {what}" if missing else "installed"
 
 
 _SECONDS_A_LINE = 2.0  # of progress, where standard error is no terminal
@@ -329,7 +310,10 @@ def check(
     report = reports[-1]
     if as_json:
         rows = [dataclasses.asdict(row) for row in report.rows]
-        plain = {name: value if _is_plain(value) else repr(value) for name, value in report.options.items()}
+        plain = {
+            name: value if isinstance(value, str | int | float | bool | None | list | dict) else repr(value)
+            for name, value in report.options.items()
+        }
         passed = report.passed and not work.is_stopped
         found = {"strategy": strategy, "options": plain, "passed": passed, "rows": rows}
         click.echo(json.dumps(found, indent=2))
@@ -350,10 +334,6 @@ def _read(texts: Iterable[str]) -> dict[str, object]:
             raise InputError(f"check: {visible(text)}: expected KEY=VALUE, such as H=10")
         options[key] = parse_document(value, f"check: {key}").data
     return options
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool | None | list | dict)
 
 
 def _print(strategy: str, report: CheckReport) -> None:

@@ -30,74 +30,29 @@ __all__ = ["main"]
 
 
 _COMMANDS = {
-    "advise": {
-        "command": "netgym.planning.commands:advise",
-        "help": "Search the strategy, rounds, codec, streams and sites that finish a budget first.",
-    },
-    "check": {
-        "command": "netgym.cli.inspect_commands:check",
-        "help": "Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.",
-    },
-    "compare": {
-        "command": "netgym.cli.run_commands:compare",
-        "help": "Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run.",
-    },
-    "doctor": {
-        "command": "netgym.cli.inspect_commands:doctor",
-        "help": "Show versions, cores, limits, whether the network engine is compiled, and extras.",
-    },
-    "launch": {
-        "command": "netgym.launch.command:command",
-        "help": "Run the torch.distributed program SCRIPT on a simulated network.",
-    },
-    "plan": {
-        "command": "netgym.planning.commands:plan",
-        "help": "Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money.",
-    },
-    "rendezvous": {
-        "command": "netgym.sites.service:rendezvous",
-        "help": "Serve as the meeting point of sites that may fail, hang, join late and return.",
-    },
-    "report": {
-        "command": "netgym.cli.report_command:report",
-        "help": "Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep.",
-    },
-    "reproduce": {
-        "command": "netgym.planning.commands:reproduce",
-        "help": "Compute a published result and compare it with the printed one.",
-    },
-    "run": {
-        "command": "netgym.cli.run_commands:run",
-        "help": "Train with one strategy of EXPERIMENT, or resume a run.",
-    },
-    "schema": {
-        "command": "netgym.cli.inspect_commands:schema",
-        "help": "Print the JSON Schema of a file format.",
-    },
-    "status": {
-        "command": "netgym.cli.status_command:status",
-        "help": "Show the progress of a run: step, loss, time left; of a rendezvous also members, absences and waits.",
-    },
-    "sweep": {
-        "command": "netgym.studies.commands:sweep",
-        "help": "Train EXPERIMENT at every point of its `sweep:`, or resume a sweep.",
-    },
-    "tune": {
-        "command": "netgym.studies.commands:tune",
-        "help": "Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds.",
-    },
+    "advise": "netgym.planning.commands:advise",
+    "check": "netgym.cli.inspect_commands:check",
+    "compare": "netgym.cli.run_commands:compare",
+    "doctor": "netgym.cli.inspect_commands:doctor",
+    "launch": "netgym.launch.command:command",
+    "list": "netgym.cli.main:list_names",
+    "plan": "netgym.planning.commands:plan",
+    "rendezvous": "netgym.sites.service:rendezvous",
+    "report": "netgym.cli.report_command:report",
+    "reproduce": "netgym.planning.commands:reproduce",
+    "run": "netgym.cli.run_commands:run",
+    "sample": "netgym.cli.main:sample",
+    "schema": "netgym.cli.inspect_commands:schema",
+    "status": "netgym.cli.status_command:status",
+    "sweep": "netgym.studies.commands:sweep",
+    "tokens": "netgym.cli.main:tokens",
+    "tune": "netgym.studies.commands:tune",
+    "validate": "netgym.cli.main:validate",
 }
 
 
-class _Commands(CommandGroup):
-    """Commands in the order of their names."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(super().list_commands(ctx))
-
-
 @click.group(
-    cls=_Commands,
+    cls=CommandGroup,
     declared=_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -107,7 +62,7 @@ def cli() -> None:
     """Train virtual workers for real over a simulated network: loss against virtual time."""
 
 
-@cli.command()
+@click.command()
 @takes()
 def sample(
     model_or_run: Path = given(is_argument=True, required=True, metavar="MODEL_OR_RUN"),
@@ -137,7 +92,7 @@ def sample(
     click.echo(json.dumps(document, indent=2) if as_json else visible_text(text))
 
 
-@cli.command()
+@click.command()
 @takes()
 def tokens(
     corpus: tuple[str, ...] = given(is_argument=True, required=True),
@@ -188,7 +143,7 @@ def tokens(
     click.echo(out)
 
 
-@cli.command("list")
+@click.command("list")
 @takes()
 def list_names(what: str | None = given(is_argument=True, metavar="[KIND]"), as_json: bool = given()) -> None:
     """List strategies, tasks, models, topologies, devices and protocols, or one of these kinds."""
@@ -211,7 +166,7 @@ def list_names(what: str | None = given(is_argument=True, metavar="[KIND]"), as_
             console.print(Text(f"  {name:<22} {visible(description)}".rstrip()), soft_wrap=True)
 
 
-@cli.command()
+@click.command()
 @takes()
 def validate(file: Path = given(is_argument=True, required=True), as_json: bool = given()) -> None:
     """Check an experiment or a topology FILE."""

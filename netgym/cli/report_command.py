@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -67,7 +67,7 @@ class ReportArguments:
 @takes(ReportArguments)
 def report(asked: ReportArguments) -> None:
     """Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep."""
-    from exogym_core.results.reading import is_study
+    from exogym_core.results.reading import is_study, runs_in
     from exogym_core.results.run_folder import RunFolder
 
     folders = tuple(map(_of_comparison, asked.folders))
@@ -81,22 +81,43 @@ def report(asked: ReportArguments) -> None:
             )
         report_launch(folders[0], asked.out, as_json=asked.as_json)
         return
-    if _is_one_run(folders) and not (chosen or asked.out):
+    is_sweep = len(folders) == 1 and is_study(folders[0])
+    is_one_run = len(folders) == 1 and not is_sweep and not runs_in(folders[0])
+    if is_one_run and not (chosen or asked.out):
         show_report(RunFolder.open(folders[0]), align, asked.formats, as_json=asked.as_json)
         return
     study = _study(folders, asked)
-    is_sweep = len(folders) == 1 and is_study(folders[0])
     page = asked.out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
     check_output(page, ".html")
     if not is_written_in_place(page):
-        _make(page.parent)
+        try:
+            page.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{visible(page.parent)}: cannot be made: {error.strerror}") from error
     with output_file(page) as file:
         file.write(study.html(align).encode())
     figures = study.write_figures(RunFolder(page.parent), asked.formats)
     if asked.as_json:
-        click.echo(json.dumps(_document(study, folders, page, figures), indent=2))
+        document = {
+            "run_folder": str(folders[0]),
+            "run_folders": list(map(str, folders)),
+            "report": str(page),
+            "figures": list(map(str, figures)),
+            "verdict": study.verdict,
+            "winner": study.winner,
+            "winners": [group.name for group in study.winners],
+            "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
+        }
+        click.echo(json.dumps(document, indent=2))
         return
-    _print(study, figures)
+    table = Table(*study.table.headings, box=None, pad_edge=False)
+    for is_winner, cells in study.table.rows:
+        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
+    console = stdout(200)
+    console.print(table)
+    console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
+    for figure in figures:
+        click.echo(f"figure {visible(figure, 500)}")
     if is_sweep:
         click.echo(f"page {page}")
     click.echo(str(folders[0] if is_sweep else page))
@@ -118,13 +139,6 @@ def _of_comparison(folder: Path) -> Path:
     return found or folder
 
 
-def _is_one_run(folders: Sequence[Path]) -> bool:
-    """Return True for a single run, whatever else its folder holds; False for a sweep or a folder of runs."""
-    from exogym_core.results.reading import is_study, runs_in
-
-    return len(folders) == 1 and not is_study(folders[0]) and not runs_in(folders[0])
-
-
 def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:
     """Report of several runs or a sweep, few enough for the figures that are asked for."""
     from netgym.studies.report import MOST_CURVES, StudyReport
@@ -137,36 +151,3 @@ def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:
             f"{len(study.groups)}: choose with --where KEY=VALUE"
         )
     return study
-
-
-def _document(
-    study: StudyReport, folders: Sequence[Path], page: Path, figures: Sequence[Path]
-) -> dict[str, Any]:
-    return {
-        "run_folder": str(folders[0]),
-        "run_folders": list(map(str, folders)),
-        "report": str(page),
-        "figures": list(map(str, figures)),
-        "verdict": study.verdict,
-        "winner": study.winner,
-        "winners": [group.name for group in study.winners],
-        "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
-    }
-
-
-def _print(study: StudyReport, figures: Sequence[Path]) -> None:
-    table = Table(*study.table.headings, box=None, pad_edge=False)
-    for is_winner, cells in study.table.rows:
-        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
-    console = stdout(200)
-    console.print(table)
-    console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
-    for figure in figures:
-        click.echo(f"figure {visible(figure, 500)}")
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error

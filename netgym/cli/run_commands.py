@@ -29,6 +29,7 @@ from exogym_core.results.disk import RecordError
 from netgym.command_options import (
     confirm_seeds,
     not_empty,
+    parse_seeds,
     takes,
     topology_here,
 )
@@ -80,7 +81,10 @@ def train_new(
     try:
         folder.write_text("experiment.yaml", experiment.to_yaml())
         folder.write_environment(experiment.code_folder)
-        _remember(folder)
+        if under_torchrun():
+            from exogym_core.workers.torchrun.rank import remember
+
+            remember("run folder", os.path.abspath(folder.path))
         with _shown(experiment, folder, progress=progress) as listener:
             return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace)
     except NetsimError as error:
@@ -121,23 +125,6 @@ def _follow(experiment: Experiment) -> None:
     with Stoppable() as work:
         follow(experiment)
     work.end("rank 0 writes what was trained")
-
-
-def _begun_before() -> Path | None:
-    """Folder of the run that torchrun restarts after a failure."""
-    if not under_torchrun():
-        return None
-    from exogym_core.workers.torchrun.rank import recalled
-
-    folder = recalled("run folder")
-    return None if folder is None else Path(folder)
-
-
-def _remember(folder: RunFolder) -> None:
-    if under_torchrun():
-        from exogym_core.workers.torchrun.rank import remember
-
-        remember("run folder", os.path.abspath(folder.path))
 
 
 def _load_own_code(experiment: Experiment) -> None:
@@ -283,17 +270,6 @@ def _or_resume(context: click.Context, parameter: click.Parameter, value: Path |
     return value
 
 
-def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
-    """Parse a number of seeds, or a list of them."""
-    if value is None:
-        return None
-    numbers = [number.strip() for number in value.split(",")]
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
-        raise click.BadParameter(problem, context, parameter)
-    return [int(number) for number in numbers] if "," in value else int(value)
-
-
 @dataclass(frozen=True)
 class RunArguments:
     """Command-line arguments that `run` and `compare` share.
@@ -317,7 +293,7 @@ class RunArguments:
     scale: str | None = given(metavar="NAME")
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
     out: str | None = given(metavar="DIR", callback=not_empty)
-    seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
+    seeds: int | list[int] | None = given(metavar="N", callback=parse_seeds)
     jobs: int | None = given(type=click.IntRange(1))
     yes: bool = given()
     as_json: bool = given()
@@ -362,9 +338,12 @@ class RunArguments:
         if _is_follower(experiment):
             _follow(experiment)
             return
-        if (begun := _begun_before()) is not None:
-            self.resume_run(begun, trace=trace)
-            return
+        if under_torchrun():
+            from exogym_core.workers.torchrun.rank import recalled
+
+            if (begun := recalled("run folder")) is not None:  # torchrun restarts it after a failure
+                self.resume_run(Path(begun), trace=trace)
+                return
         if experiment.settings.sweep is not None:
             line = f"{experiment.document.where}: sweep: ignored: only netgym sweep runs its points"
             click.echo(f"warning: {visible(line, 500)}", err=True)
@@ -381,8 +360,10 @@ class RunArguments:
         Raises:
             InputError: there is no run, it needs `--trust`, or another process works in it.
         """
+        from exogym_core.results.report import RunReport
         from exogym_core.results.run_folder import RunFolder, require_own
         from netgym.experiment.comparison import compare as compare_runs
+        from netgym.experiment.comparison import report_finished_runs
         from netgym.experiment.experiment import Experiment
 
         folder = RunFolder.open(path)
@@ -401,7 +382,14 @@ class RunArguments:
         if experiment.settings.sweep is not None:
             raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
         if is_finished:
-            self._show_finished(experiment, folder)
+            if is_at_rendezvous():
+                for line in report_finished_runs(experiment, folder):
+                    click.echo(f"warning: {line}", err=True)
+            if self.as_json:
+                click.echo(_json_document(folder, RunReport(folder)))
+                return
+            click.echo(f"{visible(folder.path)}: this run is finished and left as it is")
+            click.echo(str(folder.path))
             return
         folder.owned().clean()
         with self._reported(folder):
@@ -416,20 +404,6 @@ class RunArguments:
         show = partial(show_report, folder, as_json=self.as_json, jobs=jobs)
         again = f"netgym compare --resume {visible(folder.path)}"
         return reported(folder, show, again, folder.discard_if_untrained)
-
-    def _show_finished(self, experiment: Experiment, folder: RunFolder) -> None:
-        if is_at_rendezvous():
-            from netgym.experiment.comparison import report_finished_runs
-
-            for line in report_finished_runs(experiment, folder):
-                click.echo(f"warning: {line}", err=True)
-        if self.as_json:
-            from exogym_core.results.report import RunReport
-
-            click.echo(_json_document(folder, RunReport(folder)))
-            return
-        click.echo(f"{visible(folder.path)}: this run is finished and left as it is")
-        click.echo(str(folder.path))
 
 
 @click.command()

@@ -124,18 +124,16 @@ class Sampler:
             generator.seed()
         else:
             generator.manual_seed(seed)
-        start = torch.tensor([self._encode(prompt)])
+        known: int = self.model.tokens.num_embeddings  # type: ignore[union-attr, assignment]
+        is_bytes = known == _NUM_BYTES
+        start = torch.tensor([self._encode(prompt, known)])
         (drawn,) = draw_tokens(self.model, start, num_tokens, temperature, generator).tolist()
-        if self._num_tokens_known == _NUM_BYTES:
+        if is_bytes:
             return bytes(drawn).decode("utf-8", errors="replace")
         return " ".join(map(str, drawn))
 
-    @property
-    def _num_tokens_known(self) -> int:
-        return self.model.tokens.num_embeddings  # type: ignore[union-attr, return-value]
-
-    def _encode(self, prompt: str) -> list[int]:
-        known = self._num_tokens_known
+    def _encode(self, prompt: str, known: int) -> list[int]:
+        """Tokens of a prompt, for a model that has `known` ones."""
         if known == _NUM_BYTES:
             tokens = list(prompt.encode())
         elif all(word.isascii() and word.isdigit() for word in prompt.split()):

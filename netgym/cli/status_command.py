@@ -66,9 +66,8 @@ def _of_folder(path: Path) -> dict[str, Any]:
     marks = ["experiment.yaml", "launch.json", "plan.json"]
     if any((path / name).is_file() for name in marks):
         return {"kind": "run", "folder": str(path), "state": "finished", "strategies": [], "now": None}
-    accepted = " or ".join([", ".join(marks[:-1]), marks[-1]] if len(marks) > 1 else marks)
     raise InputError(
-        f"{visible(path)}: is no run: it has no {accepted}; name a run's "
+        f"{visible(path)}: is no run: it has no {marks[0]}, {marks[1]} or {marks[2]}; name a run's "
         "folder, or HOST:PORT of a rendezvous or of torchrun's ranks"
     )
 
@@ -115,6 +114,7 @@ def _remedy(path: str) -> str:
 
 
 def _eta(pulse: Mapping[str, Any], steps: int | None) -> float | None:
+    """Seconds until a site of a rendezvous ends; None before its first steps."""
     if not steps or not pulse.get("first") or not pulse["seconds"]:
         return None
     return eta_seconds(pulse["step"], steps, pulse["first"], pulse["seconds"])

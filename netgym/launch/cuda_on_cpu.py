@@ -39,7 +39,6 @@ def stand_in_for_cuda(num_devices: int) -> None:
     """Let the CPU stand in for `num_devices` CUDA devices, in this process and thread."""
     _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]
     _patch_cuda(num_devices)
-    _patch_accelerator(num_devices)
     for owner, name in (
         (torch, "autocast"),
         (torch.amp, "GradScaler"),
@@ -57,22 +56,18 @@ def stand_in_for_cuda(num_devices: int) -> None:
     dist.is_nccl_available = lambda: True
     torch.Generator = _Generator  # type: ignore[misc]
     # The methods themselves: data loaders pin in a thread of their own, where the mode does not hold.
-    Tensor.pin_memory = _pinned  # type: ignore[method-assign, assignment]
+    Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign, assignment, return-value]
     Tensor.record_stream = _always(None)  # type: ignore[method-assign]
     _synchronize_batch_norm()
 
 
-def _pinned(tensor: Any, device: Any = None) -> Any:
-    return tensor
-
-
-def _on_cpu(value: Any) -> Any:
-    """The CPU for a CUDA device or its name, anything else as it is."""
+def _on_cpu(value: Any, *, are_numbers: bool = False) -> Any:
+    """The CPU for a CUDA device or its name (or its number, where `are_numbers`), anything else as it is."""
     if isinstance(value, torch.device):
         return torch.device("cpu") if value.type == "cuda" else value
-    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
-        return "cpu"
-    return value
+    is_name = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+    is_number = are_numbers and isinstance(value, int) and not isinstance(value, bool)
+    return "cpu" if is_name or is_number else value
 
 
 class _CpuForCuda(TorchFunctionMode):
@@ -85,7 +80,7 @@ class _CpuForCuda(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         if "device" in kwargs:
-            kwargs["device"] = _number_on_cpu(_on_cpu(kwargs["device"]))
+            kwargs["device"] = _on_cpu(kwargs["device"], are_numbers=True)
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         if func is scaled_dot_product_attention and isinstance(args[0], DTensor):
@@ -96,12 +91,8 @@ class _CpuForCuda(TorchFunctionMode):
             return DTensor.from_local(local, query.device_mesh, query.placements, run_check=False)
         at = 0 if func is PARSE_TO else 1  # Module.to's arguments, or a tensor and Tensor.to's
         if (func is torch.Tensor.to or at == 0) and len(args) > at:
-            args = (*args[:at], _number_on_cpu(_on_cpu(args[at])), *args[at + 1 :])
+            args = (*args[:at], _on_cpu(args[at], are_numbers=True), *args[at + 1 :])
         return func(*args, **kwargs)
-
-
-def _number_on_cpu(device: Any) -> Any:
-    return "cpu" if isinstance(device, int) and not isinstance(device, bool) else device
 
 
 def _have_on_cpu(owner: Any, name: str) -> None:
@@ -191,7 +182,7 @@ class _Event(torch.cpu.Event):
 
 
 def _patch_cuda(num_devices: int) -> None:
-    """Let `torch.cuda` answer as on a machine with `num_devices` devices."""
+    """Let `torch.cuda` and `torch.accelerator` answer as on a machine with `num_devices` devices."""
     current = [0]
 
     def set_device(device: Any) -> None:
@@ -239,6 +230,16 @@ def _patch_cuda(num_devices: int) -> None:
         setattr(torch.cuda, name, answer)
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _always(0))
+    of_accelerator: dict[str, Callable[..., Any]] = {
+        **{name: answers[name] for name in ("is_available", "device_count", "current_stream")},
+        **dict.fromkeys(("set_device_index", "set_device_idx"), answers["set_device"]),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), answers["current_device"]),
+        **{name: _always(None) for name in ("synchronize", "empty_cache", "set_stream")},
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_index": answers["stream"],
+    }
+    for name, answer in of_accelerator.items():
+        setattr(torch.accelerator, name, answer)
 
 
 def _always(answer: Any) -> Callable[..., Any]:
@@ -262,24 +263,6 @@ _NO_BYTES = (
 )
 
 
-def _patch_accelerator(num_devices: int) -> None:
-    """Let `torch.accelerator` answer as `torch.cuda` does."""
-    answers: dict[str, Callable[..., Any]] = {
-        "is_available": _always(True),
-        "device_count": lambda: num_devices,
-        "current_accelerator": _always(torch.device("cuda")),
-        "current_device_index": lambda: torch.cuda.current_device(),
-        "current_device_idx": lambda: torch.cuda.current_device(),
-        "set_device_index": lambda device: torch.cuda.set_device(device),
-        "set_device_idx": lambda device: torch.cuda.set_device(device),
-        "device_index": lambda device: contextlib.nullcontext(),
-        "current_stream": _always(_Stream()),
-        **{name: _always(None) for name in ("synchronize", "empty_cache", "set_stream")},
-    }
-    for name, answer in answers.items():
-        setattr(torch.accelerator, name, answer)
-
-
 # --- SyncBatchNorm ---------------------------------------------------------------------------------------------
 
 
@@ -295,8 +278,7 @@ def _synchronize_batch_norm() -> None:
 
     @functools.wraps(forward)
     def on_cpu(module: SyncBatchNorm, values: Tensor) -> Tensor:
-        accepts_cpu = mock.patch.object(torch._C, "_get_privateuse1_backend_name", return_value="cpu")
-        with accepts_cpu:
+        with mock.patch.object(torch._C, "_get_privateuse1_backend_name", return_value="cpu"):
             return forward(module, values)
 
     SyncBatchNorm.forward = on_cpu  # type: ignore[method-assign, assignment]

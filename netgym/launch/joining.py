@@ -39,9 +39,6 @@ __all__ = ["connect"]
 _PATH = "netgym simulation"
 
 
-_SERVER = "netgym.launch.server"
-
-
 def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     """Join the simulation of this run, starting it on rank 0.
 
@@ -125,10 +122,10 @@ def _start(store: Store, num_ranks: int) -> None:
     path = os.path.join(folder, "simulation")
     with listen(path, num_ranks) as listener:
         if threading.active_count() == 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _fork(listener, num_ranks, path)
+            _fork(listener, path)
         else:  # a fork would keep locks of other threads for ever
             simulation = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(listener.fileno()), str(num_ranks), path, *sys.argv],
+                [sys.executable, "-m", "netgym.launch.server", str(listener.fileno()), path, *sys.argv],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
@@ -137,7 +134,7 @@ def _start(store: Store, num_ranks: int) -> None:
     store.set(_PATH, path)
 
 
-def _fork(listener: socket.socket, num_ranks: int, path: str) -> None:
+def _fork(listener: socket.socket, path: str) -> None:
     """Start the simulation by a double fork, which saves importing torch once more."""
     child = fork()
     if child:
@@ -154,6 +151,6 @@ def _fork(listener: socket.socket, num_ranks: int, path: str) -> None:
         torch.set_num_threads(1)
         from netgym.launch.server import main
 
-        code = main(os.dup(listener.fileno()), num_ranks, path)
+        code = main(os.dup(listener.fileno()), path)
     finally:
         os._exit(code)

@@ -37,18 +37,17 @@ class _OnlyTurn:
     come from any thread of the process, one at a time.
 
     Args:
-        unwinding: makes what is raised when the run is being unwound.
+        read: takes in one message from the channel; False when the run is being unwound.
+        unwinding: makes what is raised then.
 
     Attributes:
         ready: the rank, once a message lets it continue.
-        read: takes in one message from the channel; False when the run is being unwound.
     """
 
-    def __init__(self, unwinding: Callable[[], BaseException]) -> None:
-        self._unwinding = unwinding
+    def __init__(self, read: Callable[[], bool], unwinding: Callable[[], BaseException]) -> None:
+        self._read, self._unwinding = read, unwinding
         self.ready: deque[int] = deque()
         self.aborting = False
-        self.read: Callable[[], bool] = lambda: False
         self._reading = threading.RLock()
 
     def check(self) -> None:
@@ -71,7 +70,7 @@ class _OnlyTurn:
         """
         with self._reading:
             while rank not in self.ready:
-                if not self.read():
+                if not self._read():
                     raise self._unwinding()
             self.ready.remove(rank)
 
@@ -110,8 +109,7 @@ class LoneRank(RankGroup):
         arena: Store,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> None:
-        alone = _OnlyTurn(lambda: unwind(self.reason))
-        alone.read = self._read
+        alone = _OnlyTurn(self._read, lambda: unwind(self.reason))
         super().__init__(num_ranks, range(rank, rank + 1), channel, arena, cast("Turns", alone), _Uncounted())
 
     def run(self, body: Body) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["OutsideMeetings", "ready_or_idle"]
 
 # A rank is idle if its process sleeps, or uses less than this share of a processor, in most samples.
-_SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
+_SECONDS_A_SAMPLE, _BUSY_SHARE = 0.1, 0.3
 # Seconds of host time without a message before calls are answered early; of idle ranks before the clock advances
 # without them; and of idle ranks before others' time-outs expire.
 _SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
@@ -41,26 +41,23 @@ def ready_or_idle(
 
     Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
     """
-    num_looks = math.ceil(seconds / _SECONDS_A_LOOK)
+
+    def sample() -> tuple[float, bool]:
+        """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
+        seen = [spent_seconds(children.pids[index]) for index in filter(can_go_on, live)]
+        return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
+
+    num_samples = math.ceil(seconds / _SECONDS_A_SAMPLE)
     while True:
-        num_busy, spent = 0, _spent_seconds(children, live, can_go_on)[0]
-        for _ in range(num_looks):
-            ready = children.ready(live, seconds / num_looks)
-            if ready:
+        num_busy, spent = 0, sample()[0]
+        for _ in range(num_samples):
+            if ready := children.ready(live, seconds / num_samples):
                 return ready
-            now, is_asleep = _spent_seconds(children, live, can_go_on)
-            num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_looks
+            now, is_asleep = sample()
+            num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_samples
             spent = now
-        if num_busy < num_looks / 2:
+        if num_busy < num_samples / 2:
             return []
-
-
-def _spent_seconds(
-    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool]
-) -> tuple[float, bool]:
-    """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
-    seen = [spent_seconds(children.pids[index]) for index in filter(can_go_on, live)]
-    return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
 
 
 class OutsideMeetings(ProcessRunner):
@@ -95,8 +92,14 @@ class OutsideMeetings(ProcessRunner):
                 if not ready:
                     self._goes_on_without(running - away)
                 return ready
+            # The values of their calls are there: they need not wait until the clock, too, has got to the end, and
+            # the clock may need one that waits for them outside of our calls. Times do not change; should a call turn
+            # out to have ended undone, the run ends.
             for each in early:
-                self._answer_early(each)
+                self._num_early[each] += 1
+                del self._awaited[each]
+                self.exchange.unblock(each)
+                self._send(self._process_of[each], Answered(each, CallEnding.DONE))
         return super()._ready(rank)
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
@@ -117,17 +120,6 @@ class OutsideMeetings(ProcessRunner):
         member = slot.ranks.index(rank)
         signature = slot.signatures[member]
         return member in slot.served or (signature is not None and signature.needs_nobody(member))
-
-    def _answer_early(self, rank: int) -> None:
-        """A call's values are there: the rank need not wait until the clock, too, has got to its end.
-
-        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call
-        turn out to have ended undone, the run ends.
-        """
-        self._num_early[rank] += 1
-        del self._awaited[rank]
-        self.exchange.unblock(rank)
-        self._send(self._process_of[rank], Answered(rank, CallEnding.DONE))
 
     def _seconds_before_alarm(self) -> float:
         """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""

@@ -32,6 +32,7 @@ from netgym.launch.run import (
     Script,
     launched_run,
     nothing_simulated,
+    serve_joined,
 )
 from netgym.launch.script import become_launched, run_rank, run_script
 from netsim.errors import InputError, NetsimError, RankError
@@ -213,13 +214,17 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
             raise RankError(f"{error}: the script's own error is above", 0) from None
         listener.close()  # later connections are refused
         with joined, _PassedSignals([*children.pids, *joined.pids]) as signals:
-            run = _serve_joined(launch, joined, warn)
+            run = serve_joined(lambda: launch, joined, warn)
             signals.end(run, lambda: children.describe_exit(0) is None)
             if run.ending != "finished":  # first: it would report its killed children
                 os.kill(children.pids[0], signal.SIGKILL)
                 joined.end()
-        if run.ending == "finished":
-            _finish_script(run, launch.script.name, children)
+        try:
+            while run.ending == "finished" and (how := children.describe_exit(0, 3600.0)) != "exit code 0":
+                if how is not None:
+                    run.fail(RankError(f"{launch.script.name} ended after its ranks: {how}", 0))
+        except KeyboardInterrupt:
+            run.ending = "interrupted"
     return run
 
 
@@ -231,28 +236,3 @@ def _be_script(
     launched.to_environment()
     become_launched()
     run_script(script)
-
-
-def _serve_joined(launch: Launch, joined: JoinedRanks, warn: Callable[[str], None]) -> LaunchedRun:
-    try:
-        world = launch.world(len(joined.channels))
-    except InputError as error:
-        joined.refuse(str(error))
-        raise
-    with launched_run(launch, world, warn) as (run, arena_fd):
-        joined.welcome(arena_fd)
-        run.serve(joined)
-    return run
-
-
-def _finish_script(run: LaunchedRun, name: str, children: Children) -> None:
-    """Wait for the script itself, whose ranks have ended."""
-    how = None
-    try:
-        while how is None:
-            how = children.describe_exit(0, timeout_seconds=3600.0)
-    except KeyboardInterrupt:
-        run.ending = "interrupted"
-        return
-    if how != "exit code 0":
-        run.fail(RankError(f"{name} ended after its ranks: {how}", 0))

@@ -49,19 +49,15 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
     return NetsimGroup(session, comm, options.store, options.group_id)
 
 
-def _stepped(optimizer: object, arguments: object, options: object) -> None:
-    session = current_session()
-    if session is not None:
-        session.stepped(optimizer)
-
-
 def register() -> None:
     """Register `netsim` with torch.distributed; idempotent."""
     if not is_registered("netsim"):
         break_graphs_at(NetsimGroup)
         wrap_function("split_group", split_group)
         wrap_function("_set_pg_timeout", _set_timeout)
-        register_optimizer_step_post_hook(_stepped)
+        register_optimizer_step_post_hook(
+            lambda optimizer, *_: None if (rank := current_session()) is None else rank.stepped(optimizer)
+        )
         dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])
 
 
@@ -111,12 +107,9 @@ def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -
 
     answer_for_nccl()
     wrap_function("_new_process_group_helper", around)
-    _note_gloo_groups()
-
-
-def _note_gloo_groups() -> None:
-    """Note groups that a program constructs itself, past `new_group`: their calls never reach the simulation."""
-    construct = dist.ProcessGroupGloo.__init__
+    construct = (
+        dist.ProcessGroupGloo.__init__
+    )  # by the program itself: such a group's calls are not simulated
 
     def constructed(*arguments: Any, **options: Any) -> None:
         construct(*arguments, **options)

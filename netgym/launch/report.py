@@ -38,7 +38,6 @@ __all__ = [
     "LaunchReport",
     "RankTimes",
     "SteadyState",
-    "launch_schema",
     "page_of_launch",
     "print_launch",
     "read_launch",
@@ -159,11 +158,6 @@ class LaunchReport(_Part):
         return float(sum(getattr(rank, name) for rank in self.ranks) / max(len(self.ranks), 1))
 
 
-def launch_schema() -> dict[str, Any]:
-    """JSON Schema of `launch.json`, and of the document of `netgym launch --json`."""
-    return LaunchReport.model_json_schema()
-
-
 def report_of(
     simulation: Simulation,
     sites: CallSites,
@@ -190,10 +184,25 @@ def report_of(
     waited = [kernel.exposed_until(rank, end) for rank, end in enumerate(ends)]
     totals, size = sites.finish(waited, instant), world.num_ranks
     hosts = [world.topology.hosts[host].name for host in world.hosts]
-    ranks = [
-        _rank_times(rank, hosts[rank], end, kernel.compute_seconds[rank], waited[rank], sites)
-        for rank, end in enumerate(ends)
-    ]
+    ranks = []
+    for rank, end in enumerate(ends):
+        exposed, at_network = waited[rank]
+        # Computing under way was counted as a whole.
+        computing = min(kernel.compute_seconds[rank], max(end - exposed, 0.0))
+        ranks.append(
+            RankTimes(
+                rank=rank,
+                host=hosts[rank],
+                startup_seconds=sites.startup_seconds[rank],
+                virtual_seconds=end,
+                computing_seconds=computing,
+                waiting_seconds=exposed - at_network,
+                network_seconds=at_network,
+                down_seconds=max(end - exposed - computing, 0.0),
+                bytes_sent=sites.bytes_sent[rank],
+                steps=sites.last_steps[rank].step if rank in sites.last_steps else 0,
+            )
+        )
     whole = max(ends)
     return LaunchReport(
         **about,
@@ -239,25 +248,6 @@ def report_of(
     )
 
 
-def _rank_times(
-    rank: int, host: str, end: float, computed: float, waited: tuple[float, float], sites: CallSites
-) -> RankTimes:
-    exposed, network = waited
-    computing = min(computed, max(end - exposed, 0.0))  # computing under way was counted as a whole
-    return RankTimes(
-        rank=rank,
-        host=host,
-        startup_seconds=sites.startup_seconds[rank],
-        virtual_seconds=end,
-        computing_seconds=computing,
-        waiting_seconds=exposed - network,
-        network_seconds=network,
-        down_seconds=max(end - exposed - computing, 0.0),
-        bytes_sent=sites.bytes_sent[rank],
-        steps=sites.last_steps[rank].step if rank in sites.last_steps else 0,
-    )
-
-
 def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadyState | None:
     """Means over ranks that have reported steps; None where one of them has reported only one."""
     pairs = list(zip(first, last, strict=True))
@@ -290,6 +280,10 @@ _NOTE = (
 )
 _WIDE = 110  # columns of a console that take headings on one line
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
+_RANK_HEADINGS = (
+    *("rank", "host", "ended", "computing", "waiting for others", "network", "start-up", "bytes sent"),
+    "steps",
+)
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
 _ENDINGS = {
@@ -431,15 +425,13 @@ def _calls(report: LaunchReport) -> list[tuple[str, ...]]:
             format_bytes(round(each.bytes_per_call)) if each.calls else "-",
             format_seconds(each.waiting_seconds),
             format_seconds(each.network_seconds),
-            *(_of_calls(each, seconds) for seconds in (each.exposed_seconds, each.hidden_seconds)),
+            *(
+                format_seconds(seconds) if each.calls and seconds is not None else "-"
+                for seconds in (each.exposed_seconds, each.hidden_seconds)
+            ),
         )
         for each in report.calls
     ]
-
-
-def _of_calls(row: CallTimes, seconds: float | None) -> str:
-    """Seconds of the network's work on a row's calls; "-" where it has none."""
-    return format_seconds(seconds) if row.calls and seconds is not None else "-"
 
 
 def _links(report: LaunchReport) -> list[tuple[str, ...]]:
@@ -495,7 +487,13 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
         ),
         status="" if report.ending == "finished" else "This run was stopped before its end.",
         tables=[
-            _ranks_table(report),
+            TextTable(
+                "Ranks",
+                [*_RANK_HEADINGS],
+                [(str(rank.rank), _rank_cells(rank)) for rank in report.ranks],
+                "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
+                is_prose=False,
+            ),
             TextTable(
                 "Links",
                 ["link", "bytes"],
@@ -512,26 +510,7 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
     return render_page(page)
 
 
-def _ranks_table(report: LaunchReport) -> TextTable:
-    fields = ("virtual", "computing", "waiting", "network", "startup")
-    return TextTable(
-        "Ranks",
-        [
-            *("rank", "host", "ended", "computing", "waiting for others"),
-            *("network", "start-up", "bytes sent", "steps"),
-        ],
-        [
-            (
-                str(rank.rank),
-                [
-                    visible(rank.host, 40),
-                    *(format_seconds(getattr(rank, f"{field}_seconds")) for field in fields),
-                    format_bytes(rank.bytes_sent),
-                    str(rank.steps),
-                ],
-            )
-            for rank in report.ranks
-        ],
-        "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
-        is_prose=False,
-    )
+def _rank_cells(rank: RankTimes) -> list[str]:
+    seconds = (rank.virtual_seconds, rank.computing_seconds, rank.waiting_seconds, rank.network_seconds)
+    times = map(format_seconds, (*seconds, rank.startup_seconds))
+    return [visible(rank.host, 40), *times, format_bytes(rank.bytes_sent), str(rank.steps)]

@@ -48,7 +48,15 @@ if TYPE_CHECKING:
     from netsim.ranks import Request
 
 
-__all__ = ["JoinedRanks", "Launch", "LaunchedRun", "Script", "launched_run", "nothing_simulated"]
+__all__ = [
+    "JoinedRanks",
+    "Launch",
+    "LaunchedRun",
+    "Script",
+    "launched_run",
+    "nothing_simulated",
+    "serve_joined",
+]
 
 
 @dataclass(frozen=True)
@@ -411,6 +419,26 @@ def launched_run(
     finally:
         arena.close()
     run.write_traces(warn)
+
+
+def serve_joined(
+    launch: Callable[[], Launch], joined: JoinedRanks, warn: Callable[[str], None]
+) -> LaunchedRun:
+    """Serve a run of ranks that have joined.
+
+    Raises:
+        InputError: the launch is wrong; the ranks raise it too.
+    """
+    try:
+        made = launch()
+        world = made.world(len(joined.channels))
+    except InputError as error:
+        joined.refuse(str(error))
+        raise
+    with launched_run(made, world, warn) as (run, arena_fd):
+        joined.welcome(arena_fd)
+        run.serve(joined)
+    return run
 
 
 def nothing_simulated(why: str) -> str:

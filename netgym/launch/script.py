@@ -41,7 +41,9 @@ def become_launched() -> None:
     register()
     replace_backends(cuda_as_cpu=bool(launched.num_devices))
     torch.distributed.rpc.init_rpc = _refuse_rpc
-    _prepare_spawned()
+    # Forked processes need no hook.
+    prepare = multiprocessing.spawn.get_preparation_data
+    multiprocessing.spawn.get_preparation_data = lambda name: prepare(name) | {"netgym": _Hook()}
     if launched.num_devices:
         stand_in_for_cuda(launched.num_devices)
 
@@ -53,20 +55,10 @@ def _refuse_rpc(*arguments: Any, **options: Any) -> None:
 
 
 class _Hook:
-    """Adds a process to the launch where it is unpickled, before the process's own main module is imported."""
+    """Adds a process that multiprocessing spawns to the launch: unpickled with its first message, before its main."""
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return become_launched, ()
-
-
-def _prepare_spawned() -> None:
-    """Send a hook to processes that multiprocessing spawns, with their first message; forked ones need none."""
-    original = multiprocessing.spawn.get_preparation_data
-
-    def prepared(name: str) -> dict[str, Any]:
-        return original(name) | {"netgym": _Hook()}
-
-    multiprocessing.spawn.get_preparation_data = prepared
 
 
 def run_script(script: Script) -> None:

@@ -7,17 +7,13 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from exogym_core.workers.processes.children import ChannelClosed
 from netgym.launch.report import show_summary, write_launch
-from netgym.launch.run import JoinedRanks, Launch, Script, launched_run
+from netgym.launch.run import JoinedRanks, Launch, Script, serve_joined
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from netgym.launch.report import LaunchReport
 
 __all__ = ["JoinedRanks", "main"]
 
@@ -40,7 +36,7 @@ def _launch() -> Launch:
     )
 
 
-def _serve(fd: int, num_ranks: int, path: str) -> int:
+def _serve(fd: int, path: str) -> int:
     listener = socket.socket(fileno=fd)
     try:
         joined = JoinedRanks.let_in(listener, time.monotonic() + _SECONDS_TO_START)
@@ -49,41 +45,31 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
     try:
-        launch = _launch()
-        world = launch.world(num_ranks)
-    except InputError as error:  # reported by the ranks, whose variables they are
-        joined.refuse(str(error))
+        run = serve_joined(_launch, joined, lambda line: None)
+    except InputError:  # reported by the ranks, whose variables they are
         return 1
-    with launched_run(launch, world, lambda line: None) as (run, arena_fd):
-        joined.welcome(arena_fd)
-        run.serve(joined)
-    _record(run.report())
+    report, out = run.report(), os.environ.get("NETGYM_OUT")
+    if out:
+        from exogym_core.results.run_folder import RunFolder
+
+        report = write_launch(RunFolder.create(out, Path(out).name), report)
+    console = Console(stderr=True, highlight=False)
+    show_summary(report, console if console.is_terminal else Console(stderr=True, width=_PLAIN_WIDTH))
     if run.error is not None:
         print(f"error: {run.error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def _record(report: LaunchReport) -> None:
-    out = os.environ.get("NETGYM_OUT")
-    if out:
-        from exogym_core.results.run_folder import RunFolder
-
-        folder = RunFolder.create(out, Path(out).name)
-        report = write_launch(folder, report)
-    console = Console(stderr=True, highlight=False)
-    show_summary(report, console if console.is_terminal else Console(stderr=True, width=_PLAIN_WIDTH))
-
-
-def main(fd: int, num_ranks: int, path: str) -> int:
-    """Let `num_ranks` ranks in by the socket `fd`, which is at `path`, and simulate until they end; the exit code."""
+def main(fd: int, path: str) -> int:
+    """Let ranks in by the socket `fd`, which is at `path`, and simulate until they end; returns the exit code."""
     try:
-        return _serve(fd, num_ranks, path)
+        return _serve(fd, path)
     except (InputError, ChannelClosed, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
 
 
 if __name__ == "__main__":
-    _, _fd, _num_ranks, _path, *sys.argv = sys.argv  # the rest is the script's
-    sys.exit(main(int(_fd), int(_num_ranks), _path))
+    _, _fd, _path, *sys.argv = sys.argv  # the rest is the script's
+    sys.exit(main(int(_fd), _path))

@@ -193,6 +193,8 @@ class _Sessions:
 
 
 _sessions = _Sessions()
+# A process forked from a rank must not use the rank's connection.
+os.register_at_fork(after_in_child=_sessions.__init__)  # type: ignore[misc]
 
 
 def attach(
@@ -209,7 +211,9 @@ def attach(
     if is_process:
         _sessions.of_process = session
         if leave is not None:
-            once = functools.cache(functools.partial(_leave, os.getpid(), leave, session))
+            pid = os.getpid()
+            # A fork has the exit handlers, and is no rank.
+            once = functools.cache(lambda: leave(session) if os.getpid() == pid else None)
             atexit.register(once)
             multiprocessing.util.Finalize(None, once, exitpriority=0)  # its children skip atexit
     else:
@@ -217,19 +221,6 @@ def attach(
         if leave is not None:  # a thread's locals go with it
             _sessions.of_thread.guard = _Guard(functools.partial(leave, session))
     return session
-
-
-def _leave(pid: int, leave: Callable[[RankSession], None], session: RankSession) -> None:
-    if os.getpid() == pid:  # a fork has the exit handlers, and is no rank
-        leave(session)
-
-
-def _forget() -> None:
-    """Drop sessions in a process forked from a rank, which must not use the rank's connection."""
-    _sessions.of_process, _sessions.of_thread = None, threading.local()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 class _Guard:
@@ -254,8 +245,7 @@ def advance(seconds: float) -> None:
     Raises:
         InputError: negative or infinite seconds.
     """
-    session = current_session()
-    if session is not None:
+    if (session := current_session()) is not None:
         session.advance(seconds)
 
 

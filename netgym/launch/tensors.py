@@ -100,17 +100,16 @@ def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], 
     elif plain.dtype == torch.bool and name != "avg":
         name = name if name == "bxor" else "max" if name in ("sum", "max", "bor") else "min"
         plain, back = plain.to(torch.uint8), lambda value: value.to(torch.bool)
-    if why := _unable(plain.dtype, name):
+    if why := _why_unable(plain.dtype, name):
         raise RuntimeError(f"netsim: {word} of {tensor.dtype} has no meaning: {why}")
     return plain, name, back
 
 
 @functools.cache
-def _unable(dtype: torch.dtype, name: str) -> str:
-    """Why torch cannot reduce values of this dtype; "" where it can."""
-    values = [torch.ones(1, dtype=dtype)] * 2
+def _why_unable(dtype: torch.dtype, name: str) -> str:
+    """Reason why torch cannot reduce values of this dtype; "" where it can."""
     try:
-        reduce_tensors(values, name)
+        reduce_tensors([torch.ones(1, dtype=dtype)] * 2, name)
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return ""

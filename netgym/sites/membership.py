@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netgym.sites.pairs import SitePairs, test_seconds
 from netgym.sites.rounds import WAIT_SECONDS, PendingRounds
-from netgym.sites.site_info import START, SiteInfo, progress_of
+from netgym.sites.site_info import START, SiteInfo, SiteTable, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,21 +21,12 @@ __all__ = ["START", "WAIT_SECONDS", "Membership"]
 _SERVING_SECONDS = 60.0  # a finished site stays at least so long for sites that still need its state
 
 
-class Membership:
-    """The sites of a run.
+class Membership(SiteTable):
+    """The sites of a run, which come and go; rounds, tests of pairs and downloads are decided in classes of their own.
 
     Args:
-        num_sites: most sites, numbered from 0.
-        name: of this life of the rendezvous; names of groups begin with it, so that each is unique.
-        send: called with (site, message) for answers, `{"id": question, ...}`, and requests, `{"push": ...}`.
-        say: called with lines for people.
+        num_sites, name, send, say: as for `SiteTable`.
         wait_seconds: seconds that the run's begin waits for all sites, from the first arrival.
-
-    Attributes:
-        sites: by number.
-        newest: the number of the newest published state.
-        began: when the first round began; None before.
-        rounds, pairs, downloads: decided in those classes.
     """
 
     def __init__(
@@ -46,22 +37,12 @@ class Membership:
         say: Callable[[str], None] = lambda line: None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self.num_sites, self.name, self.send, self.say = num_sites, name, send, say
-        self.sites: dict[int, SiteInfo] = {}
-        self.newest = START - 1
-        self.began: float | None = None
-        self.finished_by: set[str] = set()  # sites that have finished the run
-        self.has_finished_folder = False  # no site continues the run, even alone
-        self.pairs, self.downloads = SitePairs(self), Downloads(self)
-        self.rounds = PendingRounds(self, wait_seconds)
+        super().__init__(num_sites, name, send, say)
+        self.pairs = SitePairs(self)
+        self.downloads = Downloads(self, self.pairs)
+        self.rounds = PendingRounds(self, self.pairs, self.downloads.of, wait_seconds)
         self._published: dict[int, float] = {}  # newest state -> when
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, last instant of its wait)
-        self._num_groups = 0
-
-    def new_group(self) -> str:
-        """An unused name for a group."""
-        self._num_groups += 1
-        return f"{self.name}-{self._num_groups}"
 
     # --- arrival and departure -----------------------------------------------------------------------------------
 
@@ -153,21 +134,6 @@ class Membership:
         self.say(f"{name} has finished this run already: its folder has the model")
         self.rounds.refuse()
 
-    def refuse(self, site: int, question: int) -> None:
-        """Refuse a site after the end; others do not wait for it, even while it stays connected."""
-        self.sites[site].has_ended = True
-        self.send(site, {"id": question, "refused": self.refusal})
-
-    @property
-    def refusal(self) -> str:
-        """Refusal of a site that comes after the end."""
-        names = sorted(self.finished_by)
-        have, whose = ("has", "its folder has") if len(names) == 1 else ("have", "their folders have")
-        return (
-            f"this run is over: {', '.join(names)} {have} finished it, {whose} the model; for another run name it, "
-            "NETGYM_RUN=..., or restart the rendezvous"
-        )
-
     def count_from(self, elapsed: float | None, now: float) -> None:
         """Set the run's begin back to so many seconds ago, where a site remembers an earlier one."""
         if elapsed is not None:
@@ -190,6 +156,17 @@ class Membership:
         if number > self.newest:
             self.newest = number
             self._published = {number: now}
+        self.update(now)
+
+    def join(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """Take a site into the meeting of a round; see `PendingRounds.join`."""
+        self.forget(site)
+        self.rounds.join(site, question, asked, now)
+        self.update(now)
+
+    def confirm(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """Record a member's success or failure; see `PendingRounds.confirm`."""
+        self.rounds.confirm(site, question, asked, now)
         self.update(now)
 
     def fetch(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
@@ -222,19 +199,14 @@ class Membership:
         self.downloads.update(now)
         for site, (question, until) in list(self._leaving.items()):
             is_late = now >= until and not self.downloads.are_from(site)
-            if is_late or not self._is_needed(site, now):
+            is_needed = self.sites[site].newest == self.newest and any(
+                max(info.newest, info.fetched) < self.newest  # it is behind
+                for info in self.sites.values()
+                if info.site != site and not info.is_gone(now)
+            )
+            if is_late or not is_needed:
                 del self._leaving[site]
                 self.send(site, {"id": question})
-
-    def _is_needed(self, site: int, now: float) -> bool:
-        """True if another site is behind and this one holds the newest state."""
-        others = [info for info in self.sites.values() if info.site != site and not info.is_gone(now)]
-        behind = [info for info in others if max(info.newest, info.fetched) < self.newest]
-        return self.sites[site].newest == self.newest and bool(behind)
-
-    def is_gone(self, site: int, now: float) -> bool:
-        """True if a site that arrived before is not expected back soon."""
-        return site in self.sites and self.sites[site].is_gone(now)
 
 
 class _Request(NamedTuple):
@@ -249,8 +221,8 @@ class _Request(NamedTuple):
 class Downloads:
     """Downloads of states, requested and running."""
 
-    def __init__(self, members: Membership) -> None:
-        self._members, self._sites = members, members.sites
+    def __init__(self, members: SiteTable, pairs: SitePairs) -> None:
+        self._members, self._sites, self._pairs = members, members.sites, pairs
         self._requests: list[_Request] = []
         self._under_way: dict[int, tuple[str, SiteInfo, int]] = {}  # site -> (group, holder, number)
 
@@ -292,7 +264,7 @@ class Downloads:
         others = [info for site, info in self._sites.items() if site != request.site]
         if newest >= request.at_least:
             serving = [info for info in others if info.newest == newest and info.can_serve]
-            holders = [info for info in serving if not self._members.pairs.is_broken(request.site, info.site)]
+            holders = [info for info in serving if not self._pairs.is_broken(request.site, info.site)]
             if serving and not holders:
                 return False  # no holder is reachable
             holders = [info for info in holders if info.site not in request.without] or holders

@@ -25,7 +25,7 @@ from netsim.ranks import largest_mesh
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from netgym.sites.membership import Membership
+    from netgym.sites.site_info import SiteTable
     from netsim.files.signed import PeerAddress, SignedChannel
 
 __all__ = ["PairTest", "PairTests", "SitePairs", "test_seconds"]
@@ -53,7 +53,7 @@ class PairTest:
 class SitePairs:
     """Pairs of sites: their tests, and those that are broken."""
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: SiteTable) -> None:
         self._members, self._sites = members, members.sites
         self._tests: dict[str, PairTest] = {}
         self._reports: dict[tuple[int, int, int], tuple[str, str]] = {}  # (site, process, other) -> sessions
@@ -143,11 +143,9 @@ class SitePairs:
                 self._settle(site, other, now)
         for pair in list(self._broken):
             there = all(self._sites[site].is_connected for site in pair)
-            if there and now >= self._next.get(pair, -math.inf) and not self._is_tested(pair):
+            is_tested = any(set(pair) <= set(test.members) for test in self._tests.values())
+            if there and now >= self._next.get(pair, -math.inf) and not is_tested:
                 self._next[pair] = self.test(pair, _RETEST_SECONDS, now).until + _RETEST_SECONDS
-
-    def _is_tested(self, pair: tuple[int, int]) -> bool:
-        return any(set(pair) <= set(test.members) for test in self._tests.values())
 
     def _sessions(self, site: int, other: int) -> tuple[str, str]:
         return self._sites[site].session, self._sites[other].session

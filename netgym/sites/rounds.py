@@ -17,9 +17,10 @@ from netsim.ranks import SLOW_TIMES
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from netgym.sites.membership import Membership
+    from netgym.sites.pairs import SitePairs
+    from netgym.sites.site_info import SiteTable
 
 __all__ = ["WAIT_SECONDS", "Attempt", "PendingRounds", "RoundMeeting"]
 
@@ -74,15 +75,23 @@ class PendingRounds:
 
     Args:
         members: the sites.
+        pairs: those of them that do not reach each other.
+        downloads: returns the sites that download the state of a number.
         wait_seconds: seconds that the run's begin waits for all sites, from the first arrival.
 
     Attributes:
         present: members of the last round that was completed.
     """
 
-    def __init__(self, members: Membership, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        members: SiteTable,
+        pairs: SitePairs,
+        downloads: Callable[[int], set[int]],
+        wait_seconds: float,
+    ) -> None:
         self._members, self._wait_seconds = members, wait_seconds
-        self._sites, self._pairs = members.sites, members.pairs
+        self._sites, self._pairs, self._downloads = members.sites, pairs, downloads
         self._send, self._say = members.send, members.say
         self.present: tuple[int, ...] = ()
         self._rounds: dict[int, RoundMeeting] = {}
@@ -114,7 +123,6 @@ class PendingRounds:
     def join(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
         """Join the meeting of a round: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`."""
         number = int(asked["number"])
-        self._members.forget(site)
         if self._is_over(site, number, now):
             self._members.refuse(site, question)
             return
@@ -137,7 +145,6 @@ class PendingRounds:
             meeting.weights[site] = float(asked["weight"])
         if not (meeting.is_settled and self._answered_again(site, question, meeting)):
             meeting.questions[site] = question
-        self._members.update(now)
 
     def _answered_again(self, site: int, question: int, meeting: RoundMeeting) -> bool:
         """Answer a member that asks again because its connection took the answer with it; False for others."""
@@ -214,7 +221,7 @@ class PendingRounds:
 
         The wait for them is longer, by as much as they got the state later.
         """
-        found = self._members.downloads.of(meeting.number) | {
+        found = self._downloads(meeting.number) | {
             site
             for site, info in self._sites.items()
             if info.fetched == meeting.number and now < meeting.deadline + info.fetched_after
@@ -342,7 +349,6 @@ class PendingRounds:
                     is_settled=True,
                 )
         attempt.questions[site], attempt.results[site] = question, bool(asked["is_finished"])
-        self._members.update(now)
 
     def _update_attempt(self, attempt: Attempt, now: float) -> None:
         if attempt.left is None:

@@ -371,8 +371,7 @@ class RunSession:
         elif what == "trouble":
             self._say(f"site {site}: {visible(message['line'], 400)}")
         elif what in ("join", "confirm", "fetch"):
-            takes = members if what == "fetch" else members.rounds
-            getattr(takes, what)(site, int(message["id"]), message, now)
+            getattr(members, what)(site, int(message["id"]), message, now)
 
     def status(self, now: float) -> dict[str, Any]:
         """Status of this run, for people."""

@@ -1,4 +1,4 @@
-"""Facts that a rendezvous keeps about each site."""
+"""Facts that a rendezvous keeps about a run and each of its sites."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["START", "SiteInfo", "names_of", "progress_of"]
+__all__ = ["START", "SiteInfo", "SiteTable", "names_of", "progress_of"]
 
 START = -1
 """The number of the meeting before the first round, at which all get the same state."""
@@ -79,6 +79,63 @@ class SiteInfo:
     def is_connected(self) -> bool:
         """True if messages reach the site."""
         return self.lost == math.inf
+
+
+class SiteTable:
+    """The sites of a run, and what all decisions about them share.
+
+    Args:
+        num_sites: most sites, numbered from 0.
+        name: of this life of the rendezvous; names of groups begin with it, so that each is unique.
+        send: called with (site, message) for answers, `{"id": question, ...}`, and requests, `{"push": ...}`.
+        say: called with lines for people.
+
+    Attributes:
+        sites: by number.
+        newest: the number of the newest published state.
+        began: when the first round began; None before.
+        finished_by: sites, and folders, that have finished the run.
+        has_finished_folder: no site continues the run, even alone.
+    """
+
+    def __init__(
+        self,
+        num_sites: int,
+        name: str,
+        send: Callable[[int, Mapping[str, Any]], None],
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.num_sites, self.name, self.send, self.say = num_sites, name, send, say
+        self.sites: dict[int, SiteInfo] = {}
+        self.newest = START - 1
+        self.began: float | None = None
+        self.finished_by: set[str] = set()
+        self.has_finished_folder = False
+        self._num_groups = 0
+
+    def new_group(self) -> str:
+        """An unused name for a group."""
+        self._num_groups += 1
+        return f"{self.name}-{self._num_groups}"
+
+    def is_gone(self, site: int, now: float) -> bool:
+        """True if a site that arrived before is not expected back soon."""
+        return site in self.sites and self.sites[site].is_gone(now)
+
+    def refuse(self, site: int, question: int) -> None:
+        """Refuse a site after the end; others do not wait for it, even while it stays connected."""
+        self.sites[site].has_ended = True
+        self.send(site, {"id": question, "refused": self.refusal})
+
+    @property
+    def refusal(self) -> str:
+        """Refusal of a site that comes after the end."""
+        names = sorted(self.finished_by)
+        have, whose = ("has", "its folder has") if len(names) == 1 else ("have", "their folders have")
+        return (
+            f"this run is over: {', '.join(names)} {have} finished it, {whose} the model; for another run name it, "
+            "NETGYM_RUN=..., or restart the rendezvous"
+        )
 
 
 def names_of(sites: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from netgym.cli.run_commands import reported, show_report, stdout
-from netgym.command_options import confirm_seeds, not_empty, takes, topology_here
+from netgym.command_options import confirm_seeds, not_empty, parse_seeds, takes, topology_here
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.run_folder import RunFolder
     from netgym.studies.study import Study
-    from netgym.studies.tuning import Chosen, Tuning
+    from netgym.studies.tuning import Tuning
     from netsim.files.documents import Document
 
 __all__ = ["ON_HELP", "in_order", "sweep", "tune"]
@@ -61,7 +61,7 @@ class _Asked:
     trust: bool = given()
     search: str | None = given(type=click.Choice(["grid", "random", "optuna"]))
     trials: int | None = given(type=click.IntRange(1))
-    seeds: str | None = given(metavar="N")
+    seeds: int | list[int] | None = given(metavar="N", callback=parse_seeds)
     topology: str | None = given(metavar="NAME", callback=not_empty)
     scale: str | None = given(metavar="NAME")
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
@@ -98,13 +98,8 @@ class _Asked:
 
     def searched(self, **others: Any) -> dict[str, Any]:
         """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
-        from netsim.files.documents import parse_document
-
-        text, seeds = self.seeds, None
-        if text is not None:
-            seeds = parse_document(f"[{text}]" if "," in text else text, f"--seeds {text}").data
-            confirm_seeds(seeds, yes=self.yes)
-        asked = {"search": self.search, "trials": self.trials, **others, "seeds": seeds}
+        confirm_seeds(self.seeds, yes=self.yes)
+        asked = {"search": self.search, "trials": self.trials, **others, "seeds": self.seeds}
         return {key: value for key, value in asked.items() if value is not None}
 
 
@@ -150,6 +145,7 @@ def sweep(
     """
     from netgym.studies.runners import run_points
     from netgym.studies.study import LineWriter, Study
+    from netgym.studies.sweep import estimated
 
     resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
     if resumed is not None:
@@ -162,7 +158,10 @@ def sweep(
         if only_estimate:
             with TemporaryDirectory() as nowhere:
                 study = Study.create(document, folder, nowhere, stem)
-                _print_estimate(study, as_json=asked.as_json)
+                line, _, found = estimated(study)
+                numbers = {} if found is None else asdict(found)
+                estimate = {"estimate": line, "num_points": study.sweep.num_points, **numbers}
+                click.echo(json.dumps(estimate) if asked.as_json else line)
                 study.folder.release()
             return
         study = Study.create(document, folder, asked.out, stem)
@@ -198,15 +197,6 @@ def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document
         raise InputError(f"--vary {both[0]}: --{both[0]} is given too: leave one of them out")
     swept = {**(document.data.get("sweep") or {}), **added, **searched}
     return replace(document, data={**document.data, "sweep": swept} if swept else document.data)
-
-
-def _print_estimate(study: Study, *, as_json: bool) -> None:
-    from netgym.studies.sweep import estimated
-
-    line, _, found = estimated(study)
-    numbers = {} if found is None else asdict(found)
-    document = {"estimate": line, "num_points": study.sweep.num_points, **numbers}
-    click.echo(json.dumps(document) if as_json else line)
 
 
 def _num_failed(study: Study) -> int:
@@ -318,6 +308,7 @@ def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, An
 def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     """Print the chosen points, then the comparison; or all as JSON."""
     from exogym_core.results.run_folder import RunFolder
+    from netgym.studies.points import point_text
 
     path = str(tuning.folder.path)
     comparison = RunFolder(tuning.folder.path / "comparison")
@@ -334,10 +325,11 @@ def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
         return
     so_far = "" if tuning.result is not None else " so far"
     click.echo(f"Best of each strategy{so_far} on tuning seeds {', '.join(map(str, tuning.tuning_seeds))}:")
+    failed = ("none finished", "all failed")
     rows = [
         (
             visible(each.strategy),
-            _point_cell(each),
+            point_text(each.point) if each.point else failed[each.num_failed == each.num_points],
             _time(each.virtual_seconds_to_target),
             _loss(each.final_loss),
             str(each.num_points),
@@ -351,11 +343,3 @@ def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
         click.echo(f"\nAll at their best on seed{'s' * (len(tuning.experiment.seeds) > 1)} {seeds}:")
         show_report(comparison)
     click.echo(path)
-
-
-def _point_cell(chosen: Chosen) -> str:
-    from netgym.studies.points import point_text
-
-    if chosen.point:
-        return point_text(chosen.point)
-    return "all failed" if chosen.num_failed == chosen.num_points else "none finished"

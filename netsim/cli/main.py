@@ -20,29 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _COMMANDS = {
-    "show": {
-        "command": "netsim.cli.show:show_command",
-        "help": "Print hosts, links and the matrix of bandwidth and latency.",
-    },
-    "validate": {
-        "command": "netsim.cli.show:validate_command",
-        "help": "Check a topology file; every error with its line.",
-    },
-    "flows": {"command": "netsim.cli.timing:flows_command", "help": "Time transfers from a CSV file."},
-    "collective": {"command": "netsim.cli.timing:collective_command", "help": "Time one collective."},
-    "plot": {"command": "netsim.cli.plot:command", "help": "Draw a topology and how its links are used."},
-    "import": {
-        "command": "netsim.formats.commands:import_command",
-        "help": "Make a topology of measurements, or of a graph.",
-    },
-    "export": {
-        "command": "netsim.formats.commands:export_command",
-        "help": "Write a topology for SimGrid or tc.",
-    },
-    "probe": {
-        "command": "netsim.probe.command:command",
-        "help": "Measure a real network from its hosts, and write it as a topology.",
-    },
+    "show": "netsim.cli.show:show_command",
+    "validate": "netsim.cli.show:validate_command",
+    "flows": "netsim.cli.timing:flows_command",
+    "collective": "netsim.cli.timing:collective_command",
+    "plot": "netsim.cli.plot:command",
+    "import": "netsim.formats.commands:import_command",
+    "export": "netsim.formats.commands:export_command",
+    "probe": "netsim.probe.command:command",
 }
 
 

@@ -132,8 +132,8 @@ def _links(network: Topology) -> Table:
 def _figures(link: Link, back: Link) -> tuple[str, ...]:
     rates = (format_bits_per_second(link.bits_per_second), format_bits_per_second(back.bits_per_second))
     queue = "" if link.queue_packets is None else f"{link.queue_packets:,}"
-    streams = link.measured_streams
-    measured = "" if streams is None else format_count(streams, "stream")
+    streams = dict.fromkeys(each.measured_streams for each in (link, back))
+    measured = " and ".join(format_count(num, "stream") for num in streams if num is not None)
     return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue, measured)
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from netsim.errors import InputError
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
-from netsim.topology.file import quality, rates
+from netsim.topology.file import link_form
+from netsim.topology.graph import Link
 from netsim.topology.topology import Topology
 from netsim.topology.values import Duration, Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "Assumed",
@@ -54,24 +55,35 @@ class Assumed:
 
 @dataclass
 class LinkLine:
-    """A connection of two nodes, with a word on where its figures come from."""
+    """Both directions of a connection, with a word on where their figures come from."""
 
-    one: str
-    other: str
-    up_bits_per_second: float
-    down_bits_per_second: float
-    latency_seconds: float
-    loss: float = 0.0
+    there: Link
+    back: Link
     comment: str = ""
-    measured_streams: int | None = None
+
+    @classmethod
+    def between(
+        cls,
+        one: str,
+        other: str,
+        rates: Sequence[float],
+        latency_seconds: float,
+        comment: str,
+        loss: float = 0.0,
+        streams: Sequence[int | None] = (None, None),
+    ) -> LinkLine:
+        """Connect two nodes; `rates` in bit/s, and the `streams` that they were measured with, there and back."""
+        (up, down), (up_streams, down_streams) = rates, streams
+        return cls(
+            Link(0, one, other, up, latency_seconds, loss, measured_streams=up_streams),
+            Link(0, other, one, down, latency_seconds, loss, measured_streams=down_streams),
+            comment,
+        )
 
     def line(self) -> str:
         """Entry of `links` or `wan`."""
-        entry = {
-            "between": f"[{_quoted(self.one)}, {_quoted(self.other)}]",
-            **rates("bandwidth", self.up_bits_per_second, self.down_bits_per_second, _shown),
-            **quality(self.latency_seconds, self.loss, None, self.measured_streams, _shown),
-        }
+        between = f"[{_quoted(self.there.source)}, {_quoted(self.there.target)}]"
+        entry = {"between": between, **link_form("bandwidth", self.there, self.back, _shown)}
         text = f"  # {on_one_line(self.comment)}" if self.comment else ""
         return f"  - {_flow(entry)}{text}"
 
@@ -136,7 +148,7 @@ class TopologyBuilder:
         """Routes between measured ends that differ from those of least latency."""
         if not self.are_ends_measured:
             return []
-        ends = {(link.one, link.other) for link in self.links}
+        ends = {(link.there.source, link.there.target) for link in self.links}
         routes = []
         for source, target in sorted({*ends, *((other, one) for one, other in ends)}):
             via = [source, target] if self.regions else []
@@ -186,14 +198,16 @@ def rate(bits_per_second: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A latency as text that reads back."""
-    return f"{seconds * 1e3:.9g} ms"
+    """A latency as text that reads back, in us below 0.1 ms."""
+    return f"{seconds * 1e6:.9g} us" if 0 < seconds < 1e-4 else f"{seconds * 1e3:.9g} ms"
 
 
-def region_entry(hosts: int, up: float, down: float, latency: str, streams: int | None = None) -> str:
-    """Entry of `regions`: each host's own link in bit/s, the goodput of so many streams where it was measured."""
-    measured = {"measured": {"streams": streams}} if streams else {}
-    return _flow({"hosts": hosts, **rates("nic", up, down, _shown), "latency": latency, **measured})
+def region_entry(
+    hosts: int, up: float, down: float, latency_seconds: float, streams: int | None = None
+) -> str:
+    """Entry of `regions`: each host's own link in bit/s, the goodput of `streams` together where measured."""
+    card = LinkLine.between("", "", (up, down), latency_seconds, "", streams=(streams, streams))
+    return _flow({"hosts": hosts, **link_form("nic", card.there, card.back, _shown)})
 
 
 def _shown(of: Any, value: float) -> str:

@@ -65,6 +65,7 @@ __all__ = [
     "remarks_on_lines",
 ]
 
+_TO_ROUTER_SECONDS = 50e-6  # from a host to its place's router
 GOODPUT_SHARE = 1448 / 1514
 """Payload of a full TCP segment by its bytes on the wire (Ethernet frame), as `linux-tcp` counts them."""
 
@@ -143,16 +144,16 @@ class Pairs:
         for one, other in pairs:
             builder.links.append(self._link(one, other, assumed, taken))
         fastest = max(
-            max(link.up_bits_per_second, link.down_bits_per_second)
-            / (GOODPUT_SHARE if link.measured_streams else 1.0)
-            for link in builder.links
+            link.bits_per_second / (GOODPUT_SHARE if link.measured_streams else 1.0)
+            for line in builder.links
+            for link in (line.there, line.back)
         )
         nic = max(assumed.nic_bits_per_second, fastest)
         lines: dict[str, tuple[int, float, float]] = {}
         for place in dict.fromkeys(place for pair in sorted(pairs) for place in pair):
             up, down = assumed.nics.get(place, (nic, nic))
             lines[place] = assumed.hosts_of.get(place, assumed.hosts), up, down
-            builder.regions[safe_name(place, taken)] = region_entry(*lines[place], "50 us")
+            builder.regions[safe_name(place, taken)] = region_entry(*lines[place], _TO_ROUTER_SECONDS)
         given = {*assumed.nics, *assumed.hosts_of} - lines.keys()
         if given:
             raise unknown_names("place of --nic and --hosts", sorted(given), lines)
@@ -160,10 +161,11 @@ class Pairs:
         wire = {ends: goodput / GOODPUT_SHARE for ends, goodput in rates.items()}
         builder.remarks += remarks_on_lines(wire, lines, GOODPUT_SHARE)
         builder.not_read += self.not_read
+        others = " where regions say no other" if assumed.nics or assumed.hosts_of else ""
         builder.sources.append(
-            f"Assumed: {format_count(assumed.hosts, 'host')} a place, network cards of {rate(nic)}"
-            f"{' where regions say no other' if assumed.nics or assumed.hosts_of else ''}, 50 us to the place's"
-            " router. Rates that were measured are goodput, as many streams as `measured` says together."
+            f"Assumed: {format_count(assumed.hosts, 'host')} a place, network cards of {rate(nic)}{others},"
+            f" {milliseconds(_TO_ROUTER_SECONDS)} to the place's router. Rates that were measured are goodput, as many"
+            " streams as `measured` says together."
         )
         return builder
 
@@ -173,37 +175,32 @@ class Pairs:
         trips = [route.rtt_seconds for route in (there, back) if route.rtt_seconds is not None]
         notes = [f"{one} to {other}: {note}" for note in there.notes]
         notes += [f"{other} to {one}: {note}" for note in back.notes]
-        up, down = (
-            there.bits_per_second or back.bits_per_second,
-            back.bits_per_second or there.bits_per_second,
-        )
-        if up is None or down is None:
+        measured = [
+            route if route.bits_per_second else other for route, other in ((there, back), (back, there))
+        ]
+        rates = [route.bits_per_second for route in measured if route.bits_per_second]
+        streams: Sequence[int | None] = [route.streams for route in measured] if rates else (None, None)
+        if not rates:
             if assumed.bits_per_second is None:
                 raise InputError(f"{one} to {other}: no throughput was measured: assume one with --bandwidth")
-            up = down = assumed.bits_per_second
+            rates = [assumed.bits_per_second] * 2
             notes.append(f"rate assumed: {rate(assumed.bits_per_second)}")
-        elif there.bits_per_second is None or back.bits_per_second is None:
+        elif measured[0] is measured[1]:
             notes.append("rate measured in one direction, assumed in the other")
         if trips:
             latency = sum(trips) / len(trips) / 2
             # The route from each host to its place's router is part of what was measured.
-            latency = max(latency - 2 * 50e-6, 0.0)
+            latency = max(latency - 2 * _TO_ROUTER_SECONDS, 0.0)
         elif assumed.latency_seconds is not None:
             latency = assumed.latency_seconds
             notes.append(f"latency assumed: {milliseconds(latency)}")
         else:
             raise InputError(f"{one} to {other}: no round trip was measured: assume a latency with --latency")
-        losses = [route.loss for route in (there, back) if route.loss is not None]
-        return LinkLine(
-            safe_name(one, taken),
-            safe_name(other, taken),
-            up,
-            down,
-            latency,
-            max(losses, default=0.0),
-            "; ".join(notes),
-            max((route.streams for route in (there, back) if route.bits_per_second), default=None),
-        )
+        losses = {route.loss for route in (there, back) if route.loss is not None}
+        if len(losses) > 1:
+            notes.append("loss: the larger, for both directions")
+        ends = safe_name(one, taken), safe_name(other, taken)
+        return LinkLine.between(*ends, rates, latency, "; ".join(notes), max(losses, default=0.0), streams)
 
 
 _ALIKE = 1.1  # the largest of a place's rates by its least
@@ -550,10 +547,11 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
             for key in ("min_rtt", "mean_rtt")
             if sender.get(key)
         ]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: is no finished TCP run of iperf3 -J: {error!r} is missing or wrong"
-        ) from None
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else printable(error)
+        raise InputError(f"{path}: is no finished TCP run of iperf3 -J: {missing}") from None
     if limit and max(received for received, _ in directions) >= _AT_THE_LIMIT * limit:
         raise InputError(
             f"{path}: the run was held at {rate(limit)} (iperf3 -b), which says nothing of the link: measure without -b"

@@ -1,7 +1,8 @@
 """Network files of other tools: GraphML and GML read, SimGrid's platforms and tc scripts written.
 
 **GraphML and GML**, as the Internet Topology Zoo has them: coordinates and link speeds; directed graphs keep the rate
-of each direction. Attributes that are not read are listed in the topology's source.
+of each direction. Latency, loss and rate of an edge are read under their usual names, with the unit in the value
+(`latency "10 ms"`) or in the name (`delay_ms 10`). Attributes that are not read are listed in the topology's source.
 
 **SimGrid**: one zone with full routing, each link named `a->b`.
 
@@ -16,13 +17,14 @@ import itertools
 import math
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
 import networkx as nx
 
-from netsim.errors import InputError, printable
+from netsim.errors import InputError, located, printable
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -33,7 +35,7 @@ from netsim.formats.builder import (
     safe_name,
 )
 from netsim.topology.protocol import PRESETS
-from netsim.units import format_count
+from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +120,7 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     """Read a graph: every node a host, every edge a link; latencies from coordinates are marked as estimated.
 
     In a directed graph an edge is one direction; parallel edges of a direction add up. Of a graph in pieces the largest
-    is taken. Raises InputError for what is no graph, and for edges without speed or latency where nothing is assumed.
+    is taken. Raises InputError for what is no graph, and for edges without rate or latency where nothing is assumed.
     """
     name = Path(path).stem
     try:
@@ -133,12 +135,18 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
         line = printable(f"{type(error).__name__}: {error}")
         raise InputError(f"{path}: is no graph that can be read: {line}") from None
     connections: dict[tuple[Any, Any], tuple[list[_Edge], list[_Edge]]] = {}
+    not_read = set[str]()
+    num_loops = 0
     for source, target, facts in graph.edges(data=True):
+        num_loops += source == target
         if source != target:
             is_back = (target, source) in connections
             both = connections.setdefault((target, source) if is_back else (source, target), ([], []))
+            with located(f"{path}: {printable(source)} to {printable(target)}"):
+                edge = _read_edge(facts)
+            not_read |= edge.not_read
             for direction in (0, 1) if not graph.is_directed() else (int(is_back),):
-                both[direction].append(facts)
+                both[direction].append(edge)
     if not connections:
         raise InputError(f"{path}: has no links")
     pieces = sorted(nx.connected_components(nx.Graph(list(connections))), key=len, reverse=True)
@@ -160,24 +168,96 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     builder.sources.append(
         "Latencies marked as estimated are great-circle distances at 200,000 km/s; cables are longer."
     )
-    of_edges = {key for _, _, facts in graph.edges(data=True) for key in facts} - _EDGE_ATTRIBUTES
     of_nodes = {key for _, facts in graph.nodes(data=True) for key in facts} - _NODE_ATTRIBUTES
-    builder.not_read += [f"edges' {', '.join(sorted(of_edges))}"] if of_edges else []
+    builder.not_read += [f"edges' {', '.join(sorted(not_read))}"] if not_read else []
     builder.not_read += [f"nodes' {', '.join(sorted(of_nodes))}"] if of_nodes else []
-    telling = sorted(key for key in of_edges | of_nodes if _QUANTITIES.search(key))
+    builder.not_read += [f"{format_count(num_loops, 'edge')} of a node with itself"] if num_loops else []
+    telling = sorted(key for key in not_read | of_nodes if _QUANTITIES.search(key))
     if telling:
         builder.remarks.append(
-            f"{', '.join(telling)}: attributes that are not read, of which --latency, --bandwidth or coordinates took "
-            "the place: write their figures into the topology by hand"
+            f"{', '.join(telling)}: attributes that are not read (no unit in value or name, or a name that is not"
+            " known), of which --latency, --bandwidth or coordinates took the place: give them a unit, such as"
+            " '10 ms' or latency_ms, or write their figures into the topology by hand"
         )
     return builder
 
 
-_Edge = dict[str, Any]
-# Attributes of the Topology Zoo that are read, that say how, or that only describe.
-_EDGE_ATTRIBUTES = {"LinkSpeedRaw", "LinkLabel", "LinkSpeed", "LinkSpeedUnits", "LinkType", "LinkNote", "id"}
+# Attributes of the Topology Zoo that say how a rate was found, or that only describe.
+_DESCRIPTIONS = {"LinkLabel", "LinkSpeed", "LinkSpeedUnits", "LinkType", "LinkNote", "id"}
 _NODE_ATTRIBUTES = {"label", "Latitude", "Longitude", "id", "Country", "Internal", "type", "hyperedge"}
 _QUANTITIES = re.compile(r"latency|delay|rtt|loss|bandwidth|capacity|rate|speed|throughput", re.IGNORECASE)
+_NAMES = re.compile(
+    r"(?:link|edge|mean|avg)?[ _-]?(?:(?P<rtt>rtt|round[ _-]?trip(?:[ _-]?time)?)|(?P<latency>latency|delay)"
+    r"|(?P<loss>(?P<is_share>packet[ _-]?loss)|loss(?:[ _-]?rate)?)"
+    r"|(?P<rate>LinkSpeedRaw|bandwidth|bw|capacity|speed|throughput|(?:data|bit)?[ _-]?rate))"
+    r"(?:[ _(\[-]*(?P<unit>[a-z/_%\u00b5\u03bc]+)[)\]]*)?",
+    re.IGNORECASE,
+)
+_FIGURE = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?) ?([a-z/%\u00b5\u03bc]*)", re.IGNORECASE)
+_TIMES = re.compile(r"(nano|micro|milli|[num\u00b5\u03bc]?)s(?:ec(?:onds?)?)?", re.IGNORECASE)
+_TIME_UNITS = {"": "s", "m": "ms", "milli": "ms", "n": "ns", "nano": "ns"}  # any other is us
+_RATES = re.compile(r"((?:[kmgt]i?)?)(?:bps|bits?(?:[/_]?s(?:ec)?)?)", re.IGNORECASE)
+_PERCENT = {"%", "percent", "pct"}
+
+
+@dataclass
+class _Edge:
+    """Figures of an edge in SI units, None where it has none.
+
+    Attributes:
+        label: text that the rate was read from, where that is a label.
+        not_read: names of attributes that were not read.
+    """
+
+    bits_per_second: float | None = None
+    latency_seconds: float | None = None
+    loss: float | None = None
+    label: str = ""
+    not_read: set[str] = field(default_factory=set)
+
+
+def _read_edge(facts: Mapping[str, Any]) -> _Edge:
+    """Read each figure from the first attribute that has it; a rate from its label where no attribute has it."""
+    edge = _Edge(not_read=set(facts) - _DESCRIPTIONS)
+    for key in sorted(facts, key=lambda key: (key != "LinkSpeedRaw", key)):
+        kind, value = _quantity(key, str(facts[key]).strip())
+        if kind is not None and getattr(edge, kind) is None:
+            setattr(edge, kind, value)
+            edge.not_read.remove(key)
+    for text in (facts.get("LinkLabel"), f"{facts.get('LinkSpeed')}{facts.get('LinkSpeedUnits')}"):
+        if edge.bits_per_second is None and text is not None:
+            edge.bits_per_second = _label_rate(str(text).strip())
+            edge.label = "" if edge.bits_per_second is None else str(text).strip()
+    if edge.bits_per_second is None and any(map(str.isdigit, str(facts.get("LinkLabel", "")))):
+        edge.not_read.add("LinkLabel")
+    return edge
+
+
+def _quantity(name: str, text: str) -> tuple[str | None, float]:
+    """Field of an edge that an attribute gives and its value; None where it is not known, or has no unit.
+
+    >>> _quantity("delay_ms", "10"), _quantity("Bandwidth", "1.5 Gbps"), _quantity("latency", "10")
+    (('latency_seconds', 0.01), ('bits_per_second', 1500000000.0), (None, 0.0))
+    """
+    named, figure = _NAMES.fullmatch(name), _FIGURE.fullmatch(text)
+    if named is not None and named["rate"] and (labelled := _label_rate(text)):
+        return "bits_per_second", labelled
+    if named is None or figure is None:
+        return None, 0.0
+    number, unit = figure[1], figure[2] or named["unit"] or ""
+    if name == "LinkSpeedRaw":
+        unit = "bit/s"
+    if named["rate"] and (rated := _RATES.fullmatch(unit)):
+        prefix = {"k": "k"}.get(rated[1].lower(), rated[1].capitalize())
+        return "bits_per_second", parse_bits_per_second(f"{number} {prefix}bit/s")
+    if named["loss"] and unit.lower() in _PERCENT:
+        return "loss", parse_fraction(f"{number} %")
+    if named["is_share"] and not unit:  # as Shadow documents it
+        return "loss", float(number)
+    if (named["latency"] or named["rtt"]) and (timed := _TIMES.fullmatch(unit)):
+        seconds = parse_seconds(f"{number} {_TIME_UNITS.get(timed[1].lower(), 'us')}")
+        return "latency_seconds", seconds / 2 if named["rtt"] else seconds
+    return None, 0.0
 
 
 def _parsed_gml(text: str) -> Any:
@@ -203,12 +283,15 @@ def _graph_link(
     """A connection, from its edges there and back."""
     notes = []
     one, other = (label[end] for end in ends)
-    speeds = [[speed for edge in edges if (speed := _speed(edge)) is not None] for edges in both]
-    up, down = (sum(each) or None for each in speeds)
+    edges = [*both[0], *both[1]]
+    unread = sorted({name for edge in edges for name in edge.not_read if _QUANTITIES.search(name)})
+    hint = f" ({', '.join(unread)}: no unit in value or name)" if unread else ""
+    up, down = (sum(edge.bits_per_second or 0.0 for edge in each) or None for each in both)
     if up is None and down is None:
         if assumed.bits_per_second is None:
             raise InputError(
-                f"{path}: {one} to {other}: no LinkSpeedRaw, nor a label with a rate: assume a rate with --bandwidth"
+                f"{path}: {one} to {other}: no rate with a unit, LinkSpeedRaw or label with a rate{hint}: "
+                "assume a rate with --bandwidth"
             )
         up = down = assumed.bits_per_second
         notes.append(f"rate assumed: {rate(up)}")
@@ -217,49 +300,48 @@ def _graph_link(
         notes.append("rate of one direction, assumed for the other")
     elif (num := max(map(len, both))) > 1:
         notes.append(f"{num} parallel links together")
-    labels = {
-        str(edge["LinkLabel"])
-        for edge in (*both[0], *both[1])
-        if not _is_positive(edge.get("LinkSpeedRaw")) and _speed(edge)
-    }
-    if labels:
+    if labels := {edge.label for edge in edges if edge.label}:
         notes.append(f"rate by its label {' and '.join(sorted(labels))}")
     here, there = (_coordinates(nodes[end]) for end in ends)
-    if here is not None and there is not None:
+    latencies = [edge.latency_seconds for edge in edges if edge.latency_seconds is not None]
+    if latencies:
+        latency = sum(latencies) / len(latencies)
+        if min(latencies) < max(latencies):
+            notes.append(
+                f"mean of latencies from {milliseconds(min(latencies))} to {milliseconds(max(latencies))}"
+            )
+    elif here is not None and there is not None:
         latency = great_circle_metres(here, there) / _FIBRE_METRES_PER_SECOND
         notes.append("latency estimated from coordinates")
     elif assumed.latency_seconds is not None:
         latency = assumed.latency_seconds
         notes.append(f"latency assumed: {milliseconds(latency)}")
     else:
-        raise InputError(f"{path}: {one} to {other}: no coordinates: assume a latency with --latency")
+        raise InputError(
+            f"{path}: {one} to {other}: no latency with a unit, nor coordinates{hint}: "
+            "assume a latency with --latency"
+        )
+    losses = {edge.loss for edge in edges if edge.loss is not None}
+    if len(losses) > 1:
+        notes.append("loss: the largest, for both directions")
     assert up is not None
     assert down is not None
-    return LinkLine(one, other, up, down, latency, comment="; ".join(notes))
+    return LinkLine.between(one, other, (up, down), latency, "; ".join(notes), max(losses, default=0.0))
 
 
-def _speed(edge: Mapping[str, Any]) -> float | None:
-    """Bits per second: as the file has them, or by a label that leaves no doubt, such as 'OC-192c' or '2.5 Gbps'.
+def _label_rate(text: str) -> float | None:
+    """Bits per second by a label that leaves no doubt.
 
-    >>> _speed({"LinkLabel": "OC-192c"}), _speed({"LinkLabel": "2.5 Gbps"}), _speed({"LinkLabel": "10-20Gbps"})
+    >>> _label_rate("OC-192c"), _label_rate("2.5 Gbps"), _label_rate("10-20Gbps")
     (9953280000.0, 2500000000.0, None)
     """
-    if _is_positive(edge.get("LinkSpeedRaw")):
-        return float(edge["LinkSpeedRaw"])
-    match = _LABEL.fullmatch(str(edge.get("LinkLabel", "")).strip())
+    match = _LABEL.fullmatch(text)
     if match is None:
         return None
     carrier, transport, number, prefix = match.groups()
     if number is None:
         return 51.84e6 * (float(carrier) if carrier else 3 * float(transport))
     return float(number) * _LABEL_PREFIXES[prefix.upper()]
-
-
-def _is_positive(value: object) -> bool:
-    try:
-        return 0 < float(value) < math.inf  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
 
 
 def _coordinates(facts: Mapping[str, Any]) -> tuple[float, float] | None:

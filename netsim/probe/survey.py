@@ -358,7 +358,7 @@ def _region(found: Found, host: str) -> str:
         found.receives.get(host), [route for (_, to), route in found.routes.items() if to == host]
     )
     text = f"sends {sends[1]}; receives {receives[1]}"
-    entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), "0 ms", found.asked.streams)
+    entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), 0.0, found.asked.streams)
     return f"{entry}  # {text}"
 
 
@@ -388,16 +388,9 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
         )
     latency = found.rtt_seconds[one, other] / 2
     # A stream that reaches what all of them together do needs no others.
-    is_one_enough = all(route.single >= _AS_MUCH * route.best for route in (there, back))
-    return LinkLine(
-        one,
-        other,
-        _rounded(there.best),
-        _rounded(back.best),
-        round(latency, 7),
-        comment="; ".join(notes),
-        measured_streams=1 if is_one_enough else found.asked.streams,
-    )
+    streams = [1 if route.single >= _AS_MUCH * route.best else found.asked.streams for route in (there, back)]
+    rates = _rounded(there.best), _rounded(back.best)
+    return LinkLine.between(one, other, rates, round(latency, 7), "; ".join(notes), streams=streams)
 
 
 def _described(found: Found, source: str, target: str, route: RouteResult) -> str:

@@ -45,25 +45,55 @@ __all__ = [
     "RouteEntry",
     "TopologyFile",
     "likely_names",
+    "link_form",
     "plain_form",
-    "quality",
-    "rates",
     "read_topology",
 ]
 
 MAX_HOSTS = 20_000
 
 
-class MeasuredEntry(Schema):
-    """Measurement of a rate, end to end: the goodput of so many streams together."""
-
-    streams: Annotated[int, Field(ge=1, le=100_000)]
+_Streams = Annotated[int, Field(ge=1, le=100_000)]
 
 
-class _Pipe(Schema):
+class _EachWay(Schema):
+    """A value for both directions, under a key of its own, or one each: `up` and `down`."""
+
+    _both_key: ClassVar[str]
+    _example: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        both_ways, up, down = (getattr(self, key) for key in (self._both_key, "up", "down"))
+        if both_ways is not None and (up is not None or down is not None):
+            raise InputError(f"give either {self._both_key} (each way) or up and down, not both")
+        if both_ways is None and (up is None or down is None):
+            raise InputError(
+                f"give {self._both_key} (each way), or both up and down, such as {self._example}"
+            )
+        return self
+
+    def value(self, is_up: bool) -> Any:
+        """Value of one direction."""
+        both_ways = getattr(self, self._both_key)
+        return getattr(self, "up" if is_up else "down") if both_ways is None else both_ways
+
+
+class MeasuredEntry(_EachWay):
+    """Measurement of a rate, end to end: the goodput of this number of streams together."""
+
+    _both_key = "streams"
+    _example = "1"
+
+    streams: _Streams | None = None
+    up: _Streams | None = None
+    down: _Streams | None = None
+
+
+class _Pipe(_EachWay):
     """Keys common to links and regions' network cards: rates each way, latency, loss, queue."""
 
-    _rate_key: ClassVar[str]  # of a rate that holds both ways
+    _example = "'100 Mbit/s'"
 
     up: Rate | None = None
     down: Rate | None = None
@@ -75,28 +105,22 @@ class _Pipe(Schema):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        both_ways, key = getattr(self, self._rate_key), self._rate_key
         if self.latency is not None and self.rtt is not None:
             raise InputError("give either latency (one way) or rtt (twice that), not both")
-        if both_ways is not None and (self.up is not None or self.down is not None):
-            raise InputError(f"give either {key} (each way) or up and down, not both")
-        if both_ways is None and (self.up is None or self.down is None):
-            raise InputError(f"give {key} (each way), or both up and down, such as '100 Mbit/s'")
         return self
 
     def link(self, index: int, source: str, target: str, *, is_up: bool) -> Link:
         """One direction; `up` leads from the first name in `between`, or from a region's host to its router."""
-        rate = getattr(self, self._rate_key) or (self.up if is_up else self.down) or 0.0
         seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
-        streams = None if self.measured is None else self.measured.streams
+        streams = None if self.measured is None else self.measured.value(is_up)
         egress = getattr(self, "egress", 0.0)
-        return Link(index, source, target, rate, seconds, self.loss, self.queue, egress, streams)
+        return Link(index, source, target, self.value(is_up), seconds, self.loss, self.queue, egress, streams)
 
 
 class LinkEntry(_Pipe):
     """A connection of two hosts or routers; `up` is from the first name in `between` to the second."""
 
-    _rate_key = "bandwidth"
+    _both_key = "bandwidth"
 
     between: Ends
     bandwidth: Rate | None = None
@@ -106,7 +130,7 @@ class LinkEntry(_Pipe):
 class RegionEntry(_Pipe):
     """Hosts REGION.0, REGION.1, ... behind a router REGION; `nic` (or `up`, `down`) is each host's own link."""
 
-    _rate_key = "nic"
+    _both_key = "nic"
 
     hosts: Annotated[int, Field(ge=1, le=MAX_HOSTS)]
     nic: Rate | None = None
@@ -429,29 +453,30 @@ def likely_names(name: str, known: Collection[str]) -> Collection[str]:
     return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]
 
 
-def rates(both: str, up: float, down: float, write: Callable[[Any, float], Any] = written) -> dict[str, Any]:
-    """Rates of a link: one under the key `both` where they are equal, else `up` and `down`; `write` writes one."""
-    if up == down:
-        return {both: write(Rate, up)}
-    return {"up": write(Rate, up), "down": write(Rate, down)}
-
-
-def quality(
-    latency_seconds: float,
-    loss: float = 0.0,
-    queue_packets: int | None = None,
-    measured_streams: int | None = None,
-    write: Callable[[Any, float], Any] = written,
+def link_form(
+    key: str, link: Link, back: Link, write: Callable[[Any, float], Any] = written
 ) -> dict[str, Any]:
-    """Latency, loss, queue and measurement of a link, as keys of a file; without those it leaves out."""
+    """Keys of a connection's figures, defaults left out.
+
+    Args:
+        key: of the rate, where that of both directions is the same; else they are `up` and `down`.
+        link, back: its directions.
+        write: makes text of a quantity of a type.
+    """
+    streams = _each_way("streams", link.measured_streams, back.measured_streams)
     return {
-        "latency": write(Duration, latency_seconds),
+        **_each_way(key, write(Rate, link.bits_per_second), write(Rate, back.bits_per_second)),
+        "latency": write(Duration, link.latency_seconds),
         **_given(
-            loss=write(Loss, loss) if loss else None,
-            queue=queue_packets,
-            measured={"streams": measured_streams} if measured_streams else None,
+            loss=write(Loss, link.loss) if link.loss else None,
+            queue=link.queue_packets,
+            measured=streams if link.measured_streams else None,
         ),
     }
+
+
+def _each_way(key: str, up: Any, down: Any) -> dict[str, Any]:
+    return {key: up} if up == down else {"up": up, "down": down}
 
 
 def plain_form(topology: Topology) -> dict[str, Any]:
@@ -471,7 +496,7 @@ def plain_form(topology: Topology) -> dict[str, Any]:
         "links": [
             {
                 "between": [link.source, link.target],
-                **_figures("bandwidth", link, index[link.target, link.source]),
+                **link_form("bandwidth", link, index[link.target, link.source]),
                 **_given(egress=written(Price, link.dollars_per_byte or None)),
             }
             for link in topology.links
@@ -506,19 +531,12 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
         for number, host in enumerate(hosts):
             link = topology.link_between.get((host.name, region))
             if host.name == f"{region}.{number}" and link is not None and num_links[host.name] == 1:
-                card = _figures("nic", link, topology.link_between[region, host.name])
+                card = link_form("nic", link, topology.link_between[region, host.name])
                 machine = _given(device=host.device, devices=host.devices)
                 entries.append({"hosts": len(hosts), **card, **machine})
         if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
             regions[region] = entries[0]
     return regions
-
-
-def _figures(key: str, link: Link, back: Link) -> dict[str, Any]:
-    return {
-        **rates(key, link.bits_per_second, back.bits_per_second),
-        **quality(link.latency_seconds, link.loss, link.queue_packets, link.measured_streams),
-    }
 
 
 def _given(**entries: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Site:
     def join(self) -> None:
         asked = {"number": self.round, "seconds": 3.0, "averaging_seconds": 2.0, "weight": 1.0}
         members = self.world.members
-        members.rounds.join(self.number, self.ask(), {**asked, "awaited": self.awaited}, self.world.now)
+        members.join(self.number, self.ask(), {**asked, "awaited": self.awaited}, self.world.now)
 
     def act(self) -> None:
         if not self.is_over and self.life and self.question == 0:
@@ -147,7 +147,7 @@ class Site:
             "members": self.members,
         }
         about |= {"number": self.round, "is_finished": is_finished}
-        self.world.members.rounds.confirm(self.number, self.ask(), about, self.world.now)
+        self.world.members.confirm(self.number, self.ask(), about, self.world.now)
 
     def fetch(self) -> None:
         asked = {"at_least": max(self.round + 1, 0), "without": []}
@@ -209,12 +209,12 @@ def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() 
         for site in (0, 1):
             members.arrive(site, f"{site}.{life}", {}, now + site)
             sent.clear()
-            members.rounds.join(site, 1, asked, now + site)
+            members.join(site, 1, asked, now + site)
             members.update(now + site + 5 * (1 - site))  # some seconds after the first has come
             assert bool(sent) == (site == 1), (life, site, sent)
         attempt = {"number": START, "attempt": 0, "group": sent[-1][1]["group"], "members": [0, 1]}
         for site in (0, 1):
-            members.rounds.confirm(site, 2, {**attempt, "seconds": 9.0, "is_finished": True}, now + 10)
+            members.confirm(site, 2, {**attempt, "seconds": 9.0, "is_finished": True}, now + 10)
             members.publish(site, 0, now + 10)
         for site in (0, 1):
             members.depart(site, f"{site}.{life}", now + 20)
