@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from netsim.collectives.schedules.schedule import Schedule
+    from netsim.collectives.schedules.schedule import Bytes, Schedule
 
 __all__ = ["OPERATIONS", "Operation", "Side"]
 
@@ -94,13 +94,37 @@ class Operation:
         every = (self.gives is Side.ALL) + (self.takes is Side.ALL)
         return (every * (num_parties - 1) if every else 1) * self.has_size
 
-    def kept_bytes(self, schedule: Schedule) -> int:
-        """Bytes of parts whose giver is also their taker."""
-        if Side.ALL in (self.gives, self.takes) or self.is_message:
-            return 0
-        if self.is_per_pair:
-            return int(schedule.parts[:: schedule.num_ranks + 1].sum())
-        return int(schedule.parts[schedule.root])
+    def parts_of(self, side: Side, schedule: Schedule, member: int) -> range:
+        """Parts of the layout that a member has on a side."""
+        num = schedule.num_ranks
+        if side is Side.OWNER:
+            return range(member, member + 1)
+        if side is Side.SENDER:
+            return range(member * num, (member + 1) * num)
+        if side is Side.RECEIVER:
+            return range(member, num * num, num)
+        return range(len(schedule.parts) if self.member(side, schedule.root) in (None, member) else 0)
+
+    def least_bytes(self, schedule: Schedule) -> tuple[Bytes, Bytes]:
+        """Least bytes that each member sends, and receives, by any algorithm: what others take of it, and give it."""
+        given, taken = self._bytes_of(self.gives, schedule), self._bytes_of(self.takes, schedule)
+        diagonal = slice(None, None, schedule.num_ranks + 1)
+        kept = schedule.parts[diagonal] if self.is_per_pair else np.minimum(given, taken)
+        is_alone = schedule.num_ranks == 1
+        sent = given - (kept if is_alone or self.takes is not Side.ALL else 0)
+        received = taken - (kept if is_alone or self.gives is not Side.ALL else 0)
+        return sent * self.has_size, received * self.has_size
+
+    def _bytes_of(self, side: Side, schedule: Schedule) -> Bytes:
+        """Bytes of each member on a side, shape (num_ranks,)."""
+        parts, num = schedule.parts, schedule.num_ranks
+        if side is Side.OWNER:
+            return parts
+        if side in (Side.SENDER, Side.RECEIVER):
+            table: Bytes = parts.reshape(num, num).sum(axis=int(side is Side.SENDER))
+            return table
+        only = self.member(side, schedule.root)
+        return np.array([int(parts.sum()) * (only in (None, member)) for member in range(num)])
 
     def crossing_bytes(self, schedule: Schedule, inside: npt.NDArray[np.bool_]) -> int:
         """Bytes that must leave the members `inside` by any algorithm: parts with a giver inside and a taker outside.

@@ -17,6 +17,7 @@ from netgym.cli.main import main as netgym_main
 from netgym.experiment.experiment import Experiment
 from netsim import Topology
 from netsim.cli.main import main as netsim_main
+from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.files.documents import parse_document
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ def test_python_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr(netgym, "compare", partial(netgym.compare, overrides={"steps": 2}))
+    monkeypatch.setitem(ALGORITHMS, "all_reduce", dict(ALGORITHMS["all_reduce"]))
     exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
     named = re.findall(r'"([^"]+)"', snippet)
     unnamed = {path.name for path in tmp_path.iterdir()} - {"examples", *named}

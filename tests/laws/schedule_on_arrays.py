@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from netsim.collectives.schedules.schedule import Phase, Schedule
+from netsim.collectives.schedules.check import play
+from netsim.collectives.schedules.schedule import Schedule
 from netsim.errors import unknown_name
 
 __all__ = ["run_on_arrays"]
@@ -41,36 +41,12 @@ def run_on_arrays(schedule: Schedule, inputs: Sequence[Array | None], op: str = 
     held = [np.full(total, _poison(dtype), dtype) for _ in range(schedule.num_ranks)]
     for rank, array in enumerate(inputs):
         _put(schedule, rank, array, held[rank])
-    for phase in schedule.phases:
-        _run_phase(phase, held, COMBINE[op])
+    play(schedule, held, COMBINE[op])
     return [_result(schedule, rank, held[rank]) for rank in range(schedule.num_ranks)]
 
 
 def _poison(dtype: np.dtype[Any]) -> Any:
     return np.nan if dtype.kind == "f" else np.iinfo(dtype).max // 3
-
-
-def _run_phase(phase: Phase, held: list[Array], combine: Callable[[Array, Array], Array]) -> None:
-    itemsize = held[0].itemsize
-    in_flight: deque[list[tuple[int, int, Array]]] = deque()
-    for index in range(phase.num_steps + phase.window):
-        if len(in_flight) >= phase.window or index >= phase.num_steps:
-            for dst, low, values in in_flight.popleft() if in_flight else ():
-                target = held[dst][low : low + len(values)]
-                target[...] = combine(target, values) if phase.reduce else values
-        if index < phase.num_steps:
-            step = phase.step(index)
-            sent = []
-            for src, dst, offset, num_bytes in zip(
-                step.src.tolist(),
-                step.dst.tolist(),
-                step.offset.tolist(),
-                step.num_bytes.tolist(),
-                strict=True,
-            ):
-                low, high = offset // itemsize, (offset + num_bytes) // itemsize
-                sent.append((dst, low, held[src][low:high].copy()))
-            in_flight.append(sent)
 
 
 def _whole(schedule: Schedule, rank: int) -> list[tuple[int, int]]:

@@ -16,6 +16,9 @@ from schedule_on_arrays import run_on_arrays
 from netsim import InputError, schedule
 from netsim.collectives.schedules import trees
 from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm
+from netsim.collectives.schedules.check import check_bytes, check_schedule
+from netsim.collectives.schedules.direct import broadcast_direct
+from netsim.collectives.schedules.ring import all_gather_ring, all_reduce_ring
 from netsim.collectives.schedules.schedule import ListedPhase, Schedule, step_of
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
@@ -216,11 +219,13 @@ def test_an_algorithm_says_that_it_needs_regions_whatever_its_name(
         return schedule("all_reduce", 4, num_bytes=1000, algorithm=name, **regions)  # type: ignore[arg-type]
 
     row = Algorithm(builder, needs_regions=True, num_messages=lambda num: num * num)
-    monkeypatch.setitem(ALGORITHMS["all_reduce"], name, row)  # type: ignore[arg-type]
+    monkeypatch.setitem(ALGORITHMS["all_reduce"], name, row)
     assert sent().sent_bytes.sum() == 6 * 1000
-    monkeypatch.setitem(ALGORITHMS["all_reduce"], f"{name}-2", replace(row, needs_regions=False))  # type: ignore[arg-type]
+    monkeypatch.setitem(ALGORITHMS["all_reduce"], f"{name}-2", replace(row, needs_regions=False))
     name = f"{name}-2"
-    with pytest.raises(InputError, match=r"carry 0 B in all, and 6 kB have to pass .*needs_regions=True"):
+    with pytest.raises(
+        InputError, match=r"member 0 of 4 sends 0 B, .* at least 1 kB \(.* needs_regions=True\)"
+    ):
         sent()
 
 
@@ -235,13 +240,45 @@ def too_few(p: Any) -> tuple[ListedPhase, ...]:
     return (ListedPhase([step_of([(0, dst, 0, p.num_bytes) for dst in range(1, p.num_ranks - 1)])]),)
 
 
+def only_two(p: Any) -> tuple[ListedPhase, ...]:
+    """As many bytes as are needed in all, between two members."""
+    rows = [step_of([(0, 1, 0, p.num_bytes), (1, 0, 0, p.num_bytes)])] * 2 * p.num_ranks
+    return (ListedPhase(rows, reduce=True),)
+
+
+def never_adds(p: Any) -> tuple[Any, ...]:
+    return tuple(ListedPhase([phase.step(i) for i in range(phase.num_steps)]) for phase in all_reduce_ring(p))
+
+
+def passes_on_too_early(p: Any) -> tuple[ListedPhase, ...]:
+    """A ring that does not wait for what it passes on."""
+    (phase,) = all_gather_ring(p)
+    return (ListedPhase([phase.step(i) for i in range(phase.num_steps)], window=2),)
+
+
+def to_nobody(p: Any) -> tuple[ListedPhase, ...]:
+    return (ListedPhase([step_of([(0, dst, 0, p.num_bytes) for dst in range(1, p.num_ranks + 1)])]),)
+
+
 @pytest.mark.parametrize(
     ("op", "builder", "line"),
     [
         ("sendrecv", halves, "step 0 has two messages from member 0 to member 1: make them one"),
         ("broadcast", halves, "step 0 has two messages from member 0 to member 1: make them one"),
-        ("broadcast", too_few, "broadcast by mine: its messages carry 2 kB in all, and 3 kB have to pass"),
-        ("scatter", lambda p: (), "scatter by mine: its messages carry 0 B in all, and 750 B have to pass"),
+        ("broadcast", too_few, "member 3 of 4 receives 0 B, and broadcast takes at least 1 kB"),
+        (
+            "scatter",
+            lambda p: (),
+            "scatter by mine: member 0 of 4 sends 0 B, and scatter takes at least 750 B",
+        ),
+        ("all_reduce", only_two, "all_reduce by mine: member 2 of 4 sends 0 B"),
+        ("all_to_all", only_two, "all_to_all by mine: member 0 of 4 sends|member 2 of 4 sends 0 B"),
+        ("all_reduce", never_adds, "member 0 of 4 ends without the sum of the bytes from 0 on"),
+        ("all_gather", passes_on_too_early, "member 0 of 4 ends without the values of the bytes from"),
+        ("barrier", lambda p: (), "member 0 of 4 may finish before member 1 has begun"),
+        ("broadcast", to_nobody, "a message of a member that does not exist: members are 0 to 3"),
+        ("broadcast", lambda p: None, "<lambda> returned NoneType: return a tuple of phases, such as"),
+        ("broadcast", lambda p: [], "<lambda> returned list: return a tuple of phases, such as"),
     ],
 )
 def test_a_schedule_that_cannot_be_right_is_refused(
@@ -249,6 +286,24 @@ def test_a_schedule_that_cannot_be_right_is_refused(
 ) -> None:
     """Two messages of a pair in a step were a deadlock under gloo alone; too few bytes took no time."""
     row = Algorithm(builder, needs_regions=False, num_messages=lambda num: num)
-    monkeypatch.setitem(ALGORITHMS[op], "mine", row)  # type: ignore[arg-type]
+    monkeypatch.setitem(ALGORITHMS[op], "mine", row)
     with pytest.raises(InputError, match=line):
         schedule(op, 2 if op == "sendrecv" else 4, num_bytes=1000, algorithm="mine")
+
+
+def test_an_algorithm_that_replaces_another_of_its_name_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for builder, num_steps in ((trees.broadcast_tree, 2), (broadcast_direct, 1)):
+        row = Algorithm(builder, needs_regions=False, num_messages=lambda num: num)
+        monkeypatch.setitem(ALGORITHMS["broadcast"], "mine", row)
+        assert schedule("broadcast", 4, num_bytes=1000, algorithm="mine").num_steps == num_steps
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ROWS)
+@given(data=st.data())
+def test_shipped_algorithms_pass_the_checks_of_others(op: str, algorithm: str, data: st.DataObject) -> None:
+    made = data.draw(schedules(op, algorithm))
+    check_bytes(made)
+    if made.num_bytes or op in ("barrier", "all_to_all"):
+        check_schedule(made)
