@@ -93,7 +93,8 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
     host k in natural order, counted from 0.
 
     Args:
-        path: CSV file in UTF-8 with the columns `start_s`, `src`, `dst` and `bytes`.
+        path: CSV file in UTF-8 with the columns `start_s`, `src`, `dst` and `bytes`; bare numbers are seconds and
+            bytes, other cells have their unit ("100 ms", "10 MB").
         topology: hosts that the list may name.
 
     Raises:
@@ -111,18 +112,19 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
     names = list(hosts)
     if not any(name.isdigit() for name in names):
         hosts |= {str(index): index for index in range(len(names))}
+
+    def host(name: str) -> int:
+        if name not in hosts:
+            raise unknown_name("host", name, names)
+        return hosts[name]
+
+    columns = [header.index(name) for name in _COLUMNS]
     flows = []
     for line, row in numbered:
         if len(row) != len(header):
             raise InputError(f"{path}:{line}: expected {len(header)} cells, got {len(row)}")
-        start, src, dst, num_bytes = (row[header.index(name)].strip() for name in _COLUMNS)
-        for column, name in (("src", src), ("dst", dst)):
-            if name not in hosts:
-                unknown = unknown_name("host", name, names)
-                raise type(unknown)(f"{path}:{line}: column {column}: {unknown}")
-        at = _number(f"{path}:{line}: column start_s", start, "seconds")
-        size = _number(f"{path}:{line}: column bytes", num_bytes, "bytes")
-        flows.append(Flow(at, hosts[src], hosts[dst], size))
+        cells = [row[column].strip() for column in columns]
+        flows.append(_flow(f"{path}:{line}: column", cells, host, _seconds_of_cell, _bytes_of_cell))
     return FlowTable(header, tuple(row for _, row in numbered), tuple(flows))
 
 
@@ -137,18 +139,52 @@ def _check_header(header: tuple[str, ...], path: str | Path) -> None:
             raise InputError(f"{path}:1: column {name} {again}")
 
 
-def _number(where: str, text: str, unit: str) -> float:
+def _seconds_of_cell(text: str) -> float:
+    """Read seconds: a bare number, as the column says, or a time with its unit."""
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise InputError(f"{where}: expected a number of {unit}, zero or more, got {text!r}")
-    if unit == "bytes" and number > MOST_BYTES:
-        raise InputError(f"{where}: expected at most {MOST_BYTES:g} bytes, got {text!r}: split the transfer")
-    if unit == "bytes" and not number.is_integer():
-        raise InputError(f"{where}: expected whole bytes, got {text!r}")
-    return number
+        return parse_seconds(text)
+
+
+def _bytes_of_cell(text: str) -> float:
+    """Read bytes: a bare number, as the column says, or a size with its unit."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse_bytes(text)
+
+
+def _flow(
+    where: str,
+    row: Sequence[Any],
+    host: Callable[[Any], int],
+    read_seconds: Callable[[str], float],
+    read_bytes: Callable[[str], float],
+) -> Flow:
+    """Check one transfer: start, hosts, bytes; `where` begins the line of an error, and text is read by the readers."""
+    start, src, dst, size = row
+    amounts = []
+    for name, value, read in (("start_s", start, read_seconds), ("bytes", size, read_bytes)):
+        number = value
+        if isinstance(value, str):
+            with located(f"{where} {name}"):
+                number = read(value)
+        if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
+            noun = "seconds" if name == "start_s" else name
+            raise InputError(f"{where} {name}: expected a number of {noun}, zero or more, got {value!r}")
+        amounts.append(float(number))
+    if amounts[1] > MOST_BYTES:
+        raise InputError(
+            f"{where} bytes: expected at most {MOST_BYTES:g} bytes, got {size!r}: split the transfer"
+        )
+    if not amounts[1].is_integer():
+        raise InputError(f"{where} bytes: expected whole bytes, got {size!r}")
+    ends = []
+    for name, end in (("src", src), ("dst", dst)):
+        with located(f"{where} {name}"):
+            ends.append(host(end))
+    return Flow(amounts[0], ends[0], ends[1], amounts[1])
 
 
 @dataclass(frozen=True)
@@ -218,40 +254,28 @@ def network_and_protocol(
     return net, Protocol.resolve(protocol, net.protocol)
 
 
-def host_index(topology: Topology, host: object, where: str) -> int:
-    """Index of a host given by name or index; `where` begins the error's line."""
+def host_index(topology: Topology, host: object) -> int:
+    """Index of a host given by name or index."""
     if isinstance(host, str):
         return topology.host_index(host)
     if isinstance(host, Integral) and not isinstance(host, bool) and 0 <= int(host) < len(topology.hosts):
         return int(host)
-    raise InputError(f"{where}: {host!r} is no host; give a name, or an index below {len(topology.hosts)}")
+    raise InputError(f"{host!r} is no host; give a name, or an index below {len(topology.hosts)}")
 
 
 def _row(number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology) -> Flow:
-    where = f"flows: row {number}"
+    where = f"flows: row {number}:"
     if hasattr(row, "keys"):
         missing = [key for key in _COLUMNS if key not in row]
         if missing:
-            raise InputError(f"{where}: no {', '.join(missing)}; give start_s, src, dst and bytes")
+            raise InputError(f"{where} no {', '.join(missing)}; give start_s, src, dst and bytes")
         row = [row[key] for key in _COLUMNS]  # type: ignore[call-overload]
     if isinstance(row, str) or len(row) != 4:
         raise InputError(
-            f"{where}: {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
+            f"{where} {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
             "('1 s', from, to, '5 MB')"
         )
-    start, src, dst, num_bytes = row
-    with located(where):
-        start = parse_seconds(start) if isinstance(start, str) else start
-        num_bytes = parse_bytes(num_bytes) if isinstance(num_bytes, str) else num_bytes
-    for value in (start, num_bytes):
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
-            raise InputError(f"{where}: {value!r} is no finite number from 0 up")
-    if num_bytes > MOST_BYTES:
-        raise InputError(f"{where}: {num_bytes!r} bytes are more than {MOST_BYTES:g}: split the transfer")
-    if num_bytes != int(num_bytes):
-        raise InputError(f"{where}: {num_bytes!r} bytes; give a whole number, or text such as '5 MB'")
-    source, target = (host_index(topology, host, where) for host in (src, dst))
-    return Flow(float(start), source, target, float(num_bytes))
+    return _flow(where, row, partial(host_index, topology), parse_seconds, parse_bytes)
 
 
 def time_flows(

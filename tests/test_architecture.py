@@ -280,3 +280,18 @@ def test_a_former_import_path_works_and_names_its_successor(former: str, name: s
     (line,) = ast.literal_eval(done.stdout)
     assert line.startswith(f"FutureWarning {former.partition('.')[0]}.")
     assert f"has moved: write {successor.split('.')[0]}" in line
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from exogym_core.__main__ import main; sys.exit(main())",
+        "runpy.run_module('exogym_core', {}, '__main__')",
+    ],
+)
+def test_scripts_of_earlier_installations_start_netgym(start: str) -> None:
+    """An editable installation keeps its console script, which imports `main` from where it was."""
+    code = f"import runpy, sys; sys.argv = ['netgym', '--version']; {start}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("netgym")

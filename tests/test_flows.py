@@ -36,6 +36,12 @@ def test_rows_come_back_with_their_instants(folder: Path) -> None:
     )
 
 
+def test_cells_may_have_their_unit(folder: Path) -> None:
+    code, out, _ = run(folder, "start_s,src,dst,bytes\n500 ms,h2,h10,1 MB\n0.5,h10,h2,1e6\n")
+    assert code == 0
+    assert [line.split(",")[-1] for line in out.splitlines()[1:]] == ["1.51", "1.51"]
+
+
 def test_results_go_to_a_file_as_a_whole(folder: Path) -> None:
     code, out, _ = run(folder, "start_s,src,dst,bytes\n0,h2,h10,0\n", "--out", str(folder / "out.csv"))
     assert (code, out) == (0, "")

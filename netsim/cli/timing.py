@@ -59,8 +59,9 @@ def flows_command(
 ) -> None:
     """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
-    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s. The protocol
-    and the links that limit transfers are printed on stderr.
+    FLOWS.csv has the columns start_s, src, dst and bytes ("100 ms", "10 MB"; bare numbers are seconds and
+    bytes); the result has the same rows and finish_s. The protocol and the links that limit transfers are printed on
+    stderr.
 
     Args:
         out: Default: standard output.

@@ -15,6 +15,7 @@ from netsim.collectives.schedules.schedule import Problem
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Weather
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choices", "parse_collectives", "schedule"]
 
+_MOST_BYTES = 10**15  # sums over ranks and steps stay whole in 64 bits
 _MOST_REMEMBERED = 4096
 _SIGNIFICANT_BITS = 6  # of the size for which an algorithm is chosen
 
@@ -220,6 +222,10 @@ def _problem(
         raise InputError(f"{op}: element_bytes is {grain}; it must be 1 or more")
     flat = None if parts is None else _flat_parts(op, num_ranks, parts)
     total = int(num_bytes) if flat is None else sum(flat)
+    num_bytes_each, each = (total // num_ranks, " a rank") if OPERATIONS[op].is_per_pair else (total, "")
+    if num_bytes_each > _MOST_BYTES:
+        size, most = format_bytes(num_bytes_each), format_bytes(_MOST_BYTES)
+        raise InputError(f"{op}: {size}{each} is more than the {most} that are timed at once: split it")
     regions = () if topology is None or hosts is None else tuple(map(topology.region_of, hosts))
     return Problem(op, default_algorithm(op), num_ranks, total, root, grain, flat, regions)
 

@@ -192,7 +192,8 @@ def _hosts(topology: Topology, ranks: Sequence[str | int] | None, operation: Ope
     every = tuple(range(len(topology.hosts)))
     if ranks is None:
         return every[:2] if operation.is_message else every
-    hosts = tuple(host_index(topology, host, f"{operation.name}: ranks") for host in ranks)
+    with located(f"{operation.name}: ranks"):
+        hosts = tuple(host_index(topology, host) for host in ranks)
     if operation.is_message and len(hosts) != 2:
         raise InputError(f"{operation.name}: {len(hosts)} ranks given; name two, sender and receiver")
     return hosts

@@ -105,7 +105,7 @@ class Estimator:
             problem: the collective, by any algorithm.
             hosts: the host of each member.
         """
-        names = self._candidates(problem.op)
+        names = self._candidates(problem)
         if len(names) == 1 or len(set(hosts)) < 2:
             return names[0]
         rivals = {name: self._rival(replace(problem, algorithm=name), hosts) for name in names}
@@ -122,7 +122,7 @@ class Estimator:
 
     def contenders(self, problem: Problem, hosts: Sequence[int], within: float) -> list[str]:
         """Other algorithms between `hosts` that take at most `within` times as long as the problem's, all different."""
-        names = self._candidates(problem.op)
+        names = self._candidates(problem)
         if len(names) == 1 or len(set(hosts)) < 2:
             return []
         seconds = {problem.algorithm: self._rival_seconds(self._rival(problem, hosts), hosts)}
@@ -135,12 +135,14 @@ class Estimator:
                     seconds[name] = took
         return list(seconds)[1:]
 
-    def _candidates(self, op: str) -> tuple[str, ...]:
+    def _candidates(self, problem: Problem) -> tuple[str, ...]:
         """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
-        own = [name for name in ALGORITHMS[op] if name in self._protocol.algorithms]
+        every = ALGORITHMS[problem.op]
+        own = [name for name in every if name in self._protocol.algorithms]
         seen: dict[object, str] = {}
-        for name in own or ALGORITHMS[op]:
-            seen.setdefault(ALGORITHMS[op][name], name)
+        for name in own or every:
+            if problem.num_bytes <= every[name].most_bytes:
+                seen.setdefault(every[name], name)
         return tuple(seen.values())
 
     def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:

@@ -110,6 +110,7 @@ _read_any_rate = _limited(
 )
 _read_rate = _limited(_read_any_rate, lambda rate: rate > 0, "a rate above zero", _NO_LINK)
 _read_duration = _limited(parse_seconds, lambda seconds: seconds <= 1e9, "a time of at most 1e9 s")
+_read_bytes = _limited(parse_bytes, lambda size: size <= 1e17, "a size of at most 1e17 bytes")
 _read_interval = _limited(_read_duration, lambda seconds: seconds >= 1e-6, "a time of at least 1 us")
 _read_loss = _limited(parse_fraction, lambda loss: loss < 1, "a loss below 100 %", _NO_LINK)
 
@@ -171,7 +172,7 @@ Share: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), _PERCENTAGE
 Price: TypeAlias = Annotated[
     float, BeforeValidator(parse_dollars_per_byte), _PRICE, _schema("0.02 $/GB", r"\$/([kMGT]i?)?B")
 ]
-Bytes: TypeAlias = Annotated[int, BeforeValidator(parse_bytes), _schema("4 MiB", "([kMGT]i?)?B")]
+Bytes: TypeAlias = Annotated[int, BeforeValidator(_read_bytes), _schema("4 MiB", "([kMGT]i?)?B")]
 Packets: TypeAlias = Annotated[int, BeforeValidator(_read_packets), Field(json_schema_extra={"minimum": 1})]
 Ends: TypeAlias = Annotated[list[Name], Field(min_length=2, max_length=2)]
 Series: TypeAlias = Annotated[Any, BeforeValidator(_read_series)]

@@ -1,11 +1,12 @@
 """The table of collective algorithms, and `build`, which makes a schedule by one of them.
 
-A new algorithm is one function in a file of its own and one row here; the row inherits every test. Algorithms that users
-add to the table are checked when their schedules are built.
+A new algorithm is one function in a file of its own and one row here; the row inherits every test. Algorithms that
+users add to the table are checked when their schedules are built.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from netsim.collectives.schedules import direct, gloo, ring, trees
 from netsim.collectives.schedules.check import check_bytes, check_schedule
 from netsim.collectives.schedules.schedule import Phase, Problem, Schedule
 from netsim.errors import InputError, unknown_name
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +32,16 @@ class Algorithm:
         build: builds its phases.
         needs_regions: reads `Problem.regions`.
         num_messages: largest number of messages in a step, by the number of members (of regions, if it needs regions).
+        most_bytes: largest `Problem.num_bytes`, where pieces of a fixed size are listed.
     """
 
     build: Callable[[Problem], tuple[Phase, ...]]
     needs_regions: bool
     num_messages: Callable[[int], int]
+    most_bytes: float = math.inf
+
+
+_MOST_SEGMENTED_BYTES = 1e13  # ten million segments, a gigabyte of memory
 
 
 def _a_member(num: int) -> int:
@@ -48,6 +55,11 @@ def _a_pair(num: int) -> int:
 def _flat(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
     """An algorithm with at most one message a member in a step."""
     return Algorithm(build, needs_regions=False, num_messages=_a_member)
+
+
+def _segmented(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
+    """A ring of gloo, whose segments of at most 1 MiB are listed."""
+    return replace(_flat(build), most_bytes=_MOST_SEGMENTED_BYTES)
 
 
 def _crowd(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
@@ -65,7 +77,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "two-level-direct": Algorithm(
             trees.all_reduce_two_level_direct, needs_regions=True, num_messages=_a_pair
         ),
-        "gloo": _flat(gloo.all_reduce_gloo),
+        "gloo": _segmented(gloo.all_reduce_gloo),
     },
     "all_gather": {
         "ring": _flat(ring.all_gather_ring),
@@ -75,7 +87,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "reduce_scatter": {
         "ring": _flat(ring.reduce_scatter_ring),
         "direct": _crowd(direct.reduce_scatter_direct),
-        "gloo": _flat(gloo.all_reduce_gloo),
+        "gloo": _segmented(gloo.all_reduce_gloo),
     },
     "broadcast": {
         "tree": _flat(trees.broadcast_tree),
@@ -85,7 +97,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "reduce": {
         "tree": _flat(trees.reduce_tree),
         "direct": _flat(direct.reduce_direct),
-        "gloo": _flat(gloo.reduce_gloo),
+        "gloo": _segmented(gloo.reduce_gloo),
     },
     "gather": dict.fromkeys(("direct", "gloo"), _flat(direct.gather_direct)),
     "scatter": dict.fromkeys(("direct", "gloo"), _flat(direct.scatter_direct)),
@@ -118,9 +130,14 @@ def build(p: Problem) -> Schedule:
     """Build the schedule of one collective; equal problems return the same object.
 
     Raises:
-        InputError: an algorithm that is not shipped does not compute its operation.
+        InputError: there are too many bytes for the algorithm, or it is not shipped and does not compute its operation.
     """
     algorithm = ALGORITHMS[p.op][p.algorithm]
+    if p.num_bytes > algorithm.most_bytes:
+        raise InputError(
+            f"{p.op} by {p.algorithm}: expected at most {format_bytes(algorithm.most_bytes)}, got "
+            f"{format_bytes(p.num_bytes)}: split it, or choose another algorithm"
+        )
     regions = (p.regions or ("",) * p.num_ranks) if algorithm.needs_regions else ()
     return _build(replace(p, regions=regions), algorithm)
 
