@@ -1,28 +1,58 @@
-"""Compute time: parsing, the device table, FLOPs against their formulas, repeatable draws."""
+"""Compute time: steps, codecs, optimizers' updates, shared cores and devices; parsing, formulas, draws."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 import statistics
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
+import strategy_reference as reference
 import torch
+from experiments import Squares, experiment, fitted
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_ports import finished
+from test_crashed_hosts import compute, crash, star
+from torch import nn
+from torch.utils.data import TensorDataset
+from worlds import chain_form
 
+from exogym_core import Trainer
+from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import (
+    BothWays,
+    Coding,
     Compute,
     Flops,
     MeasuredStep,
     StepDurations,
     Stragglers,
+    Updates,
 )
 from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
-from exogym_core.cost.speeds import measure_seconds
+from exogym_core.cost.speeds import charge_updates, measure_seconds, seconds_of
+from exogym_core.strategy import (
+    STRATEGIES,
+    AllReduceStrategy,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    Strategy,
+    build_strategy,
+)
+from exogym_core.strategy.parts.codecs import CODECS, CastCodec
+from exogym_core.strategy.trials import coding_trials
+from netgym.cli.main import main
 from netgym.tasks import GPT, MLP
+from netsim import Topology
 from netsim.errors import InputError
+from netsim.ranks import Advance, Mark
 
 
 @pytest.mark.parametrize(
@@ -223,3 +253,482 @@ def test_draws_depend_on_seed_host_and_step_alone(seed, host, step):
 
 def test_without_spread_every_step_is_equal():
     assert StepDurations(Compute(fixed=0.25), 0.25, seed=0, host=0).seconds(7) == 0.25
+
+
+# --- what compressing costs ---------------------------------------------------------------------------------
+
+ENCODED, DECODED = 1000, 4000  # bytes a second: slow enough to see
+
+
+def both(encode: int, decode: int) -> BothWays:
+    return BothWays.model_construct(encode=encode, decode=decode)
+
+
+SPEEDS = Coding({"": both(ENCODED, DECODED)})
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, Coding({})),
+        ("free", Coding({})),
+        ("measured", Coding.model_construct(None)),
+        ("2 GB/s", Coding({"": both(2 * 10**9, 2 * 10**9)})),
+        ({"encode": "1 kB/s", "decode": "4 kB/s"}, SPEEDS),
+        (
+            {"int8": "1 MB/s", "fp16": {"encode": "2 MiB/s", "decode": "1 B/s"}},
+            Coding({"fp16": both(2**21, 1), "int8": both(10**6, 10**6)}),
+        ),
+    ],
+)
+def test_coding_specs_parse_and_come_back(spec: Any, expected: Coding) -> None:
+    parsed = Coding.model_validate(spec)
+    assert parsed == expected
+    assert Coding.model_validate(parsed.model_dump()) == parsed
+    compute = Compute.parse({"fixed": "1 s", "coding": spec})
+    assert compute.coding == parsed
+    assert Compute.parse(compute.to_mapping()) == compute
+
+
+def coding_seconds(strategy: Strategy, coding: Coding | None, num_ranks: int = 2, steps: int = 2) -> float:
+    """Virtual seconds on a network where nothing but coding takes time worth telling."""
+    model, batches = reference.make_problem(num_ranks, steps, 3, 8, seed=1)
+    run = reference.run_strategy(strategy, model, batches, coding=coding, topology="two-datacenters")
+    without = reference.run_strategy(strategy, model, batches, topology="two-datacenters")
+    assert all(torch.equal(a, b) for a, b in zip(run.results, without.results, strict=True))
+    assert [t.bytes_sent for t in run.traffic] == [t.bytes_sent for t in without.traffic]
+    return run.virtual_seconds - without.virtual_seconds
+
+
+def cost(encoded: float, decoded: float) -> float:
+    return 4 * encoded / ENCODED + 4 * decoded / DECODED
+
+
+NUM_VALUES = 8 * 3 + 8 + 8 * 6 + 1
+
+
+def test_what_codecs_do_is_charged_to_the_second() -> None:
+    """Of 81 values two ranks sum up 41 and 40: the slower one counts."""
+    largest = 41
+    once = cost(NUM_VALUES + largest, 2 * largest + NUM_VALUES)
+    assert coding_seconds(AllReduceStrategy(codec="int8"), SPEEDS) == pytest.approx(2 * once, rel=1e-6)
+    assert coding_seconds(FedAvgStrategy(codec="fp16", H=2), SPEEDS) == pytest.approx(once, rel=1e-6)
+    assert coding_seconds(DiLoCoStrategy(codec="int8", H=2), SPEEDS) == pytest.approx(once, rel=1e-6)
+    fed_back = once + cost(0, NUM_VALUES + largest)  # what is owed must be decoded
+    feedback = DiLoCoStrategy(codec="int8", H=2, error_feedback=True)
+    assert coding_seconds(feedback, SPEEDS) == pytest.approx(fed_back, rel=1e-6)
+    robust = cost(NUM_VALUES, 2 * NUM_VALUES)
+    median = DiLoCoStrategy(codec="int8", H=2, aggregate="median")
+    assert coding_seconds(median, SPEEDS) == pytest.approx(robust, rel=1e-6)
+    assert coding_seconds(DeMoStrategy(), SPEEDS) == pytest.approx(2 * cost(NUM_VALUES, NUM_VALUES), rel=1e-6)
+
+
+def test_what_is_not_coded_costs_nothing() -> None:
+    for strategy in (AllReduceStrategy(), DiLoCoStrategy(H=1), FedAvgStrategy(codec="fp32")):
+        assert coding_seconds(strategy, SPEEDS) == 0
+    assert coding_seconds(AllReduceStrategy(codec="int8"), Coding({})) == 0
+    assert coding_seconds(DiLoCoStrategy(codec="int8", H=2), SPEEDS, num_ranks=1) == 0
+
+
+def test_speeds_by_codec() -> None:
+    speeds = Coding(dict.fromkeys(["fp16", "CastCodec"], both(ENCODED, DECODED)))
+    assert coding_seconds(AllReduceStrategy(codec="fp16"), speeds) > 0
+    assert coding_seconds(AllReduceStrategy(codec=CastCodec(torch.float16)), speeds) > 0
+    line = "compute.coding: has no speed for codec 'int8', only for CastCodec, fp16; add one"
+    with pytest.raises(InputError, match=line):
+        coding_seconds(DiLoCoStrategy(codec="int8", H=100), speeds)  # before the first round
+
+
+def fit(strategy: Strategy, **options: Any) -> Any:
+    values = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
+    given = {"strategy": strategy, "topology": "two-datacenters", **options}
+    return fitted(Squares(6, 6), TensorDataset(values, values), **given)
+
+
+def test_measured_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) -> None:
+    compute = {"fixed": "10 ms", "coding": "measured"}
+    strategy = DiLoCoStrategy(codec="quantile8bit", H=1)
+    kept = {"checkpoint_interval": 2, "save_dir": tmp_path}
+    measured = fit(strategy, compute=compute, **kept)
+    names = {name for name, codec in CODECS.items() if codec is not None} | {
+        *("demo", "largest", "linear", "low-rank", "qsgd", "sign", "statistical"),
+    }
+    assert set(measured.compute["coding"]) == names
+    assert all(
+        speed > 0
+        for each in Compute.parse(measured.compute).coding.speeds.values()
+        for speed in (each.encode, each.decode)
+    )
+    again = fit(strategy, compute=measured.compute)
+    assert again.virtual_seconds == measured.virtual_seconds > fit(strategy, compute="10 ms").virtual_seconds
+    assert again.compute_utilisation > fit(strategy, compute="10 ms").compute_utilisation
+    resumed = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=measured.checkpoint_folder)
+    assert resumed.resumed_step == 2
+    assert resumed.compute == measured.compute, "the speeds of then hold now"
+    assert resumed.virtual_seconds == measured.virtual_seconds
+
+
+class Halves(Strategy):
+    """Averages parameters in bf16 at each step; `charges` what that costs, or not."""
+
+    def __init__(self, charges: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.charges = charges
+
+    def step(self) -> None:
+        self.optimizer_step()
+        flat = torch.cat([parameter.detach().flatten() for parameter in self.trainable])
+        sent = flat.to(torch.bfloat16)
+        self.comm.all_reduce(sent, "avg")
+        if self.charges:
+            self.charge("halves", "encode", len(flat))
+            self.charge("halves", "decode", len(flat))
+        nn.utils.vector_to_parameters(sent.float(), self.trainable)
+        super().step()
+
+
+class TenthCodec(CastCodec):
+    """One of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float16)
+
+
+def test_own_coding_is_charged_or_reported() -> None:
+    """At 10 kB/s 42 values take 16.8 ms to encode and as long to decode, three times."""
+    slow = {"fixed": "1 s", "coding": "10 kB/s"}
+    with pytest.warns(UserWarning, match="Halves: coding not charged: it sends encoded values"):
+        free = fit(Halves(charges=False, lr=0.1), compute=slow)
+    assert free.coding == "not charged"
+    paid = fit(Halves(charges=True, lr=0.1), compute=slow)
+    assert paid.coding == "charged"
+    assert paid.virtual_seconds - free.virtual_seconds == pytest.approx(3 * 2 * 42 * 4 / 10_000, rel=1e-3)
+    assert fit(Halves(charges=False, lr=0.1), compute="1 s").coding is None, "coding is free for all"
+    for strategy in (AllReduceStrategy(lr=0.1), DiLoCoStrategy(H=2, lr=0.1)):
+        assert fit(strategy, compute=slow).coding is None, "nothing is encoded"
+    assert fit(AllReduceStrategy(codec=TenthCodec(), lr=0.1), compute=slow).coding == "charged"
+
+
+@pytest.mark.parametrize("coding", ["measured", {"int8": "2 GB/s"}])
+def test_a_codec_of_ones_own_without_a_speed_is_measured(coding: Any, tmp_path: Path) -> None:
+    compute = {"fixed": "10 ms", "coding": coding}
+    strategy = DiLoCoStrategy(codec=TenthCodec(), H=1)
+    kept = {"checkpoint_interval": 2, "save_dir": tmp_path}
+    measured = fit(strategy, compute=compute, **kept)
+    assert "TenthCodec" in measured.compute["coding"]
+    assert measured.coding == "charged"
+    again = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=measured.checkpoint_folder)
+    assert again.resumed_step == 2
+    assert again.compute == measured.compute, "the speeds of then hold now"
+    assert fit(DiLoCoStrategy(codec="int8", H=1), compute=measured.compute).coding == "charged"
+
+
+def test_an_override_of_setup_from_times_in_which_coding_was_free_still_runs() -> None:
+    class Old(AllReduceStrategy):
+        def setup(self, model: nn.Module, comm: Any, max_steps: int, seed: int) -> None:  # type: ignore[override]
+            super().setup(model, comm, max_steps, seed)
+
+    assert fit(Old(lr=0.1), compute={"fixed": "1 s", "coding": "10 kB/s"}).coding is None
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_shipped_strategy_encodes_for_nothing(name: str) -> None:
+    options: dict[str, Any] = {"servers": 3} if name == "HALoS" else {}
+    if name in (
+        "SPARTA+DiLoCo",
+        "DiLoCo",
+        "FedAvg",
+        "LocalSGD",
+        "SlowMo",
+        "MuLoCo",
+        "SparseLoCo",
+        "QsparseLocalSGD",
+    ):
+        strategy = build_strategy(name, H=2)
+    else:
+        strategy = build_strategy(name)
+    compute = {"fixed": "10 ms", "coding": "1 GB/s"}
+    assert fit(strategy, compute=compute, workers="threads", **options).coding in (None, "charged")
+
+
+# --- what optimizers' steps cost ----------------------------------------------------------------------------
+
+NUM_BYTES = 4 * (6 * 6 + 6)  # of the model that `fit` trains
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, Updates({})),
+        ("free", Updates({})),
+        ("measured", Updates.model_construct(None)),
+        ("2 GB/s", Updates.model_validate({"other": "2 GB/s"})),
+        (
+            {"SGD with momentum": "1 kB/s", "AdamW": "3 B/s"},
+            Updates.model_validate({"AdamW": "3 B/s", "SGD with momentum": "1000 B/s"}),
+        ),
+    ],
+)
+def test_update_specs_parse_and_come_back(spec: Any, expected: Updates) -> None:
+    parsed = Updates.model_validate(spec)
+    assert parsed == expected
+    assert Updates.model_validate(parsed.model_dump()) == parsed
+    compute = Compute.parse({"fixed": "1 s", "updates": spec})
+    assert compute.updates == parsed
+    assert Compute.parse(compute.to_mapping()) == compute
+
+
+def test_every_step_of_an_optimizer_is_charged_by_its_kind() -> None:
+    """Local and outer ones; those that are not named take the speed of `other`."""
+
+    def seconds(speeds: dict[str, str], strategy: Any) -> float:
+        compute = {"fixed": "10 ms", "updates": speeds}
+        return float(fit(strategy, compute=compute).virtual_seconds)
+
+    nothing = "1e18 B/s"
+    free = seconds({"other": nothing}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    local = seconds({"AdamW": "1 kB/s", "other": nothing}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    assert local - free == pytest.approx(3 * NUM_BYTES / 1000)
+    outer = seconds(
+        {"SGD with momentum": "1 kB/s", "other": nothing}, DiLoCoStrategy(H=3, optim_spec="adamw")
+    )
+    assert outer - free == pytest.approx(NUM_BYTES / 1000)
+    both = seconds({"other": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    assert both - free == pytest.approx(4 * NUM_BYTES / 1000)
+    plain = seconds({"SGD": "1 kB/s", "other": "1 B/s"}, AllReduceStrategy(optim_spec="sgd", lr=0.1))
+    assert plain < free + 3 * NUM_BYTES / 1000 + 1
+
+
+def test_an_optimizer_without_a_speed_is_not_free() -> None:
+    compute = {"fixed": "10 ms", "updates": {"AdamW": "1 kB/s"}}
+    line = r"compute\.updates: has no speed for SGD with momentum, only for AdamW; add one, or one for other"
+    with pytest.raises(InputError, match=line):
+        fit(DiLoCoStrategy(H=3, optim_spec="adamw"), compute=compute)
+
+
+def test_updates_change_no_value_and_resume(tmp_path: Any) -> None:
+    compute = {"fixed": "10 ms", "updates": "1 kB/s"}
+    strategy = DiLoCoStrategy(H=2, optim_spec="adamw")
+    whole = fit(strategy, compute=compute, checkpoint_interval=2, save_dir=tmp_path)
+    free = fit(strategy, compute="10 ms")
+    assert [row["train_loss"] for row in whole.history] == [row["train_loss"] for row in free.history]
+    resumed = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=whole.checkpoint_folder)
+    assert resumed.virtual_seconds == whole.virtual_seconds
+
+
+def test_measured_updates_are_stored_and_run_again_as_they_are() -> None:
+    compute = {"measured": {}, "updates": "measured", "shared_cores": 2}
+    measured = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=compute)
+    found = Compute.parse(measured.compute)
+    assert found.fixed is not None
+    assert found.shared_cores == 2
+    assert {"AdamW", "SGD", "SGD with momentum", "other"} <= set(found.updates.speeds)
+    again = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=measured.compute)
+    assert again.virtual_seconds == measured.virtual_seconds
+
+
+def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are cores; they are gone afterwards."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+
+    def work() -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    assert seconds_of(work, shared_cores=3) > 0
+    pids = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(pids) == 3
+    assert os.getpid() in pids
+    for pid in pids - {os.getpid()}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_codecs_are_tried_on_as_many_values_as_a_run_has() -> None:
+    """One part a rank for averages, all of them for the others, within bounds."""
+    tried = {name: number for name, number, _ in coding_trials(1_100_000, 4)}
+    assert tried["int8"] == 512**2
+    assert tried["demo"] == tried["sign"] == 1024**2 or tried["demo"] == 1088**2 == tried["sign"]
+    assert {number for _, number, _ in coding_trials(10, 4)} == {4096}
+
+
+def test_charges_hang_on_the_optimizer_alone() -> None:
+    """Whoever calls its step: the charge passes once for each, for all its parameters."""
+    spent: list[float] = []
+    parameters = [torch.nn.Parameter(torch.ones(10)), torch.nn.Parameter(torch.ones(5))]
+    parameters[0].grad = torch.ones(10)
+    optimizer = torch.optim.Adam(parameters)
+    charge_updates([optimizer], Updates.model_validate({"Adam": "30 B/s"}), spent.append)
+    optimizer.step()
+    optimizer.step()
+    assert spent == [2.0, 2.0]
+
+
+# --- ranks that share the cores of one machine --------------------------------------------------------------
+
+GRID = 2.0**-30
+_Works = st.lists(st.lists(st.integers(0, 5 << 28), max_size=4), min_size=1, max_size=6)
+
+
+def shared_ends(works: list[list[int]], num_cores: int) -> list[Fraction]:
+    """The end of each rank's works (in steps of the grid), one after the other, by equal shares of all cores."""
+    left = [[Fraction(each) for each in work if each] for work in works]
+    now, ends = Fraction(0), [Fraction(0)] * len(works)
+    while busy := [rank for rank, work in enumerate(left) if work]:
+        speed = min(Fraction(1), Fraction(num_cores, len(busy)))
+        step = min(left[rank][0] for rank in busy)
+        now += step / speed
+        for rank in busy:
+            left[rank][0] -= step
+            if not left[rank][0]:
+                del left[rank][0]
+                ends[rank] = now
+    return ends
+
+
+@given(_Works, st.integers(1, 7))
+def test_computing_ranks_have_equal_shares(works: list[list[int]], num_cores: int) -> None:
+    streams = [[Advance(each * GRID) for each in work] for work in works]
+    kernel, _ = finished(streams, shared_cores=num_cores)
+    expected = [float(end * Fraction(GRID)) for end in shared_ends(works, num_cores)]
+    assert kernel.end_seconds == pytest.approx(expected, rel=0, abs=30 * GRID)
+    assert all((end / GRID).is_integer() for end in kernel.end_seconds)
+    assert max(kernel.end_seconds) * num_cores >= sum(map(sum, works)) * GRID - 30 * GRID
+    if num_cores >= len(works):
+        alone, _ = finished(streams)
+        assert kernel.end_seconds == alone.end_seconds
+
+
+def test_computing_is_what_it_takes_and_not_what_was_asked() -> None:
+    """Three ranks on two cores: 1.5 times as long for each, until the shortest is through."""
+    streams = [[Advance(1.0), Mark({})], [Advance(1.0), Mark({})], [Advance(3.0), Mark({})]]
+    kernel, ports = finished(streams, shared_cores=2)
+    assert [row.virtual_seconds for row in ports.rows] == [1.5, 1.5, 3.5]
+    assert kernel.compute_seconds == [1.5, 1.5, 3.5]
+
+
+@pytest.mark.parametrize("seconds", [1e7, 1e9])
+def test_runs_of_years_end(seconds: float) -> None:
+    """So far from zero the clock is coarser than the grid."""
+    streams = [[Advance(seconds + 0.7 * rank), Advance(1 / 3), Advance(0.1)] for rank in range(3)]
+    kernel, _ = finished(streams, shared_cores=2)
+    assert kernel.end_seconds == pytest.approx([1.5 * seconds] * 3, rel=1e-6)
+
+
+def test_a_crash_leaves_its_core_to_the_others() -> None:
+    """Steps of 1 s of three ranks on two cores; the second's host is down from 1 s to 11 s, and its step is lost."""
+    run = run_ranks(compute, 3, star(crash("b", 1.0, 10)), shared_cores=2)
+    others, second = run.results[0], run.results[1]
+    thirds = [1 + 1 / 3, 2 + 1 / 3, 3 + 1 / 3]
+    assert others == run.results[2] == pytest.approx(thirds, abs=3 * GRID)
+    assert second == [12.0, 13.0, 14.0]
+    assert run.compute_seconds == pytest.approx([10 / 3, 3.0, 10 / 3], abs=3 * GRID)
+
+
+@pytest.mark.parametrize(("num_cores", "seconds"), [(4, 0.02), (2, 0.04)])
+def test_devices_of_hosts_are_not_shared_as_well(num_cores: int, seconds: float) -> None:
+    """Two steps of 10 ms; two ranks on each host of one device."""
+    region = {"hosts": 1, "devices": 1, "nic": "10 Gbit/s"}
+    result = fit(
+        DiLoCoStrategy(H=3),
+        compute={"fixed": "10 ms", "shared_cores": num_cores},
+        num_nodes=4,
+        placement=["a.0", "a.0", "b.0", "b.0"],
+        topology={
+            "name": "two hosts",
+            "regions": {"a": region, "b": region},
+            "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "1 ms"}],
+        },
+        max_steps=2,
+    )
+    assert result.virtual_seconds == pytest.approx(seconds, abs=4 * GRID)
+
+
+def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:
+    options: dict[str, Any] = {
+        "compute": {"fixed": "10 ms", "jitter": 0.5, "coding": "1 MB/s", "shared_cores": 2},
+        "num_nodes": 4,
+        "topology": "wan-4-regions",
+        "checkpoint_interval": 3,
+        "max_steps": 6,
+    }
+    strategy = DiLoCoStrategy(H=3, optim_spec="adamw", codec="int8")
+    threads = fit(strategy, **options, save_dir=tmp_path)
+    assert (
+        threads.virtual_seconds
+        > fit(strategy, **{**options, "compute": {**options["compute"], "shared_cores": 4}}).virtual_seconds
+    )
+    assert fit(strategy, **options, workers={"kind": "processes", "processes": 2}).history == threads.history
+    resumed = fit(strategy, **options, resume_from=threads.checkpoint_folder)
+    assert resumed.virtual_seconds == threads.virtual_seconds
+
+
+# --- more workers than hosts --------------------------------------------------------------------------------
+
+EXPERIMENT = experiment(
+    workers="{count: %s, kind: threads}",
+    topology="{hosts: {a: %s, b: %s}, links: [{between: [a, b], bandwidth: 1 Gbit/s}]}",
+    compute="50 ms",
+    steps=2,
+    evaluate=None,
+    strategies="[AllReduce]",
+)
+
+
+def seconds(num_nodes: int, **host: Any) -> float:
+    """Virtual seconds of 4 steps of 1 s each, on two hosts that nothing delays between."""
+    network = chain_form({"a": host, "b": {}}, "1000 Gbit/s", "0 s")
+    trainer = Trainer(Squares(2), TensorDataset(torch.ones(64, 2)), device="cpu")
+    model = trainer.fit(
+        strategy=AllReduceStrategy(lr=0.1),
+        num_nodes=num_nodes,
+        max_steps=4,
+        batch_size=2,
+        topology=network,
+        compute=1.0,
+        workers="threads",
+    )
+    return float(model.fit_result.virtual_seconds)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "host", "steps"),
+    [
+        (6, {}, 4.0),
+        (6, {"devices": 3}, 4.0),
+        (6, {"devices": 1}, 12.0),
+        (6, {"devices": 2}, 6.0),
+        (2, {"devices": 1}, 4.0),
+    ],
+)
+def test_workers_beyond_a_host_s_devices_share_them(
+    num_nodes: int, host: dict[str, Any], steps: float
+) -> None:
+    """Three workers on one device computed as fast as one."""
+    assert seconds(num_nodes, **host) == pytest.approx(steps, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "a", "b", "message"),
+    [
+        (2, "{}", "{}", None),
+        (3, "{}", "{}", "3 workers are placed on 2 hosts, up to 2 on one: each computes at full speed"),
+        (3, "{devices: 1}", "{}", "those beyond a host's devices share them"),
+    ],
+)
+def test_it_is_reported_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, a: str, b: str, message: str | None
+) -> None:
+    """64 workers on 16 hosts were valid without a word."""
+    path = tmp_path / "crowd.yaml"
+    path.write_text(EXPERIMENT % (count, a, b))
+    assert main(["validate", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert (message in out) if message else ("hosts, up to" not in out)
+
+
+def test_devices_are_kept_and_checked() -> None:
+    given = {"regions": {"a": {"hosts": 2, "nic": "1 Gbit/s", "devices": 8}}, "hosts": {"h": {"devices": 2}},
+             "links": [{"between": ["h", "a"], "bandwidth": "1 Gbit/s"}],  "protocol": "ideal"}  # fmt: skip
+    topology = Topology.from_mapping(given)
+    assert [host.devices for host in topology.hosts] == [8, 8, 2]
+    assert Topology.from_mapping(topology.to_mapping()) == topology

@@ -1,17 +1,38 @@
-"""Experiment files: what is accepted, what is refused with which line, and the resolved form."""
+"""Experiment files: what is accepted, what is refused with which line, the resolved form, and options."""
 
 from __future__ import annotations
 
+import gzip
+import inspect
+import math
 import random
+import urllib.error
+import urllib.request
+import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from experiments import fit
+from forks import Fork
+from torch.distributed import ReduceOp
 
+from exogym_core import Trainer
+from exogym_core.communicator.arguments import reduce_op_name
+from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
+from exogym_core.strategy import AllReduceStrategy
+from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler
+from exogym_core.strategy.parts.selectors import slice_bounds
 from netgym.cli.main import main
 from netgym.experiment.experiment import Experiment
+from netgym.tasks import build_model, build_task
+from netgym.tasks.images import read_idx
 from netsim.errors import InputError, UnknownNameError
+from netsim.files.documents import parse_document
 
 SMALL = """\
 task: digits
@@ -288,3 +309,198 @@ def test_no_topology_on_purpose_turns_the_network_off_with_its_settings(write: A
         Experiment.load(write(text + "until: 2 s\n"))
     with pytest.raises(InputError, match=r"small\.yaml:3: compute: needs virtual time"):
         Experiment.load(write(SMALL.replace("topology: two-datacenters\n", "")))
+
+
+# --- one route for options ----------------------------------------------------------------------------------
+
+FILE = """
+task: digits
+workers: {count: 3}
+steps: 7
+batch_size: 5
+device: [cpu]
+evaluate: {every: 3, correlation_every: 2}
+checkpoint: {every: 4}
+strategies: [AllReduce]
+"""
+
+
+def test_fit_and_the_table_tell_the_same_names_in_the_same_order_with_the_same_defaults():
+    defaults = {name: each.default for name, each in inspect.signature(Trainer.fit).parameters.items()}
+    del defaults["self"]
+    assert defaults == {each.name: each.default for each in fields(RunConfig)}
+    assert all(f"\n            {name}: " in (Trainer.fit.__doc__ or "") for name in defaults)
+
+
+def test_every_key_of_an_experiment_that_an_option_names_is_there():
+    for option in OPTIONS.values():
+        if option.key is not None:
+            assert option.key.split(".")[0] in Settings.model_fields
+
+
+def test_what_a_file_says_reaches_fit_by_the_table():
+    experiment = Experiment.from_document(parse_document(FILE))
+    assert file_values(experiment.settings)["max_steps"] == 7
+    given = experiment.fit_arguments(experiment.strategies[0])
+    expected = {"num_nodes": 3, "max_steps": 7, "batch_size": 5, "val_interval": 3, "correlation_interval": 2}
+    assert expected.items() <= given.items()
+    assert given["devices"] == ["cpu"]
+    assert "device" not in given
+    assert given["checkpoint_interval"] == 4
+    assert given.keys() <= OPTIONS.keys()
+
+
+ADDING = """
+import sys, types, importlib.util, pathlib
+for name in [name for name in sys.modules if name.partition(".")[0] in ("exogym_core", "netgym")]:
+    del sys.modules[name]
+spec = importlib.util.find_spec("exogym_core.config")
+text = pathlib.Path(spec.origin).read_text()
+field = "    patience: Count = option(3, key='patience', same=True)\\n"
+text = text.replace("    accuracy: Accuracy", f"{field}    accuracy: Accuracy", 1)
+text = text.replace("        accuracy: `f", "        patience: of a saint.\\n        accuracy: `f", 1)
+module = types.ModuleType(spec.name)
+sys.modules[spec.name] = module
+exec(compile(text, spec.origin, "exec"), module.__dict__)
+
+import torch
+from exogym_core import Trainer
+from netgym.experiment.experiment import Experiment
+from netgym.cli.inspect_commands import schema_of
+from exogym_core.config import checked_config
+from exogym_core.run.resumption import run_settings
+from exogym_core.run.program import Program
+from exogym_core.run.request import FitRequest
+from netsim.files.documents import parse_document
+from netsim.errors import InputError
+
+file = "{task: digits, workers: {count: 1}, steps: 1, patience: 5, strategies: [AllReduce]}"
+experiment = Experiment.from_document(parse_document(file))
+given = experiment.fit_arguments(experiment.strategies[0])
+assert given["patience"] == 5
+request = FitRequest.check(checked_config(**given))
+assert request.patience == 5
+program = Program(request, torch.nn.Linear(1, 1), torch.utils.data.TensorDataset(torch.zeros(4, 1)), None)
+assert run_settings(program)["patience"] == 5
+assert "patience: of a saint." in Trainer.fit.__doc__
+key = schema_of("experiment")["properties"]["patience"]
+assert (key["default"], key["minimum"], key["description"]) == (3, 1, "of a saint.")
+try:
+    Experiment.from_document(parse_document(file.replace("5", "0"), "a.yaml"))
+except InputError as error:
+    print(error)
+try:
+    Trainer(None, None).fit(num_nodes=1, patience=0)
+except InputError as error:
+    print(error)
+"""
+
+
+def test_a_new_option_is_one_field_in_one_place():
+    """A field and its line of documentation: file, schema, fit, help, request and checkpoint have it."""
+    done = Fork(exec, ADDING, {}).end()
+    assert done.stdout.splitlines() == [
+        "a.yaml:1: patience: expected at least 1, got 0",
+        "fit: patience is 0; give a whole number from 1 up",
+    ], done.stderr
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ODD = [
+    True, -1, 1.5, math.nan, "", "x", b"x", [], [None], {}, {None: None}, {1}, object(), Unprintable,
+    lambda *_: None, np.array([1, 2]), torch.tensor(3), Path("/nonexistent/x"), "5 s", "a\0b", "x" * 10_000, 1j, ...,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "wandb_project"])
+def test_an_odd_value_of_any_option_is_taken_or_refused_in_a_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step: paths, functions and lists were looked at when they were needed."""
+    monkeypatch.chdir(tmp_path)
+    steps: list[Any] = []
+    options = {
+        "topology": "lan",
+        "compute": "1 ms",
+        "max_steps": 1,
+        "progress": False,
+        "on_event": steps.append,
+    }
+    for value in ODD:
+        steps.clear()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                fit(**options | {name: value})
+        except InputError as error:
+            line = str(error).partition("\n")[0]
+            assert not steps, f"{name}: {line}: after the first step"
+            assert 10 < len(line) < 1000, line
+
+
+def test_a_value_that_has_no_text_is_told_by_its_type() -> None:
+    with pytest.raises(InputError, match="fit: num_nodes is a Unprintable; give a whole number from 1 up"):
+        fit(num_nodes=Unprintable())
+
+
+# --- values in the forms in which users meet them elsewhere -------------------------------------------------
+
+
+def test_reduce_ops_come_as_text_as_kinds_and_as_objects_of_c10d():
+    for name in ("sum", "avg", "min", "max", "product"):
+        kind = getattr(ReduceOp, name.upper())
+        assert {reduce_op_name(form) for form in (name, name.upper(), kind, ReduceOp(kind))} == {name}
+    for unknown in (ReduceOp.BXOR, ReduceOp(ReduceOp.BAND), 3, None):
+        with pytest.raises(UnknownNameError, match="unknown reduce op"):
+            reduce_op_name(unknown)
+
+
+def test_null_in_a_schedule_means_its_default():
+    """`warmup_steps: null` in an experiment used to fail inside a rank."""
+    options = dict.fromkeys(("warmup_steps", "max_steps", "floor", "cosine_anneal"))
+    resolve_scheduler("lambda_cosine", options)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    assert build_scheduler(optimizer, "lambda_cosine", options, 10).get_last_lr() == [1.0]
+
+
+def test_bounds_of_a_random_selection_do_not_overflow():
+    """At 3e10 values and p=0.02 the product of the last place and the size passed 2 ** 63."""
+    places = torch.arange(600_000_000 - 3, 600_000_001)
+    bounds = slice_bounds(places, 30_000_000_000, 600_000_000)
+    assert bounds.tolist() == [30_000_000_000 - 50 * behind for behind in (3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize(("of_trainer", "of_fit"), [("", "cpu"), ("auto", "cpu"), (None, ""), ("", "auto")])
+def test_no_device_is_written_as_exo_gym_and_as_experiments_do(of_trainer, of_fit):
+    """`device=""` is EXO Gym's default, "auto" the experiment files'; fit used to refuse both."""
+    samples = torch.utils.data.TensorDataset(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))
+    trainer = Trainer(build_model("mlp", inputs=6, hidden=[4], classes=2), samples, device=of_trainer)
+    model = trainer.fit(
+        strategy=AllReduceStrategy(), num_nodes=2, max_steps=1, batch_size=2, device=of_fit, workers="threads"
+    )
+    assert model.fit_result.complete
+    with pytest.raises(InputError, match="device is 'mps', but Trainer was given 'cpu'"):
+        Trainer(model, samples, device="cpu").fit(strategy=AllReduceStrategy(), num_nodes=2, device="mps")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x1f\x8b\x08" + bytes(40), gzip.compress(bytes(1_000_001), mtime=0) * 100]
+)
+def test_a_gzip_file_that_is_broken_or_never_ends_is_reported(content, tmp_path):
+    path = tmp_path / "images.gz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"images\.gz: .*fetch it again"):
+        read_idx(path)
+
+
+def test_a_download_that_fails_is_reported_in_one_line(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("no network here")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(InputError, match=r"task mnist: https://.* cannot be fetched: .*no network here"):
+        build_task("mnist", path=str(tmp_path), download=True)

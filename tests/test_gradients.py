@@ -1,4 +1,4 @@
-"""Averages of gradients: what is left alone, what is refused, what overflows, and whose samples weigh what."""
+"""Averages of gradients, half precision, micro-batches: what is refused, what overflows, what weighs what."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from experiments import fitted
+import yaml
+from experiments import fitted, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
+from exogym_core import Trainer
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
 from exogym_core.results.fit_result import FitResult
+from exogym_core.run import learner as minibatch
+from exogym_core.run.learner import fitting_size, memory_limit, saved_bytes
 from exogym_core.strategy import (
+    STRATEGIES,
     AllReduceStrategy,
     Chain,
     DeMoStrategy,
@@ -30,6 +36,8 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.strategy.context import StepContext
+from netgym.cli.main import main
+from netgym.tasks import MLP
 from netsim.errors import InputError
 
 
@@ -385,3 +393,206 @@ def test_a_run_with_counts_resumes_and_is_the_same_in_processes(tmp_path: Path) 
     begun = run(max_steps=3, checkpoint_interval=3, save_dir=tmp_path)
     assert run(max_steps=6, resume_from=begun.checkpoint_folder).history == whole.history
     assert run(max_steps=6, workers={"kind": "processes", "processes": 2}).history == whole.history
+
+
+# --- half precision -----------------------------------------------------------------------------------------
+
+DATA = samples(64)
+
+
+class Watched(MLP):
+    """Tells in which dtypes its last layer computed; its loss can be made to overflow."""
+
+    factor = 1.0
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, [5], 3)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.long))
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = super().logits(inputs)
+        self.seen[[torch.float32, torch.bfloat16, torch.float16].index(output.dtype)] += 1
+        return output
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return super().forward(batch) * self.factor
+
+
+def fit_watched(strategy: Any, factor: float = 1.0, **options: Any) -> Any:
+    model = Watched()
+    model.factor = factor
+    return fitted(model, DATA, DATA, **{"strategy": strategy, "max_steps": 6, "minibatch_size": 2, **options})
+
+
+@pytest.mark.parametrize(("autocast", "place"), [(False, 0), (True, 1), ("bf16", 1), ("fp16", 2)])
+def test_forward_passes_compute_in_what_was_asked_for(autocast: Any, place: int) -> None:
+    seen = fit_watched(build_strategy("AllReduce"), autocast=autocast).rank_states[0]["seen"].tolist()
+    assert seen[place] >= 12
+    assert sum(seen) == seen[place]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_fp16_trains_as_fp32_does_nearly(name: str) -> None:
+    half, full = (fit_watched(build_strategy(name), autocast=autocast) for autocast in ("fp16", False))
+    for one, other in zip(half.history, full.history, strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-2)
+    assert half.final_loss == pytest.approx(full.final_loss, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_steps_that_overflow_are_left_out(name: str) -> None:
+    # 2**16, where the scale begins, times this is beyond fp16: the scale must be halved before a step counts.
+    result = fit_watched(build_strategy(name), factor=64.0, autocast="fp16")
+    assert result.first_non_finite_step is None
+    assert all(torch.isfinite(value).all() for state in result.rank_states for value in state.values())
+
+
+def test_the_scale_is_part_of_a_checkpoint(tmp_path: Any) -> None:
+    scales: list[float] = []
+
+    class Seen(STRATEGIES["DiLoCo"]):  # type: ignore[misc]
+        def step(self) -> None:
+            scales.append(self.scaler.get_scale())
+            super().step()
+
+    options = {"factor": 4096.0, "autocast": "fp16"}
+    stopped = fit_watched(Seen(H=2), **options, max_steps=4, checkpoint_interval=1, save_dir=tmp_path)
+    del scales[:]
+    resumed = fit_watched(Seen(H=2), **options, resume_from=stopped.checkpoint_folder)
+    after = scales[:]
+    assert resumed.resumed_step == 4
+    assert resumed.history == fit_watched(Seen(H=2), **options).history
+    assert after == scales[-4:] or sorted(after) == sorted(scales[-4:])
+    assert max(after) < 2.0**16
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_ranks", [300, 512])
+def test_the_mean_of_ones_is_one(num_ranks):
+    """bfloat16 stops counting at 256."""
+    ones = [torch.ones(3, dtype=torch.bfloat16)] * num_ranks
+    assert torch.equal(reduce_tensors(ones, "avg"), ones[0])
+
+
+def test_a_mean_within_range_does_not_overflow_on_the_way():
+    values = [torch.full((3,), 2000.0, dtype=torch.float16)] * 64
+    assert torch.equal(reduce_tensors(values, "avg"), values[0])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", ["sum", "avg", "product", "min", "max"])
+def test_every_operation_is_that_of_fp32_rounded_once(dtype, op):
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(50, generator=generator).to(dtype) for _ in range(9)]
+    wide = reduce_tensors([part.float() for part in parts], op)
+    assert torch.equal(reduce_tensors(parts, op), wide.to(dtype))
+    assert all(part.dtype == dtype for part in parts)
+
+
+def averaged(comm):
+    part = torch.arange(4, dtype=torch.bfloat16) + torch.tensor(0.01 * comm.rank, dtype=torch.bfloat16)
+    everyone = comm.all_reduce(part.clone(), "avg")
+    piece = comm.reduce_scatter([part.clone() for _ in range(comm.world_size)], "avg")
+    root = comm.reduce(part.clone(), 0, "sum")
+    return everyone, piece, root if comm.rank == 0 else part
+
+
+def test_sockets_widen_too():
+    """gloo itself adds halves up as halves."""
+    simulated, real = run_ranks(averaged, 3).results, run_ranks(averaged, 3, transport="gloo").results
+    for mine, theirs in zip(simulated, real, strict=True):
+        assert all(torch.equal(first, second) for first, second in zip(mine, theirs, strict=True))
+
+
+# --- the micro-batch that fits ------------------------------------------------------------------------------
+
+INPUTS = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+WIDE_DATA = TensorDataset(INPUTS)
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(10, 100), nn.Sigmoid(), nn.Linear(100, 1))
+
+    def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
+        return self.layers(batch[0]).mean()
+
+
+def batch(size: int) -> tuple[torch.Tensor]:
+    return (INPUTS[:size].clone(),)
+
+
+def test_what_autograd_keeps_is_counted() -> None:
+    # The inputs, and the sigmoid's output, which the second layer keeps too; the mean keeps nothing.
+    assert saved_bytes(Wide(), batch(8)) == 8 * (10 + 100) * 4
+    assert saved_bytes(Wide(), batch(16)) == 16 * (10 + 100) * 4
+
+
+@pytest.mark.parametrize(("room", "size"), [(1, 1), (3, 3), (5.5, 4), (11.9, 6), (12, 12), (100, 12)])
+def test_the_largest_divisor_that_fits_is_chosen(room: float, size: int) -> None:
+    model = Wide()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    limit = 3 * 1.3 * (5 * weights + room * 110 * 4) + 1e-6
+    assert fitting_size(model, batch, 12, num_ranks=3, limit_bytes=limit) == size
+
+
+def test_too_little_for_one_sample_is_reported() -> None:
+    with pytest.warns(UserWarning, match="3 ranks need .* GB even with one sample at a time"):
+        assert fitting_size(Wide(), batch, 12, num_ranks=3, limit_bytes=1.0) == 1
+
+
+def test_half_of_this_machine_is_the_limit() -> None:
+    assert 1e7 < memory_limit(torch.device("cpu")) < 1e14
+
+
+def fit_in_parts(size: Any, **options: Any) -> Any:
+    return fitted(Wide(), WIDE_DATA, WIDE_DATA, batch_size=8, minibatch_size=size, **options)
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, room: float) -> None:
+    weights = sum(parameter.nbytes for parameter in Wide().parameters())
+    monkeypatch.setattr(minibatch, "memory_limit", lambda device: 2 * 1.3 * (5 * weights + room * 440) + 1e-6)
+
+
+def test_auto_is_the_same_as_giving_the_size_that_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, room=4)
+    found, given = fit_in_parts("auto"), fit_in_parts(4)
+    assert found.minibatch_size == 4
+    assert found.history == given.history
+
+
+def test_a_resumed_run_takes_the_size_that_was_found_then(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limited(monkeypatch, room=4)
+    stopped = fit_in_parts("auto", checkpoint_interval=1, save_dir=tmp_path)
+    limited(monkeypatch, room=8)
+    resumed = fit_in_parts("auto", resume_from=stopped.checkpoint_folder)
+    assert resumed.minibatch_size == 4
+    assert resumed.history == stopped.history
+
+
+def test_an_error_of_the_model_comes_out_at_once() -> None:
+    class Broken(Wide):
+        def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
+            raise KeyError("labels")
+
+    trainer = Trainer(Broken(), WIDE_DATA, device="cpu")
+    with pytest.raises(InputError, match=r"^fit: a first batch fails: KeyError: 'labels'"):
+        trainer.fit(strategy=AllReduceStrategy(), num_nodes=2, minibatch_size="auto", workers="threads")
+
+
+def test_an_experiment_stores_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("exogym_core.results.report.write_report", lambda folder: None)
+    Path("small.yaml").write_text(
+        "task: digits\nmodel: {name: mlp, hidden: [4]}\nworkers: {count: 2, kind: threads}\ndevice: cpu\n"
+        "steps: 2\nbatch_size: 6\nminibatch_size: auto\nstrategies: [AllReduce]\n"
+    )
+    assert main(["run", "small.yaml", "--out", "out"]) == 0
+    assert yaml.safe_load(Path("out/experiment.yaml").read_text())["minibatch_size"] == 6

@@ -245,7 +245,7 @@ def polling(comm):
     return times, comm.now()
 
 
-def test_kernel_while_others_wait_off_the_clock_is_no_deadlock():
+def test_polling_while_others_wait_off_the_clock_is_no_deadlock():
     """It was reported as one: the clock waited for rank 0, which waited off the clock for rank 1, which polled."""
     runs = [run_ranks(polling, 3, TOPOLOGY, workers=workers) for workers in WORKERS]
     results = runs[0].results

@@ -1,4 +1,5 @@
-"""Collectives on a live network: early members, ties, overlap, shared hosts, cancelled ones; times are exact.
+"""Collectives on a live network: early members, ties, overlap, shared hosts, cancelled ones; times are exact;
+the closed form of lone ones; sizes that are found as members enter.
 
 The reference plays a schedule with `Network.send` and callbacks. Its times and bytes are the engine's, bit by bit.
 """
@@ -6,25 +7,26 @@ The reference plays a schedule with `Network.send` and callbacks. Its times and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import regions_form
 
-from netsim import Clock, Network, Topology, schedule, start_collective
+from exogym_core.communicator import Communicator, run_ranks
+from netsim import Clock, Network, Protocol, Topology, schedule, start_collective
+from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
 from netsim.collectives.schedules.algorithms import ALGORITHMS
+from netsim.collectives.schedules.schedule import Schedule
+from netsim.collectives.start import start_all_to_all
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from netsim.collectives.schedules.schedule import Schedule
-
-    Start = Callable[..., Callable[[int], None]]
-
+Start = Callable[..., Callable[[int], None]]
 ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]
 PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
 # Short queues overflow, and what then happens hangs on comparisons that rounding must not tip.
@@ -381,3 +383,170 @@ def test_the_last_member_to_enter_is_notified_however_instants_are_rounded() -> 
         begin(2 + case % 28)
         clock.run()
         assert sorted(done) == [0, 1], case
+
+
+# --- the closed form of collectives whose messages share no link --------------------------------------------
+
+IDEAL = Protocol.parse("ideal")
+WAN = {
+    "ab": (200, 40),
+    "ac": (200, 90),
+    "ad": (100, 150),
+    "bc": (200, 70),
+    "bd": (300, 110),
+    "cd": (200, 130),
+}
+
+
+def four_regions(num: int) -> Topology:
+    """Four regions of equal size; 10 Gbit/s network cards, one pipe for each pair of regions."""
+    region = {"hosts": num // 4, "nic": "10 Gbit/s", "latency": "0.05 ms"}
+    wan = [
+        {"between": list(pair), "bandwidth": f"{mbit} Mbit/s", "latency": f"{milliseconds} ms"}
+        for pair, (mbit, milliseconds) in WAN.items()
+    ]
+    return Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan, "protocol": "ideal"})
+
+
+@settings(max_examples=60)
+@given(data=st.data(), protocol=st.sampled_from(["ideal", {"preset": "ideal", "software": "1 ms"}]))
+def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
+    data: st.DataObject, protocol: Any
+) -> None:
+    topology = data.draw(topologies())
+    made, _ = draw_call(data, len(topology.hosts), 0.0)
+    hosts = data.draw(st.permutations(range(len(topology.hosts))))
+    found = contention_free_seconds(made, hosts, topology, Protocol.parse(protocol))
+    (wanted,) = ends(started, Network(Clock(), topology, protocol), [(made, [0.0] * made.num_ranks)], hosts)
+    if found is not None:
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    made, _ = draw_call(data, len(topology.hosts), 0.0)
+    hosts = range(len(topology.hosts))
+    least = undisturbed_seconds(made, hosts, topology, IDEAL)
+    arrivals = [0.0] * made.num_ranks
+    (live,) = ends(started, Network(Clock(), topology, "ideal"), [(made, arrivals)], hosts)
+    if least is not None:
+        assert (least <= np.array(live) * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("topology", "num", "seconds"),
+    [
+        (star, 64, 4.095),
+        (star, 256, 11.79375),
+        (four_regions, 64, 34.6626),
+        (four_regions, 256, 92.4885),
+        # SimGrid was given 1,024 chunks of ceil(1e8 / 1024) bytes; ours add up to 1e8: 768 bytes less.
+        (four_regions, 1024, 323.08909776),
+    ],
+)
+def test_rings_take_what_simgrid_says(topology: Callable[[int], Topology], num: int, seconds: float) -> None:
+    made = schedule("all_reduce", num, num_bytes=100_000_000)
+    found = contention_free_seconds(made, range(num), topology(num), IDEAL)
+    assert found.max() == pytest.approx(seconds, rel=1e-6 if num == 1024 else 1e-9)
+
+
+def test_messages_that_meet_on_a_link_are_noticed() -> None:
+    topology = four_regions(16)
+    hosts = [rank % 4 * 4 + rank // 4 for rank in range(16)]
+    ring = schedule("all_reduce", 16, num_bytes=1600)
+    assert contention_free_seconds(ring, hosts, topology, IDEAL) is None
+    direct = schedule("all_to_all", 16, num_bytes=25600)
+    assert contention_free_seconds(direct, range(16), topology, IDEAL) is None
+
+
+# --- all_to_all, whose sizes are found as its members enter -------------------------------------------------
+
+SLOW_REGION = regions_form({"a": 3}, "8 Mbit/s", "1 ms", protocol="ideal")
+
+
+def exchange(comm: Communicator, asks: bool, busy: bool) -> list[Any]:
+    """Rank 1 comes late, having asked for the time or not, while a message is on its way or not."""
+    message = torch.ones(100_000)
+    if busy and comm.rank:
+        handle = comm.isend(message, 2) if comm.rank == 1 else comm.irecv(message, 1)
+    reported = []
+    if comm.rank == 1:
+        for _ in range(3):
+            comm.advance(0.0625)
+            reported += [comm.now()] if asks else []
+    parts = [torch.full((1000 * (comm.rank + 1) + other,), float(other)) for other in range(3)]
+    got = [len(part) for part in comm.all_to_all(parts)]
+    if busy and comm.rank:
+        handle.wait()
+    assert reported == ([0.0625, 0.125, 0.1875] if asks and comm.rank == 1 else [])
+    return [got, comm.now(), comm.traffic.bytes_sent]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 3}])
+@pytest.mark.parametrize("protocol", ["ideal", "gloo"])
+def test_reading_the_clock_before_arriving_changes_nothing(busy: bool, workers: Any, protocol: str) -> None:
+    results = [
+        run_ranks(
+            partial(exchange, asks=asks, busy=busy), 3, SLOW_REGION, workers=workers, protocol=protocol
+        ).results
+        for asks in (False, True)
+    ]
+    assert results[0] == results[1]
+    assert [row[0] for row in results[0]] == [[1000 + rank, 2000 + rank, 3000 + rank] for rank in range(3)]
+    assert min(row[1] for row in results[0]) > 0.1875
+
+
+def ends_of_all_to_all(
+    rows: Sequence[Sequence[int]], arrivals: Sequence[float], known: bool, protocol: str, disturbed: bool
+) -> dict[int, float]:
+    """When each member is through, with all sizes known from the start or each as its member enters."""
+    clock = Clock()
+    topology = Topology.from_mapping(SLOW_REGION)
+    network = Network(clock, topology, Protocol.parse(protocol))
+    made = {}
+
+    def on_done(member: int) -> None:
+        made[member] = clock.now
+
+    table = tuple(map(tuple, rows))
+    if known:
+        started = start_collective(
+            network, schedule("all_to_all", 3, parts=table), (0, 1, 2), on_done=on_done
+        )
+        enter = lambda member, row: started.arrive(member)  # noqa: E731
+    else:
+        enter, _ = start_all_to_all(network, (0, 1, 2), on_done=on_done)
+
+    def member(rank: int) -> Any:
+        yield clock.timeout(arrivals[rank])
+        enter(rank, table[rank])
+
+    for rank in range(3):
+        clock.process(member(rank))
+    if disturbed:
+        clock.at(0.02).callbacks.append(lambda event: network.send(0, 1, 30_000, lambda: None))
+    clock.run()
+    return made
+
+
+BYTES = st.integers(0, 50_000)
+
+
+@given(
+    st.lists(st.lists(BYTES, min_size=3, max_size=3), min_size=3, max_size=3),
+    st.lists(st.sampled_from([0.0, 0.01, 0.03]), min_size=3, max_size=3),
+    st.sampled_from(["ideal", "linux-tcp", "gloo"]),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_sizes_that_come_late_give_the_times_of_sizes_known_before(
+    rows: list[list[int]], arrivals: list[float], protocol: str, disturbed: bool
+) -> None:
+    known, unknown = (
+        ends_of_all_to_all(rows, arrivals, is_known, protocol, disturbed) for is_known in (True, False)
+    )
+    assert known == unknown
+    assert sorted(known) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Sites that meet at a rendezvous over real sockets: each a thread here, with connections of its own."""
+"""Sites that meet at a rendezvous, alone or of several processes, over real sockets: each a thread here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import queue
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +20,16 @@ from torch import nn
 from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from netgym.sites.communicator import SiteCommunicator, moved
+from netgym.sites.communicator import SiteCommunicator, SiteRankCommunicator, moved, site_link
 from netgym.sites.link import SiteLink
-from netgym.sites.membership import START
+from netgym.sites.membership import START, Membership
 from netgym.sites.rounds import PendingRounds
 from netgym.sites.service import RendezvousService
+from netgym.sites.session import RunSession
 from netsim.errors import InputError, RankError
 
 SECRET = b"known to these tests"
@@ -495,3 +500,393 @@ def test_what_would_wait_for_all_sites_is_refused() -> None:
             comm.all_reduce(torch.ones(1))
         with pytest.raises(InputError, match="group: sites at a rendezvous"):
             comm.group([0])
+
+
+# --- membership and pending rounds --------------------------------------------------------------------------
+
+
+def two_sites(lines: list[str]) -> Membership:
+    members = Membership(2, "r", lambda site, message: None, lines.append)
+    for site in range(2):
+        members.arrive(site, f"session {site}", {"where": f"host {site}"}, 0.0)
+    return members
+
+
+def members_of(num_sites: int, **hello: Any) -> tuple[Membership, list[tuple[int, dict[str, Any]]]]:
+    """Sites that have all arrived, and the messages sent to them."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(num_sites, "r", lambda site, message: sent.append((site, dict(message))))
+    for site in range(num_sites):
+        members.arrive(site, f"session {site}", {"where": f"host {site}", **hello}, float(site))
+    return members, sent
+
+
+def join(members: Membership, site: int, number: int, now: float) -> None:
+    asked: dict[str, Any] = {"seconds": 600.0, "averaging_seconds": 600.0, "weight": 1.0, "awaited": [0, 1]}
+    members.join(site, site + 1, {"number": number, **asked}, now)
+
+
+def test_a_site_missing_in_a_round_is_reported_with_its_place() -> None:
+    """Where sites wait for each other in different places nothing else tells it: they have no calls to compare."""
+    lines: list[str] = []
+    members = two_sites(lines)
+    members.sites[1].pulse = {"step": 7, "place": "train at mine.py:12"}
+    del lines[:]
+    join(members, 0, START, 0.0)
+    for second in range(130):
+        members.sites[1].heard = float(second)
+        members.update(float(second))
+    assert lines == [
+        f"the run's begin: site 0 has waited {seconds} s: site 1 has not arrived, after step 7, in train at "
+        f"mine.py:12, last message 0 s ago; it begins without in {600 - seconds} s (netgym rendezvous --wait)"
+        for seconds in (30, 60, 90, 120)
+    ]
+
+
+def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
+    """A site that takes longer to start than rounds wait was left out of the whole run without a word."""
+    lines: list[str] = []
+    members = Membership(3, "r", lambda site, message: None, lines.append, wait_seconds=600.0)
+    members.arrive(0, "session 0", {"where": "host"}, 0.0)
+    asked = {"seconds": 4.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": [0, 1]}  # site 2 joins late
+    members.join(0, 1, {"number": START, **asked}, 0.0)
+    for second in range(600):
+        if second == 50:  # it comes, and is stopped again
+            members.arrive(1, "session 1", {"where": "host"}, 50.0)
+            members.depart(1, "session 1", 50.0)
+        members.sites[0].heard = float(second)
+        members.update(float(second))
+    assert not any("the run begins" in line for line in lines)
+    reasons = [line.partition(" s: ")[2].partition(";")[0] for line in lines if "has waited" in line]
+    assert reasons == ["site 1 has not joined yet", *["site 1 is lost"] * 18]
+    members.update(600.0)
+    assert lines[-2:] == [
+        "the run begins: site 0, without site 1",
+        "WARNING: the run begins WITHOUT site 1, not there after 600 s (netgym rendezvous --wait); later sites "
+        "take part from their arrival on",
+    ]
+
+
+def test_a_site_that_does_not_finish_an_average_is_reported() -> None:
+    lines: list[str] = []
+    members = two_sites(lines)
+    for site in range(2):
+        join(members, site, START, 0.0)
+    (attempt,) = members.rounds._attempts.values()
+    about = {"number": START, "attempt": 0, "group": attempt.group, "members": [0, 1], "seconds": 600.0}
+    members.confirm(1, 9, {**about, "is_finished": True}, 1.0)
+    del lines[:]
+    members.sites[0].heard = 30.0
+    members.update(31.0)
+    assert lines == ["the run's begin: site 1 has waited 31 s: site 0 has not arrived, last message 1 s ago"]
+
+
+def test_a_site_with_fewer_steps_is_not_waited_for() -> None:
+    """That one waits for the last rows of the others meanwhile: they waited for each other until the time was over."""
+    lines: list[str] = []
+    members = two_sites(lines)
+    for site in range(2):
+        members.publish(site, 60, 1.0)
+        members.fetched(site, 60, 1.0)
+    join(members, 1, 60, 2.0)
+    assert not any("round 61" in line for line in lines)
+    members.done(0, 3.0)
+    assert lines[-1] == "round 61: site 1, without site 0"
+
+
+def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Membership:
+    """Site 0 has done all its rounds, and site 1 comes."""
+    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
+    members.arrive(0, "session 0", {"where": "host"}, 0.0)
+    members.publish(0, 60, 1.0)
+    members.arrive(1, "session 1", {"where": "host"}, 2.0)
+    members.end(0, 99, 4.0, 3.0)
+    return members
+
+
+def test_finished_sites_wait_for_a_late_one_and_give_it_the_final_state() -> None:
+    """That one began anew otherwise, alone and to another model, though it takes a while until it asks."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = one_ahead(sent)
+    members.update(20.0)
+    assert sent == []
+    join(members, 1, START, 21.0)
+    assert sent.pop()[1]["present"] == [], "late: it downloads"
+    members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
+    assert [message.get("number") for _, message in sent] == [60, 60]
+    members.update(400.0)
+    assert len(sent) == 2, "a large state takes long"
+    members.fetched(1, 60, 401.0)
+    assert sent[-1] == (0, {"id": 99}), "now it may leave"
+
+
+def test_a_site_that_joins_after_the_others_have_left_gets_an_error() -> None:
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = one_ahead(sent)
+    members.depart(0, "session 0", 4.0)
+    message = (
+        "this run is over: site 0 has finished it, its folder has the model; for another run name it, NETGYM_RUN=..., "
+        "or restart the rendezvous"
+    )
+    join(members, 1, START, 5.0)
+    assert (1, {"id": 2, "refused": message}) in sent
+    members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
+    assert (1, {"id": 5, "refused": message}) in sent
+
+
+def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous_learns_so() -> None:
+    """Its question was dropped with the meeting when the others came to their next round: it waited for ever."""
+    members, sent = members_of(3, has_begun=True, newest=12)
+    join(members, 2, 13, 2.0)
+    attempt = {"number": 13, "attempt": 0, "group": "first-7", "members": [0, 1], "seconds": 600.0}
+    for site in range(2):
+        members.confirm(site, 50, {**attempt, "is_finished": True}, 2.1)
+    assert [site for site, message in sent if message["id"] == 50] == [0, 1]
+    assert all(site != 2 for site, _ in sent)
+    for site in range(2):
+        members.publish(site, 14, 2.2)
+    assert (2, {"id": 3, "present": [[0, 1.0], [1, 1.0]], "group": ""}) in sent
+
+
+def test_a_site_that_comes_to_a_restarted_rendezvous_before_those_that_train_is_late() -> None:
+    """It waited for a begin of the run that nobody else took part in, for 600 s."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
+    members.arrive(0, "session 0", {"where": "host 0"}, 0.0)
+    join(members, 0, START, 1.0)
+    members.update(2.0)
+    assert sent == []
+    members.arrive(1, "session 1", {"where": "host 1", "has_begun": True, "newest": 12}, 2.5)
+    members.update(2.5)
+    assert sent == [(0, {"id": 1, "present": [], "group": ""})]
+    members.fetch(0, 5, {"at_least": 0, "without": []}, 2.6)
+    assert [message.get("number") for _, message in sent[1:]] == [12, 12], "one serves, the other downloads"
+
+
+def test_a_pending_round_outlives_the_begin_of_a_later_one() -> None:
+    members, sent = members_of(2, has_begun=True, newest=12)
+    join(members, 1, 13, 1.0)
+    join(members, 0, 14, 1.0)
+    members.publish(0, 14, 1.1)
+    assert (1, {"id": 2, "present": [], "group": ""}) in sent
+
+
+def test_a_broken_pair_is_tested_again_soon_after_a_test_that_ends_early() -> None:
+    """A route that refuses packets is known at once; the next test began seven seconds later all the same."""
+    members, sent = members_of(2, tests_at=["10.0.0.1", 1])
+    members.pairs.test([0, 1], 2.0, 10.0)
+    begun: dict[str, float] = {}
+    for tenth in range(100, 180):
+        now = tenth / 10
+        members.update(now)
+        for group in [message["group"] for _, message in sent if message.get("push") == "test"]:
+            if group not in begun:
+                begun[group] = now
+                for site in range(2):
+                    answer = {"group": group, "peer": 1 - site, "is_reached": False}
+                    members.tested(site, 0, answer, now)
+    assert list(begun.values()) == [10.0, 13.0, 16.0]
+
+
+def test_a_question_for_a_state_that_comes_again_is_answered_once() -> None:
+    """A link sends it again when it has reconnected: two groups were made for one download."""
+    members, sent = members_of(2)
+    for _ in range(2):
+        members.fetch(1, 7, {"at_least": 1, "without": []}, 2.0)
+    members.publish(0, 1, 3.0)
+    assert [message["id"] for site, message in sent if site == 1 and "id" in message] == [7]
+    assert sum(message.get("push") == "serve" for _, message in sent) == 1
+
+
+def test_a_process_that_reaches_a_restarted_rendezvous_before_the_first_of_its_site_is_heard() -> None:
+    """Its connection was cut at each message until then, and its address for tests of connections was lost."""
+    run = RunSession("mine", 1, print)
+    channel: Any = SimpleNamespace(send=lambda **message: None, close=lambda: None)
+    hello = {"session": "second", "site": 0, "local_rank": 1, "tests_at": ["host", 2]}
+    client = run.welcome(channel, hello, 0.0)
+    run.take(client, {"say": "beat"}, 1.0)
+    first = {"session": "first", "site": 0, "local_rank": 0, "tests_at": ["host", 1]}
+    run.welcome(channel, first, 2.0)
+    run.close()
+    assert run.members.sites[0].processes == {0: ["host", 1], 1: ["host", 2]}
+
+
+# --- sites of several processes: each process a thread here -------------------------------------------------
+
+SIZE = 2
+SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+PATIENCE = {"averaging_timeout": 30, "timeout_waiting_for_peers": 30}
+ADAM = partial(torch.optim.AdamW, lr=0.05)
+
+
+@contextmanager
+def process(at: RendezvousService, number: int, place: int, meets_in: Path) -> Iterator[SiteRankCommunicator]:
+    """One of a site's processes, with the communicator that it has of all processes."""
+    secret = SECRET + str(number).encode()
+    inside = GlooCommunicator.connect(
+        Rendezvous(place, SIZE, str(meets_in), timeout_seconds=20, secret=secret)
+    )
+
+    link = partial(SiteLink, at.address, SECRET, patience_seconds=20)
+    between = SiteCommunicator(site_link(link, number, inside, 20), SECRET, processes=inside)
+    with SiteRankCommunicator(between, inside) as comm:
+        yield comm
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
+    sharding: str, codec: str | None, tmp_path: Path
+) -> None:
+    options = {"ranks_per_worker": SIZE, "sharding": sharding, "codec": codec, "inner": ADAM}
+
+    def real(at: RendezvousService, rank: int) -> Told:
+        number, place = divmod(rank, SIZE)
+        with process(at, number, place, tmp_path / str(number)) as comm:
+            assert (comm.rank, comm.world_size) == (rank, 4)
+            return train(comm, 1.0 + rank, **options, **PATIENCE)
+
+    with meeting(2) as at:
+        found = checked(together(*(partial(real, at, rank) for rank in range(4))))
+    virtual = run_ranks(lambda comm: train(comm, 1.0 + comm.rank, **options), 4).results
+    for each, expected in zip(found, virtual, strict=True):
+        check_equal(each, expected)
+
+
+@pytest.mark.parametrize("sharding", ["NO_SHARD", "FULL_SHARD"])
+def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation(
+    sharding: str, tmp_path: Path
+) -> None:
+    """Each of its processes downloads what its like has, and the rounds, members and parameters are the simulated."""
+    gates = Gates()
+
+    def hold(name: tuple[int, str, int], step: int) -> None:
+        number, life, place = name
+        if (number, life) == (2, "first") and step == 2 * H + 2:
+            raise KilledError
+        if number < 2 and step == 4 * H - 1:
+            gates.until((2, "again", place), 3)
+
+    def live(at: RendezvousService, number: int, place: int) -> Told:
+        received: Told = {}
+        for life in ("first", "again") if number == 2 else ("first",):
+            name = (number, life, place)
+            try:
+                with process(at, number, place, tmp_path / f"{number} {life}") as comm:
+                    received = train(
+                        comm,
+                        1.0 + number + (place - 0.5) / 4,
+                        partial(hold, name),
+                        partial(gates.tell, name),
+                        ranks_per_worker=SIZE,
+                        sharding=sharding,
+                        **PATIENCE,
+                    )
+            except KilledError:
+                gates.until((0, "first", place), 3)
+        return received
+
+    with meeting(3) as at:
+        bodies = [partial(live, at, number, place) for number in range(3) for place in range(SIZE)]
+        found = checked(together(*bodies))
+    cut = {"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True}
+
+    def body(comm: Communicator) -> Told:
+        patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
+        return train(comm, 1.0 + comm.rank, lambda step: comm.advance(1.0), **patience)
+
+    virtual = run_ranks(body, 3, star_form("abc", "80 Mbit/s", events=[cut])).results
+    for place, received in enumerate(found):
+        for number, (ranks, values) in received.items():
+            expected_ranks, expected = virtual[place // SIZE][number]
+            assert ranks == [rank * SIZE + each for rank in expected_ranks for each in range(SIZE)]
+            assert values == pytest.approx(expected, rel=1e-5)
+    assert [len(found[0][number][0]) for number in found[0]] == [6, 6, 4, 6, 6, 6]
+    assert list(found[-1]) == [4, 5, 6]
+
+
+def test_a_site_of_two_needs_ranks_per_worker(tmp_path: Path) -> None:
+    def body(at: RendezvousService, place: int) -> Any:
+        with process(at, 0, place, tmp_path / "0") as comm:
+            return train(comm, 1.0, **PATIENCE)
+
+    with meeting(2) as at:
+        errors = together(*(partial(body, at, place) for place in range(SIZE)))
+    assert [type(error) for error in errors] == [InputError] * SIZE
+    assert str(errors[0]) == (
+        "DiLoCoOptimizer: ranks_per_worker=1, but this site has 2 processes: make them equal"
+    )
+
+
+@pytest.mark.parametrize("where", ["computing", "averaging"])
+def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tmp_path: Path) -> None:
+    """With its whole site, while the first process of that is alive: not only when the time-outs are over."""
+    gates, lines = Gates(), list[str]()
+
+    def stop(comm: SiteRankCommunicator) -> None:
+        comm.link._is_up.clear()  # as SIGSTOP: its threads stand still
+        gates.until((0, 0), 3)
+        comm.link._is_up.set()
+
+    def body(at: RendezvousService, number: int, place: int) -> Told:
+        with process(at, number, place, tmp_path / str(number)) as comm:
+            is_victim = (number, place) == (1, 1)
+
+            def hold(step: int) -> None:
+                if is_victim and where == "computing" and step == 2 * H - 1:
+                    stop(comm)
+                if number == 0 and step == 5 * H - 1:
+                    gates.until((1, 1), 4)  # it has come to itself, and downloads what the others have
+
+            def after(done: int) -> None:
+                gates.tell((number, place), done)
+                if is_victim and where == "averaging" and done == 1:
+                    comm.before_meeting(lambda: None if gates.reached((0, 0), 3) else stop(comm))
+
+            return train(
+                comm,
+                1.0 + number,
+                hold,
+                after,
+                ranks_per_worker=SIZE,
+                averaging_timeout=300,
+                timeout_waiting_for_peers=300,
+            )
+
+    with meeting(2, silent_seconds=1.0, say=lines.append) as at:
+        found = checked(
+            together(*(partial(body, at, number, place) for number in range(2) for place in range(SIZE)))
+        )
+    members = [found[0][number][0] for number in range(1, ROUNDS + 1)]
+    assert members[0] == members[-1] == [0, 1, 2, 3]
+    assert members[1] == members[2] == [0, 1]
+    assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 answers again")
+
+
+def next_process(address: tuple[str, int]) -> SiteLink:
+    """Site 0 again, as soon as the rendezvous has read that its last process is gone."""
+    deadline = time.monotonic() + 10.0
+    while True:
+        try:
+            return SiteLink(address, SECRET, 0)
+        except InputError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def test_what_an_earlier_life_of_a_site_left_hanging_does_not_count_against_the_next(tmp_path: Path) -> None:
+    """A machine froze with both its processes, and the site comes again as one process: the other is not missed."""
+    lines = list[str]()
+    with meeting(2, silent_seconds=2.0, say=lines.append) as at:
+        first, frozen = SiteLink(at.address, SECRET, 0), SiteLink(at.address, SECRET, 0, local_rank=1)
+        for each in (first, frozen):
+            each._is_up.clear()  # they say nothing more, and their connections stay
+        first.close()
+        again = next_process(at.address)
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline:
+            again.ask("clock", elapsed=None)
+        again.close()
+        frozen.close()
+    assert [line for line in lines if "hangs" in line] == []
