@@ -187,10 +187,6 @@ def _failures(value: object, info: ValidationInfo) -> Mapping[str, float] | None
     return {key: _seconds(f"{info.field_name}.{key}", each) for key, each in given.items()}
 
 
-def _compute(value: Any) -> Compute | None:
-    return None if value is None else Compute.parse(value)
-
-
 def _collectives(value: Any) -> Any:
     parse_collectives(value)
     return value
@@ -264,7 +260,7 @@ StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]
 OpenDevice = Annotated[Device, BeforeValidator(open_device)]
 OpenDevices = Annotated[Devices, BeforeValidator(open_device)]
 Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives), Expected("the name of an algorithm")]
-Costs = Annotated[ComputeLike, BeforeValidator(_compute)]
+Costs = Annotated[ComputeLike, BeforeValidator(lambda value: None if value is None else Compute.parse(value))]
 Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
 TransportName = Annotated[Text, AfterValidator(_transport)]
 # Types of keys of experiment files: values as written, which the resolved form repeats.
@@ -477,10 +473,7 @@ class FileKeys(Schema):
     tune: dict[str, Any] | None = None
 
 
-#: Keys of files alone, by group.
-_FILE_KEYS: dict[str, type[Schema]] = {"": FileKeys, "workers": WorkerSpec}
-
-#: Description of each group, and its value where the file has none: `...` if it needs one.
+#: Description of each group of keys, and its value where the file has none: `...` if it needs one.
 _GROUPS = {
     "workers": ("Number of workers, and their processes and threads (which change no result).", ...),
     "evaluate": ("Evaluation of the local, the mean and the judged model, off the clock.", _AS_FIELD),
@@ -495,9 +488,9 @@ _ORDER = (
 )
 
 
-def _keys_of_files() -> dict[str, dict[str, Any]]:
-    """By group ("" for the file itself): type and default of each key."""
-    keys: dict[str, dict[str, Any]] = {}
+def _settings() -> type[Schema]:
+    """Schema of experiment files: the keys of options, and those of files alone."""
+    keys: dict[str, dict[str, Any]] = {group: {} for group in ("", *_GROUPS)}  # type and default of each
     about = documented_lines(RunConfig)
     for each in fields(RunConfig):
         properties = OPTIONS[each.name]
@@ -505,33 +498,26 @@ def _keys_of_files() -> dict[str, dict[str, Any]]:
         if key and key not in _GROUPS:
             default = each.default if properties.file_default is _AS_FIELD else properties.file_default
             kind = _HINTS[each.name] if properties.file_type is None else properties.file_type
-            keys.setdefault(group, {})[key] = (kind, Field(default=default, description=about[each.name]))
-    for group, model in _FILE_KEYS.items():
+            keys[group][key] = (kind, Field(default=default, description=about[each.name]))
+    for group, model in (("", FileKeys), ("workers", WorkerSpec)):
         about, hints = documented_lines(model), get_type_hints(model, include_extras=True)
         for key, info in model.model_fields.items():
-            entry = (hints[key], Field(default=info.default, description=about[key]))
-            keys.setdefault(group, {})[key] = entry
+            keys[group][key] = (hints[key], Field(default=info.default, description=about[key]))
     del keys["workers"]["num_gpus"]  # a keyword's alone
-    return keys
+    order = _ORDER.split()
 
+    def place(path: str) -> int:
+        return order.index(path) if path in order else len(order)
 
-def _model_of(name: str, doc: str, keys: Mapping[str, Any], prefix: str = "") -> type[Schema]:
-    places = {key: place for place, key in enumerate(_ORDER.split())}
-    ordered = sorted(keys, key=lambda key: places.get(f"{prefix}{key}", len(places)))
-    fields_in_order: dict[str, Any] = {key: keys[key] for key in ordered}
-    return create_model(name, __base__=Schema, __doc__=doc, __module__=__name__, **fields_in_order)
+    def model_of(name: str, doc: str, group: str = "", prefix: str = "") -> type[Schema]:
+        in_order: Any = dict(sorted(keys[group].items(), key=lambda item: place(f"{prefix}{item[0]}")))
+        return create_model(name, __base__=Schema, __doc__=doc, __module__=__name__, **in_order)
 
-
-def _settings() -> type[Schema]:
-    """Schema of experiment files: the keys of options, and those of files alone."""
-    keys = _keys_of_files()
     for name, (doc, default) in _GROUPS.items():
-        made = _model_of(name.capitalize(), doc, keys[name], f"{name}.")
-        keys[""][name] = (
-            made | None if default is None else made,
-            made() if default is _AS_FIELD else default,
-        )
-    return _model_of("Settings", "Keys of an experiment file, as written or by default.", keys[""])
+        made = model_of(name.capitalize(), doc, name, f"{name}.")
+        value = made() if default is _AS_FIELD else default
+        keys[""][name] = (made | None if default is None else made, value)
+    return model_of("Settings", "Keys of an experiment file, as written or by default.")
 
 
 if TYPE_CHECKING:

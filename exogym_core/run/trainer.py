@@ -268,7 +268,10 @@ class Trainer:
         `first_non_finite_step` holds it.
         """
         for name in ("device", "devices"):
-            setattr(options, name, _one_of(name, getattr(self, name), getattr(options, name)))
+            own, asked = open_device(getattr(self, name)), open_device(getattr(options, name))
+            if own is not None and asked is not None and own != asked:
+                raise InputError(f"fit: {name} is {asked!r}, but Trainer was given {own!r}; keep one of them")
+            setattr(options, name, own if asked is None else asked)
         request = FitRequest.check(options)
         program = Program(request, self.model, self.train_dataset, self.val_dataset)
         with run_record(program) as record:
@@ -316,13 +319,6 @@ class Trainer:
 
 LocalTrainer = Trainer
 """Former name of `Trainer` for local training."""
-
-
-def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
-    of_trainer, of_fit = open_device(of_trainer), open_device(of_fit)
-    if of_trainer is not None and of_fit is not None and of_trainer != of_fit:
-        raise InputError(f"fit: {name} is {of_fit!r}, but Trainer was given {of_trainer!r}; keep one of them")
-    return of_fit if of_fit is not None else of_trainer
 
 
 def _conclude(remarks: Sequence[str], result: FitResult) -> None:

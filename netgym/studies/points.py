@@ -297,7 +297,14 @@ def batches_of(sweep: Sweep) -> Iterator[tuple[list[Point], Callable[[Sequence[f
                     else:
                         study.tell(trial, result if math.isfinite(result) else math.inf)
 
-        yield [_point_of(sweep, trial.params) for trial in trials], report
+        points = []
+        for drawn in (trial.params for trial in trials):
+            point: Point = {
+                key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
+                for key, values in sweep.axes.items()
+            }
+            points.append({**point, **sweep.listed[drawn.get("points", 0)]})
+        yield points, report
 
 
 def _distribution(optuna: Any, values: Any) -> Any:
@@ -309,15 +316,6 @@ def _distribution(optuna: Any, values: Any) -> Any:
             values.low, values.high, log=values.log, step=values.step or 1
         )
     return optuna.distributions.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
-
-
-def _point_of(sweep: Sweep, drawn: Mapping[str, Any]) -> Point:
-    """The point that Optuna has drawn."""
-    point: Point = {
-        key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
-        for key, values in sweep.axes.items()
-    }
-    return {**point, **sweep.listed[drawn.get("points", 0)]}
 
 
 def _drawn(sweep: Sweep) -> Iterator[Point]:

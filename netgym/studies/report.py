@@ -152,21 +152,18 @@ class Group:
         times, count = self.times(), len(self.runs)
         has_target = any(run.target is not None for run in self.runs)
         diverged = f" ({self.num_diverged} of {count} not finite)" if self.num_diverged else ""
+        results = self.members[0].results
+        size = block_size(results)
+        tokens = tokens_to_target(self.runs, results.target_loss, size) if size else []
+        known = [each for each in tokens if each is not None]
         return [
             _interval_text(times.values(), format_seconds) if len(times) == count else _MISSING,
             f"{len(times)} of {count}" if has_target else _MISSING,
             _interval_text(self.losses().values(), format_loss) + diverged,
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
             *(self._mean_bytes(name) for name in ("bytes_sent_per_worker", "wan_bytes")),
-            self._tokens(),
+            _interval_text(known, short_count) if len(known) == count else _MISSING,
         ]
-
-    def _tokens(self) -> str:
-        results, runs = self.members[0].results, self.runs
-        size = block_size(results)
-        tokens = tokens_to_target(runs, results.target_loss, size) if size else []
-        known = [each for each in tokens if each is not None]
-        return _interval_text(known, short_count) if len(known) == len(runs) else _MISSING
 
     def _mean_bytes(self, name: str) -> str:
         counts = [count for run in self.runs if (count := getattr(run, name)) is not None]
@@ -339,16 +336,17 @@ def _differences(groups: Sequence[Group]) -> list[str]:
     swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
     set_by = {key: [each for each in swept if f"{each}.".startswith(f"{key}.")] for key in _CONDITIONS}
     keys = [each for key in _CONDITIONS for each in set_by[key] or [key]]
-    differing = [key for key in keys if len({_json(_condition(member, key)) for member in members}) > 1]
+
+    def differs(key: str) -> bool:
+        values = [each.run.values[key] if key in each.run.values else each.setting(key) for each in members]
+        return len(set(map(_json, values))) > 1
+
+    differing = list(filter(differs, keys))
     names = short_names(differing)
     return [
         ", ".join(f"{name} {member.value(key)}" for key, name in zip(differing, names, strict=True))
         for member in members
     ]
-
-
-def _condition(member: Member, key: str) -> Any:
-    return member.run.values[key] if key in member.run.values else member.setting(key)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
@@ -441,21 +439,17 @@ def _missed(ended: Sequence[Group], holders: Sequence[Group], names: Mapping[tup
         return ""
     if not holders:
         return " No group held the target."
-    missed = _listed([_with_held(group, names) for group in ended if group not in holders])
-    return f" {missed} did not hold the target." if missed else ""
+    missed = []
+    for group in [group for group in ended if group not in holders]:
+        runs = format_count(len(group.runs), "run")
+        held = f" (held by {len(group.times())} of {runs})" if group.times() else ""
+        missed.append(names[group.values] + held)
+    return f" {_listed(missed)} did not hold the target." if missed else ""
 
 
 def _listed(names: Sequence[str]) -> str:
     """Join names, by semicolons where a name is itself a list of values."""
     return ("; " if any(", " in name for name in names) else ", ").join(names)
-
-
-def _with_held(group: Group, names: Mapping[tuple[str, ...], str]) -> str:
-    """Its name, and the number of its runs that held the target, if any."""
-    held = len(group.times())
-    return names[group.values] + (
-        f" (held by {held} of {format_count(len(group.runs), 'run')})" if held else ""
-    )
 
 
 def _mean(values: Collection[float]) -> float:

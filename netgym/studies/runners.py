@@ -7,6 +7,7 @@ files. Ray runs it again when its node is lost. Nothing of ours listens on a net
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -198,7 +199,8 @@ class _Job:
     def of(cls, experiment: Experiment) -> _Job:
         code: dict[str, str] = {}
         for folder in {own.folder for own in experiment.own_code if own.folder is not None}:
-            for path in _modules_in(folder):
+            inside = [path.parent.rglob("*.py") for path in folder.glob("*/__init__.py")]  # of its packages
+            for path in sorted(itertools.chain(folder.glob("*.py"), *inside)):
                 code[str(path.relative_to(folder))] = path.read_text(encoding="utf-8")
         if sum(map(len, code.values())) > _MOST_CODE_BYTES:
             raise InputError(
@@ -209,13 +211,6 @@ class _Job:
         if mapping["workers"]["kind"] == "auto":  # the same bits, on one core
             mapping["workers"]["kind"] = "threads"
         return cls(yaml_text(mapping), code, os.getcwd())
-
-
-def _modules_in(folder: Path) -> Iterator[Path]:
-    """Python files of a folder and of its packages."""
-    yield from sorted(folder.glob("*.py"))
-    for package in sorted(folder.glob("*/__init__.py")):
-        yield from sorted(package.parent.rglob("*.py"))
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,11 @@ def run_here(
         for each in points:
             folder, progress = each.begin()
             running[each.number] = each, folder
-            yield Job(str(each.number), lambda report: _found(each, folder, report), progress)  # noqa: B023
+
+            def train(report: PointProgress, each: PointRun = each, folder: RunFolder = folder) -> Found:
+                return found_by(lambda: train_in(folder, each.experiment(folder), report), folder)
+
+            yield Job(str(each.number), train, progress)
 
     try:
         at_once = _at_once(points[0].study.base(), len(points), num_jobs, measured) if points else 1
@@ -101,10 +105,6 @@ def _at_once(experiment: Experiment, num_points: int, num_jobs: int | None, meas
         return 1
     num_bytes = _BYTES_OF_A_POINT if measured is None else measured.memory_bytes
     return jobs_at_once(experiment, num_points, num_jobs, lambda: num_bytes)
-
-
-def _found(each: PointRun, folder: RunFolder, report: PointProgress) -> Found:
-    return found_by(lambda: train_in(folder, each.experiment(folder), report), folder)
 
 
 def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
@@ -407,11 +407,17 @@ def probe(experiment: Experiment) -> Probe:
         evaluation_seconds = ended - stamps[-1]
     # The faster of two: whatever else the machine does only adds to them.
     step_seconds = max(min(took[2:]) - took[1], 0.0) / max(num_steps - 1, 1)
+    # Memory at the peak of this process, and of as many of its largest child as run at once.
+    workers, num_children = experiment.settings.workers, 0
+    if workers.kind not in IN_ONE_PROCESS:
+        num_children = min(workers.processes or os.cpu_count() or 1, workers.count)
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return Probe(
         start_seconds=max(took[1] - step_seconds - evaluation_seconds, 0.0),
         step_seconds=step_seconds,
         evaluation_seconds=evaluation_seconds,
-        memory_bytes=_peak_bytes(experiment),
+        memory_bytes=(1 if sys.platform == "darwin" else 1024) * (own + child * num_children),
     )
 
 
@@ -429,18 +435,6 @@ def _train(experiment: Experiment, task: Task, steps: int, stepped: Callable[[],
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(on_event=emit, progress=False, **given)
-
-
-def _peak_bytes(experiment: Experiment) -> int:
-    """Peak of this process, and of as many of its largest child as run at once."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    workers = experiment.settings.workers
-    num_children = 0
-    if workers.kind not in IN_ONE_PROCESS:
-        num_children = min(workers.processes or os.cpu_count() or 1, workers.count)
-    return unit * (own + child * num_children)
 
 
 def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:
@@ -490,17 +484,14 @@ def estimate(measured: Probe, experiments: Iterable[Experiment], measured_on: Ex
         measured_on: the experiment that was probed.
     """
     seconds, num_runs = 0.0, 0
-    work = _work(measured_on)
+    samples = measured_on.settings.workers.count * measured_on.settings.batch_size
     for experiment in experiments:
-        runs = len(experiment.strategies) * len(experiment.seeds)
-        steps = experiment.settings.steps
-        evaluations = steps // experiment.settings.evaluate.every + 1
+        settings, runs = experiment.settings, len(experiment.strategies) * len(experiment.seeds)
+        work = (
+            settings.steps * settings.workers.count * settings.batch_size / samples
+        )  # in steps of the probe
+        evaluations = settings.steps // settings.evaluate.every + 1
         one = measured.start_seconds + evaluations * measured.evaluation_seconds
-        one += steps * measured.step_seconds * _work(experiment) / work
-        seconds += runs * one
+        seconds += runs * (one + work * measured.step_seconds)
         num_runs += runs
     return Estimate(seconds, measured.memory_bytes, num_runs)
-
-
-def _work(experiment: Experiment) -> int:
-    return int(experiment.settings.workers.count * experiment.settings.batch_size)

@@ -324,12 +324,6 @@ class Tuning:
             Document(self.document.where, data), self.source_folder, str(folder), str(entry.label)
         )
 
-    def describe(self, label: str, study: Study) -> str:
-        """Number of points of one strategy's search, its space and its seeds."""
-        space = ", ".join(f"{key} of {_values(values)}" for key, values in self.spaces[label].items())
-        seeds = ", ".join(map(str, self.tuning_seeds))
-        return f"{format_count(study.sweep.num_points, 'point')}: {space}; seeds {seeds}"
-
     def tuned(self, chosen: Sequence[Chosen]) -> Experiment:
         """The experiment at the chosen points, on its own seeds; strategies without one are left out."""
         plain = self.experiment.to_mapping()
@@ -354,10 +348,16 @@ class Tuning:
                 study = self.study(number, self.folder.make_folder(SEARCH) / file_name(label))
                 name = visible(label)
                 if not study.entries:
-                    write(f"{name}: {self.describe(label, study)}")
+                    space = ", ".join(f"{key} of {_values(each)}" for key, each in self.spaces[label].items())
+                    seeds = ", ".join(map(str, self.tuning_seeds))
+                    num_points = format_count(study.sweep.num_points, "point")
+                    write(f"{name}: {num_points}: {space}; seeds {seeds}")
                 try:
-                    progress = SweepProgress(_prefixed(write, name), study.sweep.num_points)
-                    run_sweep(study, progress, runner)
+
+                    def named(line: str, *progress: Any, name: str = name) -> None:
+                        write(f"{name}: {line}", *progress)
+
+                    run_sweep(study, SweepProgress(named, study.sweep.num_points), runner)
                 finally:
                     study.folder.release()
                     self.chosen.append(_choose(label, study))
@@ -397,10 +397,6 @@ class Tuning:
         finally:
             run.release()
         return result
-
-
-def _prefixed(write: Callable[..., None], name: str) -> Callable[..., None]:
-    return lambda line, *progress: write(f"{name}: {line}", *progress)
 
 
 def tune(
