@@ -37,7 +37,7 @@ from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
@@ -157,17 +157,14 @@ def jobs_at_once(
     return max(min(most, int(memory_limit(torch.device("cpu")) / memory_bytes())), 1) if most > 1 else 1
 
 
-def _has_accelerator() -> bool:
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
-
-
 def _reason_alone(experiment: Experiment) -> str | None:
     """The reason for which runs of an experiment are trained one after the other; None: they can share the machine."""
     settings = experiment.settings
     if under_torchrun() or is_at_rendezvous() or settings.workers.kind == "ray":
         return "runs use other processes than those of this machine"
     devices = settings.device if isinstance(settings.device, list) else [settings.device]
-    if any(name != "cpu" and (name != "auto" or _has_accelerator()) for name in devices):
+    has_accelerator = torch.cuda.is_available() or torch.backends.mps.is_available()
+    if any(name != "cpu" and (name != "auto" or has_accelerator) for name in devices):
         return f"runs share the device {', '.join(devices)}"
     if settings.workers.intra_op_threads > 1:
         return "workers.intra_op_threads above 1 uses several cores a run"
@@ -253,7 +250,11 @@ class _Comparison:
         """Mark a strategy as failed, and drop its runs with further seeds."""
         self._failures.append(error)
         strategies = self.experiment.strategies
-        if _concerns_all(self._failures, self.tally) or len(strategies) == 1:
+        # Nothing was trained yet and two strategies were refused in the same words: the experiment is wrong.
+        refused = [str(each) for each in self._failures if isinstance(each, InputError)]
+        is_wrong = len(refused) == len(self._failures) > 1 and refused[0] == refused[-1]
+        untrained = all(entry.get("failed") and not entry["steps"] for entry in self.tally.summary())
+        if len(strategies) == 1 or (is_wrong and untrained):
             raise error
         for other in [*self._started, *self.left]:
             if other.label == run.label:
@@ -275,14 +276,6 @@ class _Comparison:
         if experiment is not self.experiment:
             self.experiment = experiment
             self.folder.write_text("experiment.yaml", experiment.to_yaml())
-
-
-def _concerns_all(failures: Sequence[Exception], tally: Tally) -> bool:
-    """True if nothing was trained yet and two strategies were refused in the same words: the experiment is wrong."""
-    refused = all(isinstance(error, InputError) for error in failures)
-    if not refused or len(failures) < 2 or str(failures[0]) != str(failures[-1]):
-        return False
-    return all(entry.get("failed") and not entry["steps"] for entry in tally.summary())
 
 
 @dataclass(eq=False)

@@ -135,7 +135,6 @@ class Experiment:
         experiment = replace(experiment, own_code=experiment._found_code(folders))
         experiment._check_options()
         experiment._check_network()
-        experiment._check_machine()
         built = [experiment.build_strategy(each) for each in experiment.strategies if ":" not in each.name]
         is_served = len(built) < len(labels) or any(each.num_servers for each in built)
         if settings.servers is not None and not is_served:
@@ -253,9 +252,7 @@ class Experiment:
                 strategy = build_strategy(entry.name, **entry.options)
         except (InputError, TypeError) as error:
             message = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
-            position = [other.label for other in self.strategies].index(entry.label)
-            path = _blamed(("strategies", position), entry.options, message)
-            raise self.document.error(path, message) from error
+            raise self._blame(entry, message) from error
         if self.settings.servers is not None and strategy.num_servers:
             _at(self.document, ("servers",), strategy.take_servers, self.settings.servers)
         return strategy
@@ -330,13 +327,22 @@ class Experiment:
                 the workers and steps.
         """
         from exogym_core.workers.run import transport_named
+        from netgym.experiment.rehearsal import rehearse
 
         settings = self.settings
         if settings.failures is not None and settings.until is None:
             raise self.document.error(
                 ("failures",), "needs until, the virtual time until which hosts may fail"
             )
-        self._rehearse()
+        if (
+            settings.transport == "netsim" and not is_at_rendezvous()
+        ):  # real ranks take what simulated ones refuse
+            for entry in self.strategies:
+                if ":" not in entry.name:
+                    try:
+                        rehearse(self.build_strategy(entry), settings.workers.count, settings.steps)
+                    except InputError as error:
+                        raise self._blame(entry, InputError(str(error).partition("\n")[0])) from error
         if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
             return
         unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
@@ -346,22 +352,15 @@ class Experiment:
             remedy = f"write transport: netsim, or leave {keys} out"
             raise self.document.error(("transport",), f"{message}: {remedy}")
 
-    def _rehearse(self) -> None:
-        from netgym.experiment.rehearsal import rehearse
-
-        if self.settings.transport != "netsim" or is_at_rendezvous():
-            return  # simulated ranks refuse what real ones take
-        for position, entry in enumerate(self.strategies):
-            if ":" not in entry.name:
-                try:
-                    rehearse(self.build_strategy(entry), self.settings.workers.count, self.settings.steps)
-                except InputError as error:
-                    message = InputError(str(error).partition("\n")[0])
-                    path = _blamed(("strategies", position), entry.options, message)
-                    raise self.document.error(path, message) from error
+    def _blame(self, entry: StrategySettings, error: InputError) -> InputError:
+        """`error` with the place of the strategy's option that it names first."""
+        position = [other.label for other in self.strategies].index(entry.label)
+        return self.document.error(_blamed(("strategies", position), entry.options, error), error)
 
     def _check_options(self) -> None:
-        """Check each option as `fit` does."""
+        """Check each option as `fit` does, devices and the micro-batch, before data are read."""
+        from exogym_core.run.request import nearest_divisor, parse_device
+
         for name, value in file_values(self.settings).items():
             key = OPTIONS[name].key
             if value is None or key is None:
@@ -376,6 +375,18 @@ class Experiment:
             if name == "until" and isinstance(value, float):
                 needs_unit = f"{value:g} has no unit: write '{value:g} s' or '{value:g} h'"
                 raise self.document.error(path, needs_unit)
+        device, size, batch_size = (
+            getattr(self.settings, key) for key in ("device", "minibatch_size", "batch_size")
+        )
+        for position, each in enumerate(device if isinstance(device, list) else ()):
+            _at(self.document, ("device", position), parse_device, each, "device")
+        if isinstance(device, str) and device != "auto":
+            _at(self.document, ("device",), parse_device, device, "device")
+        if isinstance(size, int) and batch_size % size:
+            message = (
+                f"{size} does not divide batch_size {batch_size}: write {nearest_divisor(batch_size, size)}"
+            )
+            raise self.document.error(("minibatch_size",), message)
 
     def _check_network(self) -> None:
         """Check placement, protocol and devices against the topology."""
@@ -409,22 +420,6 @@ class Experiment:
                 if host.device is None:
                     raise self.document.error(("compute",), f"host {host.name} {NO_DEVICE}")
                 _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
-
-    def _check_machine(self) -> None:
-        """Check devices and the micro-batch before data are read."""
-        from exogym_core.run.request import nearest_divisor, parse_device
-
-        settings = self.settings
-        several = isinstance(settings.device, list)
-        for position, name in enumerate(settings.device if several else [settings.device]):
-            if name != "auto" or several:
-                path = ("device", position) if several else ("device",)
-                _at(self.document, path, parse_device, name, "device")
-        size, batch_size = settings.minibatch_size, settings.batch_size
-        if isinstance(size, int) and batch_size % size:
-            fitting = nearest_divisor(batch_size, size)
-            message = f"{size} does not divide batch_size {batch_size}: write {fitting}"
-            raise self.document.error(("minibatch_size",), message)
 
 
 def _blamed(path: KeyPath, options: Mapping[str, Any], error: InputError) -> KeyPath:

@@ -6,6 +6,7 @@ installed distribution that the module's name is, and never from Python's own li
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -62,13 +63,9 @@ class OwnCode:
         Raises:
             InputError: it cannot be imported, has no such callable, or the callable is Python's own.
         """
-        name = self.reference.partition(":")[2]
+        name, folder = self.reference.partition(":")[2], self.folder
         try:
-            module = (
-                _import_from(self.folder, self.module)
-                if self.folder
-                else importlib.import_module(self.module)
-            )
+            module = _import_from(folder, self.module) if folder else importlib.import_module(self.module)
         except ImportError as error:
             raise InputError(
                 f"{self.what} '{self.reference}': cannot import '{self.module}' ({error})"
@@ -86,9 +83,9 @@ class OwnCode:
                 f"{self.what} '{self.reference}': is Python's own '{home}'; write the callable into a module "
                 "next to the file"
             )
-        return self._naming_failures(found) if wrapped else found
+        if not wrapped:
+            return found  # type: ignore[no-any-return]
 
-    def _naming_failures(self, found: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(found, updated=())
         def called(*arguments: Any, **options: Any) -> Any:
             try:
@@ -140,13 +137,14 @@ def find_own_code(reference: str, what: str, folders: Sequence[Path]) -> OwnCode
     for folder in folders:
         if _file_in(folder, module) is not None:
             return OwnCode(reference, what, folder)
-    distribution = _distribution_of(top)
-    if distribution is None:
-        raise InputError(
-            f"{what} '{reference}': cannot import '{module}': there is no {top}.py next to the file, and no installed "
-            f"distribution has it; put it next to the file, or install it"
-        )
-    return OwnCode(reference, what, distribution=distribution)
+    names = ["netgym"] if top in ("exogym_core", "netsim") else [top]
+    for name in metadata.packages_distributions().get(top, names):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return OwnCode(reference, what, distribution=f"{name} {metadata.version(name)}")
+    raise InputError(
+        f"{what} '{reference}': cannot import '{module}': there is no {top}.py next to the file, and no installed "
+        f"distribution has it; put it next to the file, or install it"
+    )
 
 
 def _file_in(folder: Path, module: str) -> Path | None:
@@ -154,18 +152,6 @@ def _file_in(folder: Path, module: str) -> Path | None:
     for candidate in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
         if candidate.is_file():
             return candidate
-    return None
-
-
-def _distribution_of(top: str) -> str | None:
-    """Name and version of the installed distribution with this top-level module; None if there is none."""
-    names = ["netgym"] if top in ("exogym_core", "netsim") else [top]
-    names = metadata.packages_distributions().get(top, names)
-    for name in names:
-        try:
-            return f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
     return None
 
 

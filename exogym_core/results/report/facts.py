@@ -16,10 +16,10 @@ from netsim.files.documents import load_document
 from netsim.units import format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from exogym_core.results.reading import Results, StrategyResult
+    from exogym_core.results.reading import Results
 
 __all__ = ["head_facts", "methods", "options_text", "run_facts", "search_methods", "shared_hosts"]
 
@@ -148,22 +148,13 @@ def run_facts(results: Results) -> list[tuple[str, list[str]]]:
     """Judged model, collectives, and seconds of computing, network and waiting of each strategy that has any."""
     rows = []
     for result in results.strategies:
-        cells = [_JUDGED.get(result.judged or "", "-"), _collectives(result), *_times(result)]
+        used = "; ".join(f"{op}: {_algorithms(each)}" for op, each in result.collectives.items())
+        seconds = (result.computing_seconds, result.network_seconds, result.waiting_seconds)
+        times = ["-" if each is None else format_seconds(each) for each in seconds]
+        cells = [_JUDGED.get(result.judged or "", "-"), visible(used, 300) or "-", *times]
         if any(cell != "-" for cell in cells):
             rows.append((visible(result.name), cells))
     return rows
-
-
-def _times(result: StrategyResult) -> list[str]:
-    seconds = (result.computing_seconds, result.network_seconds, result.waiting_seconds)
-    return ["-" if each is None else format_seconds(each) for each in seconds]
-
-
-def _collectives(result: StrategyResult) -> str:
-    return (
-        visible("; ".join(f"{op}: {_algorithms(used)}" for op, used in result.collectives.items()), 300)
-        or "-"
-    )
 
 
 def _algorithms(used: Any) -> str:
@@ -199,35 +190,29 @@ def methods(runs: Sequence[Results]) -> str:
         *list(named)[:_MOST_NAMED],
         *[f"{len(named) - _MOST_NAMED} more"][: len(named) > _MOST_NAMED],
     ]
-    sentences = [
-        sentence
-        for same in alike.values()
-        for results in same
-        for sentence in _sentences(results, _seeds(same), strategies)
-    ]
-    return " ".join(dict.fromkeys(sentences))
-
-
-def _sentences(results: Results, seeds: str, strategies: Sequence[str]) -> list[str]:
-    settings, model = results.settings, results.settings.get("model")
-    return rendered(
-        "results/report/methods.txt",
-        facts=dict(head_facts(results)),
-        workers=count_text(settings["workers"].get("count"), "worker"),
-        model=_setting_text(model) if isinstance(model, dict) else None,
-        task=_setting_text(settings["task"]),
-        steps=count_text(settings.get("steps"), "step"),
-        done=dict(head_facts(results))["steps"].partition(" at most ")[2],
-        until=settings.get("until"),
-        clock=results.clock,
-        parameters=dict(head_facts(results)).get("parameters"),
-        is_resolved=any(each.options for each in results.strategies),
-        samples=count_text(settings.get("batch_size"), "sample"),
-        seeds=seeds,
-        strategies=strategies,
-        target_loss=results.target_loss,
-        is_real=results.clock == WALL_CLOCK,
-    ).splitlines()
+    sentences: dict[str, None] = {}
+    for same, results in [(each, results) for each in alike.values() for results in each]:
+        settings, model, facts = results.settings, results.settings.get("model"), dict(head_facts(results))
+        text = rendered(
+            "results/report/methods.txt",
+            facts=facts,
+            workers=count_text(settings["workers"].get("count"), "worker"),
+            model=_setting_text(model) if isinstance(model, dict) else None,
+            task=_setting_text(settings["task"]),
+            steps=count_text(settings.get("steps"), "step"),
+            done=facts["steps"].partition(" at most ")[2],
+            until=settings.get("until"),
+            clock=results.clock,
+            parameters=facts.get("parameters"),
+            is_resolved=any(each.options for each in results.strategies),
+            samples=count_text(settings.get("batch_size"), "sample"),
+            seeds=_seeds(same),
+            strategies=strategies,
+            target_loss=results.target_loss,
+            is_real=results.clock == WALL_CLOCK,
+        )
+        sentences |= dict.fromkeys(text.splitlines())
+    return " ".join(sentences)
 
 
 def _strategy_text(results: Results, setting: Mapping[str, Any]) -> str:
@@ -320,8 +305,4 @@ def _axis(key: str, values: Any) -> str:
     if isinstance(values, Mapping):
         scale = " on a logarithmic scale" if values.get("log") else ""
         return f"{name} from {value_text(values.get('low'))} to {value_text(values.get('high'))}{scale}"
-    return f"{name} of {', '.join(map(value_text, _listed(values)))}"
-
-
-def _listed(values: Any) -> Iterable[Any]:
-    return values if isinstance(values, list) else [values]
+    return f"{name} of {', '.join(map(value_text, values if isinstance(values, list) else [values]))}"

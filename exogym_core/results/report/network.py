@@ -70,10 +70,15 @@ def network_matrix(topology: Any) -> dict[str, Any] | None:
         places.setdefault(network.region_of(host.index), []).append(host.index)
     if not 1 < len(places) <= _MAX_PLACES:
         return None
-    rows = [
-        [_path_text(network, source[0], target[-1]) for target in places.values()]
-        for source in places.values()
-    ]
+
+    def path(source: int, target: int) -> str:
+        if source == target:
+            return ""
+        rate = min(float(network.bits_per_second[link]) for link in network.route(source, target))
+        latency = network.route_latency_seconds(source, target)
+        return f"{format_bits_per_second(rate)}\n{format_seconds(latency)}"
+
+    rows = [[path(source[0], target[-1]) for target in places.values()] for source in places.values()]
     names = [visible(name, 30) for name in places]
     return {
         "name": visible(network.name, 80),
@@ -81,15 +86,6 @@ def network_matrix(topology: Any) -> dict[str, Any] | None:
         "places": names,
         "rows": list(zip(names, rows, strict=True)),
     }
-
-
-def _path_text(network: Topology, source: int, target: int) -> str:
-    if source == target:
-        return ""
-    links = list(network.route(source, target))
-    rate = min(float(network.bits_per_second[link]) for link in links)
-    latency = network.route_latency_seconds(source, target)
-    return f"{format_bits_per_second(rate)}\n{format_seconds(latency)}"
 
 
 class Spot(NamedTuple):

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _FOLDER = "results/report"
-_SCRIPTS = (
+_SCRIPTS = [
     "data",
     "elements",
     "axes",
@@ -54,7 +54,7 @@ _SCRIPTS = (
     "links",
     "trace",
     "page",
-)  # in this order
+]  # in this order
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,11 @@ def render_page(page: Page) -> str:
     """The page's HTML: one file that loads nothing, and in which only its own two scripts may run, by their hash."""
     is_interactive = page.curves is not None
     style = _asset("page.css") + (_asset("uplot/uPlot.min.css") if is_interactive else "")
-    scripts = [_library(), _own_script()] if is_interactive else []
+    scripts = []
+    if is_interactive:  # uPlot with its licence, as that requires; ours in one function without global names
+        own = "\n".join(_asset(f"scripts/{name}.js") for name in _SCRIPTS)
+        library = f"/*!\n{_asset('uplot/LICENSE').strip()}\n*/\n{_asset('uplot/uPlot.iife.min.js')}"
+        scripts = [library, f'(() => {{\n"use strict";\n\n{own}}})();\n']
     data = {"curves": page.curves, "use": page.use, "trace": page.trace and page.trace[0]}
     return rendered(
         f"{_FOLDER}/page.html",
@@ -147,18 +151,6 @@ def render_page(page: Page) -> str:
         script_hashes=[_hash(script) for script in scripts],
         data=_json(data) if is_interactive else None,
     )
-
-
-def _own_script() -> str:
-    """The page's scripts in one function, which defines no global name but `netgym`."""
-    parts = "\n".join(_asset(f"scripts/{name}.js") for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n\n{parts}}})();\n'
-
-
-def _library() -> str:
-    """uPlot with its licence, as that requires."""
-    licence = _asset("uplot/LICENSE").strip()
-    return f"/*!\n{licence}\n*/\n{_asset('uplot/uPlot.iife.min.js')}"
 
 
 def _asset(name: str) -> str:
@@ -319,13 +311,24 @@ class RunReport(Report):
 
     def _page(self, shown: Shown, pictures: Mapping[str, Picture], align: str) -> Page:
         results = self.results
-        is_real, runs = results.clock == WALL_CLOCK, run_facts(results)
+        is_real = results.clock == WALL_CLOCK
         # Real ranks have a network of their own, whatever the experiment names for simulation.
         topology = None if is_real else results.settings.get("topology")
         table = self.table.filled()
         num, drawn = len(results.strategies), len(shown.results.strategies)
         best = "those first at the target, then those of the lowest loss"
         left_out = f" Drawn are {drawn} of {num} strategies: {best}." if drawn < num else ""
+        # Bytes that had crossed each link, of each strategy's first seed.
+        seed = results.seeds[0] if len(results.seeds) > 1 else None
+        histories = [(each.name, self._folder.read_links(each.name, seed)) for each in results.strategies]
+        again = "This file runs again as it is: netgym compare experiment.yaml"
+        if str(results.setting("task.name")).startswith(PROGRAM_TASK):
+            again = (
+                "These are the settings of a Python program: it runs again there, with fit(..., out=FOLDER)."
+            )
+        status = "Incomplete: this run was stopped before its end." if results.incomplete else ""
+        if results.running is not None:
+            status = f"Running: {visible(results.running, 200)}. netgym report shows more later."
         return Page(
             title=self.title,
             methods=self.methods,
@@ -334,35 +337,58 @@ class RunReport(Report):
             headings=table.headings,
             rows=table.rows,
             note=(_NOTE_OF_REAL if is_real else _NOTE) + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
-            status=_status(results),
+            status=status,
             figures=[
                 Figure(_caption(name, results) + left_out, picture, name in _INTERACTIVE)
                 for name, picture in pictures.items()
             ],
             curves=interactive_curves(results, shown.weather, align),
-            tables=[
-                *_target_table(self.to_target),
-                *([_how_each_was_run(runs, results.clock)] if runs else []),
-                *_options_table(results),
-            ],
+            tables=self._tables(),
             network=network_matrix(topology),
             drawings=draw_network(topology),
-            use=link_use(self._histories(), topology),
+            use=link_use(histories, topology),
             trace=trace_of(self._folder.path),
             experiments=[
                 Listing("experiment.yaml", results.experiment_yaml),
                 *environment_of(self._folder),
             ],
-            experiments_note=_how_to_run_again(results),
+            experiments_note=again,
         )
 
-    def _histories(self) -> list[tuple[str, list[dict[str, float]]]]:
-        """Bytes that had crossed each link, of each strategy's first seed."""
-        seeds = self.results.seeds
-        seed = seeds[0] if len(seeds) > 1 else None
-        return [
-            (result.name, self._folder.read_links(result.name, seed)) for result in self.results.strategies
+    def _tables(self) -> list[TextTable]:
+        """Tables below the results: to the target, how each strategy was run, and its options."""
+        tables, clock = [], self.results.clock
+        if self.to_target.rows:
+            headings, marked, _ = self.to_target.filled()
+            note = (
+                "Until the first judged model at the target existed, of strategies that held it with every seed. The "
+                "speed-up is over AllReduce."
+            )
+            rows = [(cells[0], cells[1:]) for _, cells in marked]
+            tables.append(TextTable("To the target", headings, rows, note, is_prose=False))
+        if runs := run_facts(self.results):
+            headings = [
+                "strategy",
+                "judged model",
+                "collectives",
+                "computing",
+                "network",
+                "waiting for others",
+            ]
+            note = f"Seconds of a worker, {clock}, means over all; the three sum to the run's time."
+            tables.append(TextTable("How each was run", headings, runs, note))
+        options = [
+            (
+                visible(each.name),
+                [", ".join(f"{key} {value}" for key, value in options_text(each.options).items())],
+            )
+            for each in self.results.strategies
+            if each.options
         ]
+        if options:
+            note = "As they were run, defaults included; those that were off or without a value are left out."
+            tables.append(TextTable("Options", ["strategy", "options"], options, note))
+        return tables
 
 
 def write_report(folder: RunFolder) -> Path:
@@ -375,51 +401,9 @@ def write_report(folder: RunFolder) -> Path:
     return RunReport(folder).write()
 
 
-def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> TextTable:
-    return TextTable(
-        "How each was run",
-        ["strategy", "judged model", "collectives", "computing", "network", "waiting for others"],
-        runs,
-        f"Seconds of a worker, {clock}, means over all; the three sum to the run's time.",
-    )
-
-
 def _rank(result: StrategyResult) -> tuple[float, float]:
     seconds, loss = result.held_seconds, result.final_loss
     return math.inf if seconds is None else seconds, math.inf if loss is None else loss
-
-
-def _target_table(table: ResultTable) -> list[TextTable]:
-    if not table.rows:
-        return []
-    headings, marked, _ = table.filled()
-    note = (
-        "Until the first judged model at the target existed, of strategies that held it with every seed. The "
-        "speed-up is over AllReduce."
-    )
-    rows = [(cells[0], cells[1:]) for _, cells in marked]
-    return [TextTable("To the target", headings, rows, note, is_prose=False)]
-
-
-def _how_to_run_again(results: Results) -> str:
-    name = results.setting("task.name")
-    if isinstance(name, str) and name.startswith(PROGRAM_TASK):
-        return "These are the settings of a Python program: it runs again there, with fit(..., out=FOLDER)."
-    return "This file runs again as it is: netgym compare experiment.yaml"
-
-
-def _options_table(results: Results) -> list[TextTable]:
-    """Table of the options that strategies were run with, their defaults included."""
-    rows = [
-        (
-            visible(each.name),
-            [", ".join(f"{key} {value}" for key, value in options_text(each.options).items())],
-        )
-        for each in results.strategies
-        if each.options
-    ]
-    note = "As they were run, defaults included; those that were off or without a value are left out."
-    return [TextTable("Options", ["strategy", "options"], rows, note)] if rows else []
 
 
 def environment_of(folder: RunFolder) -> list[Listing]:
@@ -428,12 +412,6 @@ def environment_of(folder: RunFolder) -> list[Listing]:
     if not path.is_file():
         return []
     return [Listing("environment.json", read_bytes(path).decode(errors="replace"))]
-
-
-def _status(results: Results) -> str:
-    if results.running is not None:
-        return f"Running: {visible(results.running, 200)}. netgym report shows more later."
-    return "Incomplete: this run was stopped before its end." if results.incomplete else ""
 
 
 def trace_of(folder: Path) -> tuple[str, str | None] | None:

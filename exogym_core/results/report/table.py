@@ -168,13 +168,18 @@ def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
         for column in SUMMARY
         if column.heading
     }
+
+    def tokens(result: StrategyResult) -> str:
+        found = tokens_to_target(result.runs, results.target_loss, size or 1)
+        return _with_spread(*mean_and_deviation(found), short_count)
+
     return {
         "strategy": _name_text,
         f"to loss {target:g}" if target is not None else "to target": partial(_target_text, results),
         **values,
         "bytes saved": partial(_saving, results, "bytes_sent_per_worker"),
         "time per step saved": partial(_saving, results, "virtual_seconds"),
-        **({"tokens to target": partial(_tokens_text, results, size)} if size else {}),
+        **({"tokens to target": tokens} if size else {}),
     }
 
 
@@ -295,11 +300,6 @@ def block_size(results: Results) -> int | None:
     """Tokens a sample of a task that has tokens and a target; else None."""
     size = None if results.target_loss is None else results.setting("task.block_size")
     return size if isinstance(size, int) and size > 0 else None
-
-
-def _tokens_text(results: Results, size: int, result: StrategyResult) -> str:
-    tokens = tokens_to_target(result.runs, results.target_loss, size)
-    return _with_spread(*mean_and_deviation(tokens), short_count)
 
 
 def tokens_to_target(runs: Sequence[SeedResult], target_loss: float | None, size: int) -> list[float | None]:
