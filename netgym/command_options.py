@@ -22,7 +22,6 @@ __all__ = [
     "debug_flag",
     "first_line",
     "not_empty",
-    "parse_seeds",
     "takes",
     "topology_here",
 ]
@@ -85,19 +84,6 @@ def first_line(error: Exception) -> str:
     """First line of an error, with the class of one that is not NetGym's."""
     text = str(error) if isinstance(error, NetsimError) else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0]
-
-
-def parse_seeds(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> int | list[int] | None:
-    """Parse a number of seeds, or a list of them; "7," is a list of one."""
-    if value is None:
-        return None
-    numbers = [number.strip() for number in value.removesuffix(",").split(",")]
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
-        raise click.BadParameter(problem, context, parameter)
-    return list(map(int, numbers)) if "," in value else int(value)
 
 
 def confirm_seeds(seeds: object, *, yes: bool) -> None:

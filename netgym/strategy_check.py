@@ -276,6 +276,26 @@ class _Trials:
         """
         given, problem = self.strategy, self.problem
 
+        def reloaded(
+            saved: Strategy, model: nn.Module, comm: Communicator, trace: _Trace
+        ) -> tuple[Strategy, nn.Module]:
+            """A fresh strategy and model with the state of these, encoded and decoded as in a checkpoint."""
+            tensors: dict[str, Tensor] = {}
+            plain = json.dumps(encode(saved.state_dict(), tensors, f"{type(saved).__name__}.state_dict()"))
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+            strategy, replica = copy.deepcopy((given, problem.model))
+            saved.close()
+            set_up(strategy, replica, comm, len(problem.batches), problem.seed, None)
+            replica.load_state_dict(model.state_dict())
+            strategy.load_state_dict(decode(json.loads(plain), tensors))
+            before, after = vars(saved), vars(strategy)
+            own = before.keys() - vars(Strategy()).keys() - set(Strategy.__annotations__)
+            trace.loaded_step = strategy.local_step
+            trace.not_loaded = sorted(
+                name for name in own if _packed(before[name]) != _packed(after.get(name))
+            )
+            return strategy, replica
+
         def body(comm: Communicator) -> _Trace:
             trace = _Trace()
             comm = cast("Communicator", _Withheld(comm)) if withholds else comm
@@ -288,10 +308,7 @@ class _Trials:
                 return trace
             for number, step in enumerate(problem.batches):
                 if number == stop:
-                    saved = strategy
-                    strategy, model = _reloaded(given, saved, model, comm, problem)
-                    trace.loaded_step = strategy.local_step
-                    trace.not_loaded = _unequal_attributes(saved, strategy)
+                    strategy, model = reloaded(strategy, model, comm, trace)
                 comm.advance(0.01 + 0.002 * comm.rank)
                 _train(strategy, model, step[comm.rank], number, trace)
                 if strategy.judged == "outer" and (state := strategy.judged_state()) is not None:
@@ -348,27 +365,6 @@ def _train(strategy: Strategy, model: nn.Module, batch: Any, number: int, trace:
         end_step(strategy)
     trace.losses.append(float(loss.detach()))
     trace.step_bytes.append(strategy.nbytes)
-
-
-def _reloaded(
-    given: Strategy, strategy: Strategy, model: nn.Module, comm: Communicator, problem: Workload
-) -> tuple[Strategy, nn.Module]:
-    """A fresh strategy and model with the state of these, encoded and decoded as in a checkpoint."""
-    tensors: dict[str, Tensor] = {}
-    plain = json.dumps(encode(strategy.state_dict(), tensors, f"{type(strategy).__name__}.state_dict()"))
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    fresh, replica = copy.deepcopy((given, problem.model))
-    strategy.close()
-    set_up(fresh, replica, comm, len(problem.batches), problem.seed, None)
-    replica.load_state_dict(model.state_dict())
-    fresh.load_state_dict(decode(json.loads(plain), tensors))
-    return fresh, replica
-
-
-def _unequal_attributes(saved: Strategy, loaded: Strategy) -> list[str]:
-    """Names of attributes of the user's class that hold other numbers, texts or tensors after a save and a load."""
-    names = vars(saved).keys() - vars(Strategy()).keys() - set(Strategy.__annotations__)
-    return sorted(name for name in names if _packed(vars(saved)[name]) != _packed(vars(loaded).get(name)))
 
 
 def _packed(value: object) -> bytes:
@@ -435,14 +431,20 @@ def _agrees(trials: _Trials) -> str | None:
     result = trials.fitted
     if trials.strategy.judged not in ("outer", "server"):
         return None
-    if trials.strategy.judged == "outer" and (fault := _differs_by_rank(trials)) is not None:
-        return fault
+    where = f"{type(trials.strategy).__name__}.judged_state()"
+    first, *others = trials.plain.results[: trials.num_workers]
+    for rank, trace in enumerate(others, start=1):  # of outer models; a server's have no versions here
+        for version, digest in trace.judged.items():
+            if first.judged.get(version, digest) != digest:
+                return (
+                    f"{where} of version {version} is another on rank {rank} than on rank 0: return what all ranks "
+                    "have after a round, or write judged = 'own'"
+                )
     start = dict(trials.problem.model.named_parameters())
     ranks = [_flat(state, start) for state in result.rank_states]
-    judged, first, mean = _flat(result.judged_state, start), _flat(start, start), torch.stack(ranks).mean(0)
-    moved = max(float((rank - first).norm()) for rank in ranks)
-    where = f"{type(trials.strategy).__name__}.judged_state()"
-    if moved and torch.equal(judged, first):
+    judged, begin, mean = _flat(result.judged_state, start), _flat(start, start), torch.stack(ranks).mean(0)
+    moved = max(float((rank - begin).norm()) for rank in ranks)
+    if moved and torch.equal(judged, begin):
         return f"{where} is still the model of the start after {len(trials.problem.batches)} steps: return the newest"
     # What rounds lead to lies among the models that they average, give or take momentum.
     if (away := float((judged - mean).norm())) > _MOST_AWAY * moved:
@@ -450,18 +452,6 @@ def _agrees(trials: _Trials) -> str | None:
             f"{where} is {away:.2g} away from the mean of the ranks' models, which moved by {moved:.2g} at most: "
             "return the parameters that rounds lead to"
         )
-    return None
-
-
-def _differs_by_rank(trials: _Trials) -> str | None:
-    first, *others = trials.plain.results[: trials.num_workers]
-    for rank, trace in enumerate(others, start=1):
-        for version, digest in trace.judged.items():
-            if first.judged.get(version, digest) != digest:
-                return (
-                    f"{type(trials.strategy).__name__}.judged_state() of version {version} is another on rank {rank} "
-                    "than on rank 0: return what all ranks have after a round, or write judged = 'own'"
-                )
     return None
 
 
@@ -535,15 +525,6 @@ def _counts(trials: _Trials) -> str | None:
     return None
 
 
-def _repeats(trials: _Trials) -> str | None:
-    return _difference(
-        trials.plain,
-        trials.run(),
-        "the second run",
-        "take nothing from clocks, os.urandom, id() or the order of a set, nor keep anything in class or module",
-    )
-
-
 def _comes_back(trials: _Trials) -> str | None:
     num_steps, where = len(trials.problem.batches), type(trials.strategy).__name__
     for stop in sorted({1, num_steps // 2, num_steps - 2} & set(range(1, num_steps))):
@@ -563,15 +544,6 @@ def _comes_back(trials: _Trials) -> str | None:
         if fault := _difference(trials.plain, run, reloaded, remedy, counts=()):
             return fault
     return None
-
-
-def _runs_in_processes(trials: _Trials) -> str | None:
-    return _difference(
-        trials.plain,
-        trials.run(workers=_PROCESSES),
-        "the run in processes",
-        "keep what a rank has in self: ranks in processes share no class attributes, globals or closures",
-    )
 
 
 def _runs_on_sockets(trials: _Trials) -> str | None:
@@ -654,12 +626,6 @@ class _Law:
     skipped: Callable[[Strategy], str | None] = lambda strategy: None
 
 
-def _has_no_rounds(strategy: Strategy) -> str | None:
-    if strategy.is_synchronous:
-        return None
-    return "not tried: its ranks meet in the order of real time, which no two runs over sockets share"
-
-
 #: Name -> law, in the order in which they are tried.
 LAWS: dict[str, _Law] = {
     "runs": _Law("trains and communicates", _runs, after=()),
@@ -667,19 +633,38 @@ LAWS: dict[str, _Law] = {
     "bytes": _Law("payload_bytes and bytes_sent are what was sent", _counts),
     "round": _Law("sends the same in each round, where it declares round_steps", _keeps_its_round),
     "generator": _Law("draws nothing from the global generators", _draws_nothing),
-    "twice": _Law("gives the same bits twice", _repeats),
+    "twice": _Law(
+        "gives the same bits twice",
+        lambda trials: _difference(
+            trials.plain,
+            trials.run(),
+            "the second run",
+            "take nothing from clocks, os.urandom, id() or the order of a set, nor keep anything in class or module",
+        ),
+    ),
     "clock": _Law("lets no value that comes off the clock reach parameters", _pays, ("runs", "twice")),
     "state": _Law(
         "continues from a saved and loaded state with the same bits", _comes_back, ("runs", "twice")
     ),
     "processes": _Law(
-        "gives the same bits in threads and in processes", _runs_in_processes, ("runs", "twice")
+        "gives the same bits in threads and in processes",
+        lambda trials: _difference(
+            trials.plain,
+            trials.run(workers=_PROCESSES),
+            "the run in processes",
+            "keep what a rank has in self: ranks in processes share no class attributes, globals or closures",
+        ),
+        ("runs", "twice"),
     ),
     "gloo": _Law(
         "gives the same losses over real sockets, to 1e-4",
         _runs_on_sockets,
         ("runs", "twice", "processes"),
-        _has_no_rounds,
+        lambda strategy: (
+            None
+            if strategy.is_synchronous
+            else "not tried: its ranks meet in the order of real time, which no two runs over sockets share"
+        ),
     ),
     "resume": _Law(
         "continues from a checkpoint with the same bits",

@@ -77,14 +77,15 @@ def test_places_are_sent_when_they_change_and_hold_until_then(
         "barrier": (1.0, 0.0),
     }
     assert all(site.place.startswith("test_torch_session.py:") for site in totals)
-    assert (sites.bytes_sent, sites.wan_bytes) == ([640], [320])
+    (own,) = sites.ranks
+    assert (own.bytes_sent, own.wan_bytes) == (640, 320)
 
 
 class _Followed(Ports):
     """A run without ranks whose requests and rows go to the sites."""
 
     def __init__(self, sites: CallSites) -> None:
-        super().__init__(sites.num_ranks)
+        super().__init__(len(sites.ranks))
         self.sites = sites
 
     def row(self, row: StampedRow) -> None:
@@ -173,7 +174,7 @@ def test_the_clock_starts_with_the_first_group(
     assert [session.begin(), session.begin()] == [True, False]
     session.advance(1.0)
     assert reports.computed == 1.0
-    assert sites.startup_seconds == [3.0]
+    assert sites.ranks[0].startup_seconds == 3.0
 
 
 def test_steps_are_those_of_the_first_optimizer_that_steps(
@@ -186,5 +187,5 @@ def test_steps_are_those_of_the_first_optimizer_that_steps(
     for optimizer in (first, second, first, second, first):
         reports.computed += 1.0
         session.stepped(optimizer)
-    assert (sites.first_steps[0].step, sites.first_steps[0].virtual_seconds) == (1, 1.0)
-    assert (sites.last_steps[0].step, sites.last_steps[0].virtual_seconds) == (3, 5.0)
+    steps = [each for each in (sites.ranks[0].first_step, sites.ranks[0].last_step) if each is not None]
+    assert [(each.step, each.virtual_seconds) for each in steps] == [(1, 1.0), (3, 5.0)]

@@ -239,13 +239,14 @@ class EpochOrder:
         if epoch not in self._kept:
             if len(self._kept) > 1:  # ranks are at most one epoch apart in a run that communicates
                 self._kept.popitem(last=False)
-            self._kept[epoch] = self._draw(epoch) if self.shuffle else torch.arange(self.num_samples)
+            order = torch.arange(self.num_samples)
+            if self.shuffle:
+                entropy = [word % 2**64 for word in (*self._seed, epoch)]
+                high, low = map(int, np.random.SeedSequence(entropy).generate_state(2))
+                generator = torch.Generator().manual_seed(high << 32 | low)
+                order = torch.randperm(self.num_samples, generator=generator)
+            self._kept[epoch] = order
         return self._kept[epoch]
-
-    def _draw(self, epoch: int) -> Tensor:
-        words = np.random.SeedSequence([word % 2**64 for word in (*self._seed, epoch)]).generate_state(2)
-        generator = torch.Generator().manual_seed(int(words[0]) << 32 | int(words[1]))
-        return torch.randperm(self.num_samples, generator=generator)
 
 
 class Source:
@@ -323,33 +324,29 @@ class _IndexedData(Source):
         if not self._reading.loader:
             batches = self._reader.read((self._reading.rank, self.epoch, self.step), pieces)
         else:
-            batches = self._loaded_step()
+            if self._loaded is None:
+                self._loaded = self._load_rest_of_epoch()
+            batches = [as_tuple(batch) for batch in next(self._loaded)]
         self.step += 1
         sizes = [samples] if is_whole else map(len, pieces)
         return StepSamples(list(zip(batches, sizes, strict=True)), samples, total, samples_of)
 
-    def _loaded_step(self) -> list[Any]:
-        if self._loaded is None:
-            # A generator of its own: the loader would draw its workers' seed from the rank's stream.
-            generator = torch.Generator().manual_seed(0)
-            loader = DataLoader(
-                self._reader,
-                batch_sampler=self._remaining_steps(),  # type: ignore[arg-type]
-                collate_fn=list,  # the reader has made batches already
-                generator=generator,
-                **self._reading.loader,
-            )
-            self._loaded = iter(loader)
-        return [as_tuple(batch) for batch in next(self._loaded)]
+    def _load_rest_of_epoch(self) -> Iterator[Any]:
+        # Indices as arrays: each tensor would be sent as a descriptor, by a thread that a forked rank lacks.
+        def steps() -> Iterator[tuple[tuple[int, ...], list[Any]]]:
+            for step in range(self.step, self.steps_per_epoch):
+                pieces = torch.split(self.share(self.epoch, step)[0], self._reading.minibatch_size)
+                yield (self._reading.rank, self.epoch, step), [piece.numpy() for piece in pieces]
 
-    def _remaining_steps(self) -> Iterator[tuple[tuple[int, ...], list[Any]]]:
-        """Place and indices of each step that is left of this epoch.
-
-        Arrays, since each tensor would be sent as a descriptor, by a thread that a forked rank lacks.
-        """
-        for step in range(self.step, self.steps_per_epoch):
-            pieces = torch.split(self.share(self.epoch, step)[0], self._reading.minibatch_size)
-            yield (self._reading.rank, self.epoch, step), [piece.numpy() for piece in pieces]
+        loader = DataLoader(
+            self._reader,
+            batch_sampler=steps(),  # type: ignore[arg-type]
+            collate_fn=list,  # the reader has made batches already
+            # Its own: the loader would draw its workers' seed from the rank's stream.
+            generator=torch.Generator().manual_seed(0),
+            **self._reading.loader,
+        )
+        return iter(loader)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""

@@ -29,7 +29,6 @@ from exogym_core.results.disk import RecordError
 from netgym.command_options import (
     confirm_seeds,
     not_empty,
-    parse_seeds,
     takes,
     topology_here,
 )
@@ -270,6 +269,17 @@ def _or_resume(context: click.Context, parameter: click.Parameter, value: Path |
     return value
 
 
+def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
+    """Parse a number of seeds, or a list of them."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
+        raise click.BadParameter(problem, context, parameter)
+    return list(map(int, numbers)) if "," in value else int(value)
+
+
 @dataclass(frozen=True)
 class RunArguments:
     """Command-line arguments that `run` and `compare` share.
@@ -293,7 +303,7 @@ class RunArguments:
     scale: str | None = given(metavar="NAME")
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
     out: str | None = given(metavar="DIR", callback=not_empty)
-    seeds: int | list[int] | None = given(metavar="N", callback=parse_seeds)
+    seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
     jobs: int | None = given(type=click.IntRange(1))
     yes: bool = given()
     as_json: bool = given()

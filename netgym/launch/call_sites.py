@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.calls import ScheduleBook
     from netsim.ranks import Key, Request, StampedRow
 
-__all__ = ["CallSite", "CallSites", "Instant", "SiteTotals"]
+__all__ = ["CallSite", "CallSites", "Instant", "RankCalls", "SiteTotals"]
 
 
 class CallSite(NamedTuple):
@@ -49,22 +49,6 @@ class SiteTotals:
     hidden_seconds: float = 0.0
 
 
-@dataclass
-class _Overlap:
-    """A rank's calls under way, by where they were posted, and whether it waits."""
-
-    since: float = 0.0  # the last change
-    waits_for: Key | None = None
-    is_waiting: bool = False
-    awaited_seconds: float = 0.0
-    awaited_before: float = 0.0  # when this wait began
-    under_way: Counter[CallSite] = field(default_factory=Counter)
-    # By group, in the order of posts.
-    queues: defaultdict[Hashable, OrderedDict[Key, CallSite]] = field(
-        default_factory=lambda: defaultdict(OrderedDict)
-    )
-
-
 class Instant(NamedTuple):
     """A rank's counters at the end of one of its steps."""
 
@@ -76,6 +60,42 @@ class Instant(NamedTuple):
 
 
 @dataclass
+class RankCalls:
+    """What is counted of one rank, its calls under way, and whether it waits.
+
+    Attributes:
+        bytes_sent, wan_bytes: payload that left it, and the part of it that went to other regions.
+        startup_seconds: before its clock started.
+        first_step, last_step: first and last end of a step; None: it has marked none.
+        site: the place and operation that it marked last.
+        counted: exposed and network seconds that are counted already.
+        since: the last change of its waiting or of its calls under way.
+        waits_for: the call that it waits for; None: it does not wait, or not for a call.
+        awaited_seconds, awaited_before: waited for calls of the oldest of a group, and before this wait began.
+        under_way: number of its calls under way, by where they were posted.
+        queues: by group, in the order of posts.
+        posted_at: where each call was posted, until the rank has waited for it.
+    """
+
+    bytes_sent: int = 0
+    wan_bytes: int = 0
+    startup_seconds: float = 0.0
+    first_step: Instant | None = None
+    last_step: Instant | None = None
+    site: CallSite = _OUTSIDE
+    counted: tuple[float, float] = (0.0, 0.0)
+    since: float = 0.0
+    waits_for: Key | None = None
+    is_waiting: bool = False
+    awaited_seconds: float = 0.0
+    awaited_before: float = 0.0
+    under_way: Counter[CallSite] = field(default_factory=Counter)
+    queues: defaultdict[Hashable, OrderedDict[Key, CallSite]] = field(
+        default_factory=lambda: defaultdict(OrderedDict)
+    )
+    posted_at: dict[Key, CallSite] = field(default_factory=dict)
+
+
 class CallSites:
     """Counts calls and waiting by place, from rows and requests of ranks in order of virtual time.
 
@@ -88,67 +108,52 @@ class CallSites:
         keeps_history: keep every change of place.
 
     Attributes:
+        ranks: of the program.
         book: bytes of calls; set before the first.
         num_calls: posted calls.
         num_started: number of ranks whose clock has started.
-        bytes_sent, wan_bytes: payload that left each rank, and the part of it that went to other regions.
-        first_steps, last_steps: first and last end of a step, by rank.
-        startup_seconds: of each rank.
         computes: speeds at which operations were charged, by dtype.
         uncharged: backends that ranks used alongside the simulated network.
         history: changes of place: (rank, instant, place).
     """
 
-    num_ranks: int
-    keeps_history: bool = False
-    book: ScheduleBook = field(init=False)
-    bytes_sent: list[int] = field(init=False)
-    wan_bytes: list[int] = field(init=False)
-    startup_seconds: list[float] = field(init=False)
-    first_steps: dict[int, Instant] = field(default_factory=dict)
-    last_steps: dict[int, Instant] = field(default_factory=dict)
-    num_calls: int = 0
-    num_started: int = 0
-    computes: dict[str, None] = field(default_factory=dict)
-    uncharged: dict[str, None] = field(default_factory=dict)
-    history: list[tuple[int, float, str]] = field(default_factory=list)
+    book: ScheduleBook
 
-    def __post_init__(self) -> None:
-        self.bytes_sent, self.wan_bytes = [0] * self.num_ranks, [0] * self.num_ranks
-        self.startup_seconds = [0.0] * self.num_ranks
-        self._sites = [_OUTSIDE] * self.num_ranks
-        self._counted_until = [(0.0, 0.0)] * self.num_ranks
+    def __init__(self, num_ranks: int, keeps_history: bool = False) -> None:
+        self.ranks, self._keeps_history = [RankCalls() for _ in range(num_ranks)], keeps_history
+        self.num_calls = self.num_started = 0
+        self.computes: dict[str, None] = {}
+        self.uncharged: dict[str, None] = {}
+        self.history: list[tuple[int, float, str]] = []
         self._totals: defaultdict[CallSite, SiteTotals] = defaultdict(SiteTotals)
-        self._overlaps = [_Overlap() for _ in range(self.num_ranks)]
-        self._posted_at: dict[tuple[int, Key], CallSite] = {}  # until the rank has waited for the call
 
     def take_request(self, rank: int, request: Request) -> None:
         """Count a rank's request."""
         if not isinstance(request, Post):
             return
-        totals = self._totals[self._sites[rank]]
-        self._posted_at[rank, request.key] = self._sites[rank]
+        own = self.ranks[rank]
+        totals, own.posted_at[request.key] = self._totals[own.site], own.site
         self.num_calls += 1
         totals.calls += 1
         totals.num_bytes += request.call.num_bytes
         sent, wan = self.book.traffic(request.call, request.member)
-        self.bytes_sent[rank] += sent
-        self.wan_bytes[rank] += wan
+        own.bytes_sent += sent
+        own.wan_bytes += wan
 
     def take_row(self, row: StampedRow) -> None:
         """Add a row that a rank has marked."""
-        rank, marked = row.rank, row.row
+        own, marked = self.ranks[row.rank], row.row
         if "place" in marked:
-            self._count_waiting(rank, row.exposed_seconds, row.network_seconds)
-            self._sites[rank] = CallSite(marked["place"], marked["op"])
-            if self.keeps_history:
-                self.history.append((rank, row.virtual_seconds, marked["place"]))
+            self._count_waiting(own, row.exposed_seconds, row.network_seconds)
+            own.site = CallSite(marked["place"], marked["op"])
+            if self._keeps_history:
+                self.history.append((row.rank, row.virtual_seconds, marked["place"]))
         elif "step" in marked:
             seconds = (row.virtual_seconds, row.compute_seconds, row.exposed_seconds, row.network_seconds)
-            self.last_steps[rank] = Instant(marked["step"], *seconds)
-            self.first_steps.setdefault(rank, self.last_steps[rank])
+            own.last_step = Instant(marked["step"], *seconds)
+            own.first_step = own.first_step or own.last_step
         elif "startup_seconds" in marked:
-            self.startup_seconds[rank] = marked["startup_seconds"]
+            own.startup_seconds = marked["startup_seconds"]
             self.num_started += 1
         elif "computes" in marked:
             self.computes[marked["computes"]] = None
@@ -159,54 +164,48 @@ class CallSites:
         self, rank: int, change: Progress, key: Key | None, instant: float, seconds: float
     ) -> None:
         """Follow a rank's waiting and its calls under way; see `Progress`."""
-        overlap = self._overlaps[rank]
-        self._count_overlap(overlap, instant)
-        site = None if key is None else self._posted_at.get((rank, key))
+        own = self.ranks[rank]
+        self._count_overlap(own, instant)
+        site = None if key is None else own.posted_at.get(key)
         if change is Progress.STOPS:
-            overlap.is_waiting, overlap.waits_for = True, key
-            overlap.awaited_before = overlap.awaited_seconds
+            own.is_waiting, own.waits_for, own.awaited_before = True, key, own.awaited_seconds
         elif change is Progress.GOES_ON:
-            self._count_awaited(overlap, site, seconds - (overlap.awaited_seconds - overlap.awaited_before))
-            overlap.is_waiting, overlap.waits_for = False, None
+            self._count_awaited(own, site, seconds - (own.awaited_seconds - own.awaited_before))
+            own.is_waiting, own.waits_for = False, None
             if key is not None:
-                self._posted_at.pop((rank, key), None)
+                own.posted_at.pop(key, None)
         elif site is not None and key is not None:
-            queue = overlap.queues[key.group]
+            queue = own.queues[key.group]
             if change is Progress.UNDER_WAY:
                 queue[key] = site
-                overlap.under_way[site] += 1
+                own.under_way[site] += 1
             elif queue.pop(key, None) is not None:
-                overlap.under_way[site] -= 1
+                own.under_way[site] -= 1
 
-    def _count_overlap(self, overlap: _Overlap, instant: float) -> None:
+    def _count_overlap(self, own: RankCalls, instant: float) -> None:
         """Count the time since the last change, of calls under way.
 
         A rank that waits for one of them waits for the oldest of its group; all are hidden from one that does not wait.
         """
-        elapsed, overlap.since = instant - overlap.since, instant
+        elapsed, own.since = instant - own.since, instant
         if elapsed <= 0:
             return
-        if not overlap.is_waiting:
-            for site, number in overlap.under_way.items():
+        if not own.is_waiting:
+            for site, number in own.under_way.items():
                 if number:
                     self._totals[site].hidden_seconds += elapsed
-        elif (key := overlap.waits_for) is not None and key in (queue := overlap.queues[key.group]):
-            self._count_awaited(overlap, next(iter(queue.values())), elapsed)
+        elif (key := own.waits_for) is not None and key in (queue := own.queues[key.group]):
+            self._count_awaited(own, next(iter(queue.values())), elapsed)
 
-    def _count_awaited(self, overlap: _Overlap, site: CallSite | None, seconds: float) -> None:
-        overlap.awaited_seconds += seconds
+    def _count_awaited(self, own: RankCalls, site: CallSite | None, seconds: float) -> None:
+        own.awaited_seconds += seconds
         if site is not None:
             self._totals[site].awaited_seconds += seconds
 
-    def current(self, rank: int) -> CallSite:
-        """Last place that a rank has marked."""
-        return self._sites[rank]
-
-    def _count_waiting(self, rank: int, exposed_seconds: float, network_seconds: float) -> None:
-        exposed, network = self._counted_until[rank]
-        self._counted_until[rank] = exposed_seconds, network_seconds
+    def _count_waiting(self, own: RankCalls, exposed_seconds: float, network_seconds: float) -> None:
+        (exposed, network), own.counted = own.counted, (exposed_seconds, network_seconds)
         if exposed_seconds > exposed:
-            totals = self._totals[self._sites[rank]]
+            totals = self._totals[own.site]
             totals.exposed_seconds += exposed_seconds - exposed
             totals.network_seconds += network_seconds - network
 
@@ -217,13 +216,11 @@ class CallSites:
             waited: seconds of waiting of each rank when the run ended, and the network's part of them.
             instant: of that end.
         """
-        for rank, seconds in enumerate(waited):
-            self._count_waiting(rank, *seconds)
-            overlap = self._overlaps[rank]
-            self._count_overlap(overlap, instant)
-            if overlap.waits_for is not None:
-                site = self._posted_at.get((rank, overlap.waits_for))
-                self._count_awaited(overlap, site, seconds[1] - overlap.awaited_seconds)
+        for own, seconds in zip(self.ranks, waited, strict=True):
+            self._count_waiting(own, *seconds)
+            self._count_overlap(own, instant)
+            if own.waits_for is not None:
+                self._count_awaited(own, own.posted_at.get(own.waits_for), seconds[1] - own.awaited_seconds)
 
         def longest_first(item: tuple[CallSite, SiteTotals]) -> tuple[float, CallSite]:
             return -max(item[1].exposed_seconds, item[1].awaited_seconds), item[0]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.simulation import Simulation
     from exogym_core.results.run_folder import RunFolder
-    from netgym.launch.call_sites import CallSites, Instant
+    from netgym.launch.call_sites import CallSites, RankCalls
 
 __all__ = [
     "CallTimes",
@@ -185,7 +185,7 @@ def report_of(
     totals, size = sites.finish(waited, instant), world.num_ranks
     hosts = [world.topology.hosts[host].name for host in world.hosts]
     ranks = []
-    for rank, end in enumerate(ends):
+    for rank, (end, own) in enumerate(zip(ends, sites.ranks, strict=True)):
         exposed, at_network = waited[rank]
         # Computing under way was counted as a whole.
         computing = min(kernel.compute_seconds[rank], max(end - exposed, 0.0))
@@ -193,14 +193,14 @@ def report_of(
             RankTimes(
                 rank=rank,
                 host=hosts[rank],
-                startup_seconds=sites.startup_seconds[rank],
+                startup_seconds=own.startup_seconds,
                 virtual_seconds=end,
                 computing_seconds=computing,
                 waiting_seconds=exposed - at_network,
                 network_seconds=at_network,
                 down_seconds=max(end - exposed - computing, 0.0),
-                bytes_sent=sites.bytes_sent[rank],
-                steps=sites.last_steps[rank].step if rank in sites.last_steps else 0,
+                bytes_sent=own.bytes_sent,
+                steps=own.last_step.step if own.last_step else 0,
             )
         )
     whole = max(ends)
@@ -221,7 +221,7 @@ def report_of(
         compute_utilisation=sum(rank.computing_seconds for rank in ranks) / (whole * size) if whole else 1.0,
         slowest_rank=max(range(size), key=lambda rank: (ends[rank], -rank)),
         ranks=ranks,
-        steady_state=_steady_state(list(sites.first_steps.values()), list(sites.last_steps.values())),
+        steady_state=_steady_state(sites.ranks),
         calls=[
             CallTimes(
                 place=site.place,
@@ -235,7 +235,7 @@ def report_of(
             )
             for site, each in totals.items()
         ],
-        wan_bytes=sum(sites.wan_bytes),
+        wan_bytes=sum(own.wan_bytes for own in sites.ranks),
         link_bytes={
             f"{link.source} -> {link.target}": float(count)
             for link, count in zip(world.topology.links, network.link_bytes, strict=True)
@@ -248,9 +248,9 @@ def report_of(
     )
 
 
-def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadyState | None:
+def _steady_state(ranks: Sequence[RankCalls]) -> SteadyState | None:
     """Means over ranks that have reported steps; None where one of them has reported only one."""
-    pairs = list(zip(first, last, strict=True))
+    pairs = [(own.first_step, own.last_step) for own in ranks if own.first_step and own.last_step]
     fewest = min((end.step - begin.step for begin, end in pairs), default=0)
     if not fewest:
         return None

@@ -282,7 +282,7 @@ class LaunchedRun(OutsideMeetings):
         if self._traces is not None:
             self._traces.take(rank, request)
             if isinstance(request, Post):
-                place = self._sites.current(rank).place
+                place = self._sites.ranks[rank].site.place
                 self._posted_at[rank, self._now(), request.call.op].append(place)
 
     def _now(self) -> float:

@@ -16,7 +16,7 @@ from rich.text import Text
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from netgym.cli.run_commands import reported, show_report, stdout
-from netgym.command_options import confirm_seeds, not_empty, parse_seeds, takes, topology_here
+from netgym.command_options import confirm_seeds, not_empty, takes, topology_here
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -61,7 +61,7 @@ class _Asked:
     trust: bool = given()
     search: str | None = given(type=click.Choice(["grid", "random", "optuna"]))
     trials: int | None = given(type=click.IntRange(1))
-    seeds: int | list[int] | None = given(metavar="N", callback=parse_seeds)
+    seeds: str | None = given(metavar="N")
     topology: str | None = given(metavar="NAME", callback=not_empty)
     scale: str | None = given(metavar="NAME")
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
@@ -98,8 +98,13 @@ class _Asked:
 
     def searched(self, **others: Any) -> dict[str, Any]:
         """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
-        confirm_seeds(self.seeds, yes=self.yes)
-        asked = {"search": self.search, "trials": self.trials, **others, "seeds": self.seeds}
+        from netsim.files.documents import parse_document
+
+        text, seeds = self.seeds, None
+        if text is not None:
+            seeds = parse_document(f"[{text}]" if "," in text else text, f"--seeds {text}").data
+            confirm_seeds(seeds, yes=self.yes)
+        asked = {"search": self.search, "trials": self.trials, **others, "seeds": seeds}
         return {key: value for key, value in asked.items() if value is not None}
 
 
