@@ -24,7 +24,8 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from netgym.sites.communicator import SiteCommunicator, SiteRankCommunicator, moved, site_link
+from netgym.sites.communicator import SiteCommunicator, SiteRankCommunicator, site_link
+from netgym.sites.groups import moved
 from netgym.sites.link import SiteLink
 from netgym.sites.membership import START, Membership
 from netgym.sites.rounds import PendingRounds

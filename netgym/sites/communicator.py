@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hmac
 import math
 import threading
 import time
-from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
-
-import torch
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.deadlock_detector import in_thread
 from exogym_core.communicator.gloo.rendezvous import (
-    ConnectionLostError,
     ProcessGroups,
     Rendezvous,
-    cut_sockets,
-    open_sockets,
 )
 from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
-from netgym.sites.link import LinkStore, SiteLeader, SiteLink
+from netgym.sites.groups import BROKEN, CONNECTING_SECONDS, HurriedGroup, SiteGroups, moved
+from netgym.sites.link import SiteLeader, SiteLink
 from netgym.sites.pairs import PairTests
-from netsim.errors import DeadlockError, InputError
+from netsim.errors import InputError
 from netsim.files.signed import shared_secret
 
 if TYPE_CHECKING:
@@ -48,39 +38,8 @@ __all__ = [
     "ElasticCommunicator",
     "SiteCommunicator",
     "SiteRankCommunicator",
-    "moved",
     "site_link",
 ]
-
-_PART_BYTES = 8 << 20  # of a state, at once: each part has its own time-out
-_PART_SECONDS = 30.0
-
-
-def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None) -> bytes:
-    """Bytes from one of two sites to the other; `payload` is the sender's.
-
-    Raises:
-        ConnectionLostError: a part took longer, or the connection broke.
-    """
-    control, place = groups.control, int(sender > receiver)
-    options = torch.distributed.BroadcastOptions()
-    options.rootRank = place
-    try:
-        control._set_default_timeout(datetime.timedelta(seconds=_PART_SECONDS))
-        size = torch.tensor([0 if payload is None else len(payload)])
-        control.broadcast([size], options).wait()
-        whole = (
-            torch.empty(int(size), dtype=torch.uint8)
-            if payload is None
-            else torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        )
-        for part in torch.split(whole, _PART_BYTES):
-            control.broadcast([part], options).wait()
-    except RuntimeError as error:
-        raise ConnectionLostError(
-            f"the state sent by site {sender} was cut off: {str(error).partition(chr(10))[0]}", receiver
-        ) from None
-    return whole.numpy().tobytes() if payload is None else payload
 
 
 def _refused(call: str) -> Any:
@@ -118,24 +77,8 @@ class ElasticCommunicator(GlooCommunicator):
 
 T = TypeVar("T")
 
-_CONNECTING_SECONDS = 60.0  # until all members of a group have connected to each other, on a busy machine too
-_BROKEN = (ConnectionLostError, DeadlockError)
 _DOWNLOAD_SECONDS = 8.0  # until two sites have connected: enough for three lost SYNs; then another try
 _NOTHING = -2  # the number of no state
-
-
-class _Hurried:
-    """A process group of torch's whose calls fail at the deadline of an attempt."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self.deadline = math.inf
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "shutdown" and self.deadline < math.inf:
-            left = max(self.deadline - time.monotonic(), 0.01)
-            self._group._set_default_timeout(datetime.timedelta(seconds=left))
-        return getattr(self._group, name)
 
 
 class _Group(NamedTuple):
@@ -143,7 +86,7 @@ class _Group(NamedTuple):
 
     name: str
     peers: GlooCommunicator
-    hurried: _Hurried | None  # None: this site is alone
+    hurried: HurriedGroup | None  # None: this site is alone
     calls: GroupCalls
 
 
@@ -175,7 +118,7 @@ class SiteCommunicator(ElasticCommunicator):
         processes: GlooCommunicator | None = None,
     ) -> None:
         assert link.site is not None
-        self.link, self._secret = link, secret
+        self.link = link
         self._leader = SiteLeader(link, processes)
         link.on_push = self._pushed
         alone = Rendezvous(link.site, link.num_sites, time_option="averaging_timeout")
@@ -184,14 +127,12 @@ class SiteCommunicator(ElasticCommunicator):
         calls = GroupCalls(state, ProcessGroups(), range(link.num_sites), link.site)
         super().__init__(state, calls, link.site)
         self._group: _Group | None = None  # the last one
-        self._opened: dict[str, _Opened] = {}  # groups that are being made, or there
-        self._dissolved = deque[str](maxlen=100)  # groups that are no more
+        self._groups = SiteGroups(link, secret, alone)
         self._before_meeting: Callable[[], None] = lambda: None
         self._num_meetings = 0
         self._patience_seconds = 0.0
         self._published: tuple[int, list[Tensor]] | None = None
         self._lock = threading.Condition()
-        self._store = LinkStore(link, _CONNECTING_SECONDS)
         self._pair_tests = PairTests(link.address, secret)
         if self._pair_tests.place is not None:
             link.remember(tests_at=self._pair_tests.place)
@@ -311,7 +252,7 @@ class SiteCommunicator(ElasticCommunicator):
         try:
             peers = self._peers(answer["group"], members, answer["seconds"])
             return work(peers, weights), True
-        except _BROKEN as error:
+        except BROKEN as error:
             self.link.send("trouble", line=str(error).partition("\n")[0])
             self._leave_group()
             return None, False
@@ -321,8 +262,8 @@ class SiteCommunicator(ElasticCommunicator):
         deadline, made = time.monotonic() + seconds, self._group
         if made is None or made.name != group:
             self._leave_group()
-            groups = self._connected_unless_dissolved(group, members, min(seconds, _CONNECTING_SECONDS))
-            hurried = None if groups.control is None else _Hurried(groups.control)
+            groups = self._groups.open(group, members, min(seconds, CONNECTING_SECONDS))
+            hurried = None if groups.control is None else HurriedGroup(groups.control)
             if hurried is not None:
                 groups = ProcessGroups(hurried, hurried, groups.store)
             calls = GroupCalls(self.state, groups, members, members.index(self.rank))
@@ -333,49 +274,11 @@ class SiteCommunicator(ElasticCommunicator):
             made.hurried.deadline = deadline
         return made.peers
 
-    def _connected_unless_dissolved(self, group: str, members: list[int], seconds: float) -> ProcessGroups:
-        """`_connected`, abandoned when the rendezvous drops the group: gloo itself cannot be interrupted."""
-        opened = self._opened[group] = _Opened(group)
-        if group in self._dissolved:
-            opened.dissolve()
-        connecting = in_thread(partial(self._connected, group, members, seconds))
-        try:
-            ends: list[Future[Any]] = [connecting, opened.given_up]
-            wait(ends, seconds, FIRST_COMPLETED)
-            if connecting.done():
-                return connecting.result()
-            connecting.add_done_callback(_shut_down)
-            if opened.given_up.done():
-                raise ConnectionLostError(f"the rendezvous keeps group {group} no longer", 0)
-            raise DeadlockError(f"rank {self.rank} connects to {members}: not finished in {seconds:g} s")
-        except BaseException:
-            del self._opened[group]
-            raise
-        finally:
-            opened.settle()
-
-    def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
-        """Process groups of these sites.
-
-        Raises:
-            ConnectionLostError, DeadlockError: not all of them could be reached in time.
-        """
-        store = PrefixStore(f"{group}/{self.link.local_rank}", self._store)
-        secret = hmac.digest(self._secret, group.encode(), "sha256")
-        common, address = self.state.rendezvous, self.link.address
-        among = replace(common, timeout_seconds=seconds, secret=secret, address=address, store=store)
-        try:
-            return among.subgroup(members)
-        except _BROKEN:
-            raise
-        except RuntimeError as error:  # also a stranger in a member's place
-            raise ConnectionLostError(str(error).partition("\n")[0], self.rank) from None
-
     def _leave_group(self) -> None:
         """Close the connections of the last group, so that its other members do not wait for this one."""
         left, self._group = self._group, None
         if left is not None:
-            self._opened.pop(left.name, None)
+            self._groups.close(left.name)
             if left.calls in self.state.groups:
                 self.state.groups.remove(left.calls)
             left.calls.close()
@@ -400,7 +303,7 @@ class SiteCommunicator(ElasticCommunicator):
                 return self._published  # all others are gone: the run continues from this site's state
             try:
                 number, tensors = self._download(answer["group"], int(answer["holder"]))
-            except _BROKEN:
+            except BROKEN:
                 number, tensors = _NOTHING, []
             numbers = set(self._leader.gather(number))
             if _NOTHING in numbers:
@@ -416,11 +319,11 @@ class SiteCommunicator(ElasticCommunicator):
             return number, tensors
 
     def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:
-        groups = self._connected_unless_dissolved(group, sorted([holder, self.rank]), _DOWNLOAD_SECONDS)
+        groups = self._groups.open(group, sorted([holder, self.rank]), _DOWNLOAD_SECONDS)
         try:
             payload = moved(groups, holder, self.rank, None)
         finally:
-            del self._opened[group]
+            self._groups.close(group)
             groups.control.shutdown()
         number, tensors = unpacked(payload)
         return number, tensors
@@ -431,13 +334,9 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _pushed(self, message: Mapping[str, Any]) -> None:
         if message["push"] == "dissolved":
-            self._dissolved.append(message["group"])
-            if message["group"] in self._opened:
-                self._opened[message["group"]].dissolve()  # this process may wait in it for one that hangs
-        if message["push"] == "new life":  # groups made before the restart find no members
-            for opened in list(self._opened.values()):
-                if not opened.group.startswith(message["name"]):
-                    opened.give_up()
+            self._groups.dissolve(message["group"])
+        if message["push"] == "new life":
+            self._groups.give_up_before(message["name"])
         if message["push"] == "serve":
             _in_background(self._serve, message)
         if message["push"] == "test":
@@ -457,13 +356,13 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _serve(self, message: Mapping[str, Any]) -> None:
         """Send the last published state to a site, which asks again on failure."""
-        with contextlib.suppress(*_BROKEN):
-            groups = self._connected(
+        with contextlib.suppress(*BROKEN):
+            groups = self._groups.connect(
                 message["group"], sorted([self.rank, int(message["to"])]), _DOWNLOAD_SECONDS
             )
             try:
                 with self._lock:  # this process may not be as far yet as the first one of its site
-                    self._lock.wait_for(lambda: self._newest >= int(message["number"]), _CONNECTING_SECONDS)
+                    self._lock.wait_for(lambda: self._newest >= int(message["number"]), CONNECTING_SECONDS)
                     assert self._published is not None
                     payload = packed(self._published)
                 moved(groups, self.rank, int(message["to"]), payload)
@@ -510,35 +409,6 @@ class SiteCommunicator(ElasticCommunicator):
 
 def _in_background(call: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=call, args=arguments, name="state", daemon=True).start()
-
-
-class _Opened:
-    """A group, connected or being connected."""
-
-    def __init__(self, group: str) -> None:
-        self.group, self.given_up = group, Future[None]()
-        self._before = open_sockets()
-        self._sockets: Mapping[int, int] | None = None
-
-    def settle(self) -> None:
-        """Count no sockets that are opened later."""
-        self._sockets = open_sockets(self._before)
-
-    def give_up(self) -> None:
-        """Stop waiting for its members to connect."""
-        with contextlib.suppress(InvalidStateError):
-            self.given_up.set_result(None)
-
-    def dissolve(self) -> None:
-        """Fail the calls that wait in it."""
-        self.give_up()
-        cut_sockets(open_sockets(self._before) if self._sockets is None else self._sockets)
-
-
-def _shut_down(connected: Future[ProcessGroups]) -> None:
-    """Close a group that nobody waits for any more."""
-    if connected.exception() is None and connected.result().control is not None:
-        connected.result().control.shutdown()
 
 
 class SiteRankCommunicator(ElasticCommunicator):
