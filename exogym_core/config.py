@@ -314,7 +314,7 @@ class RunConfig:
             for `netgym report`, `netgym status` and `netgym.load`. None: no folder.
         wandb_project: log to Weights & Biases too (extra `tracking`).
         log_x_axis: of these logs: `step`, `examples` or `virtual_seconds`.
-        disable_logging: neither of both.
+        disable_logging: write neither logs/<run_name>/ nor to Weights & Biases.
         until: virtual seconds (or text such as '2 h') after which no step begins; `max_steps` may end the run before.
         servers: server ranks of strategies that have some, besides the workers; by default what the strategy needs.
         failures: workers' hosts crash at random: {'mtbf': '8 h', 'repair': '10 min'}, exponential times drawn by
@@ -333,19 +333,19 @@ class RunConfig:
         workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
         target_loss: of the judged model. `target` reports whether it was held, and `virtual_seconds_to_target` when
             the first judged model that reached it came to exist.
-        resume_from: a folder of checkpoints, or a run's folder that `out` named; goes on from its newest checkpoint,
+        resume_from: a folder of checkpoints, or a run's folder that `out` named; resumes from its newest checkpoint,
             or from the start where there is none yet, to the same bits as without an interruption; new checkpoints
             go there too. All other arguments must be those of the interrupted run, but for its length and `workers`.
         edited_code: resume although your code was edited since the checkpoint.
         trace: a file for a trace of the run, for Perfetto, such as `trace.json.gz`; costs no virtual time.
         timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has
-            itself worked since its last call, half an hour at least. A rank that dies is noticed at once, as are
-            ranks in a circle.
+            itself worked since its last call, half an hour at least. A rank that dies is noticed at once, as is
+            a deadlock.
         compare_calls: over `gloo`, whether ranks compare each call before it runs, so that those that disagree end
             with an error and do not hang: a round trip a call, which strategies that communicate every step may want
             to save.
         accuracy: `f(model, batch) -> fraction right`, for the judged model.
-        on_event: called with every finished row, with its `kind`, while the run goes on.
+        on_event: called with every finished row, with its `kind`, during the run.
         progress: a bar on a terminal, a line now and then elsewhere, and how it ended, on stderr; False for silence.
     """
 

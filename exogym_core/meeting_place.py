@@ -141,7 +141,7 @@ class MeetingPlace(NamedTuple):
         return cls(where, int(site) if site else None, os.environ.get(_RUN, ""))
 
     def check(self, num_processes: int) -> None:
-        """Check that a run of so many processes, at all sites together, has this site.
+        """Check that a run of `num_processes`, at all sites together, has this site.
 
         Raises:
             InputError: there are fewer.

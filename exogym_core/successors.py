@@ -31,7 +31,7 @@ _OF_ROWS = "give on_event=, a function that is called with each finished row"
 _OF_LOGS = (
     "they are run_name= (CSV files), wandb_project=, out= (a folder with a page), and loggers: of experiments"
 )
-_OF_TARGETS = "target_loss= tells when a loss was reached and held; the run ends at max_steps= or until="
+_OF_TARGETS = "target_loss= reports when a loss was reached and held; the run ends at max_steps= or until="
 
 #: Arguments of Trainer and fit -> their successors.
 FIT_ARGUMENTS: Mapping[str, str] = {
@@ -119,7 +119,7 @@ STRATEGY_ARGUMENTS: Mapping[str, str] = {
 
 #: Methods of trainers -> their successors.
 ATTRIBUTES: Mapping[str, str] = {
-    "_build_connection": "ranks are connected by fit; one's own code on ranks: exogym_core.communicator.run_ranks",
+    "_build_connection": "ranks are connected by fit; for your own code on ranks: exogym_core.communicator.run_ranks",
     "launch": "it is fit(...)",
     "train": "it is fit(...)",
 }

@@ -101,7 +101,7 @@ def compare(
 
     Raises:
         InputError: the experiment is wrong, a line a mistake; or this process is one of several.
-        RankError: the only strategy failed. Where others go on, the summary marks it and a line on stderr says so.
+        RankError: the only strategy failed. Where others continue, the summary marks it and a line on stderr says so.
     """
     _refuse_unknown(compare, changes, Changes)
     loaded = _load(experiment, changes, "netgym.compare")

@@ -167,7 +167,7 @@ class Coding(_Speeds):
     root: dict[str, BothWays] | None = {}
 
     def seconds(self, codec: str, way: str, num_values: int) -> float:
-        """Seconds to "encode" or "decode" so many values.
+        """Seconds to "encode" or "decode" `num_values`.
 
         Raises:
             InputError: there are speeds, but none for this codec.
@@ -424,6 +424,6 @@ class StepDurations:
         return seconds
 
     def of_samples(self, step: int, samples: int) -> float:
-        """Virtual seconds of step `step` with so many samples."""
+        """Virtual seconds of step `step` over `samples`."""
         seconds = self.seconds(step)
         return seconds if self._batch_size is None else seconds * (samples / self._batch_size)

@@ -41,7 +41,7 @@ class FlopCount:
 
     Attributes:
         total: those counted.
-        uncounted: modules with matrices of parameters that counted for nothing, and operators of others' making,
+        uncounted: modules with matrices of parameters but no counted operation, and operators that are not torch's,
             such as "scan (Mamba)" and "mylib::scan".
     """
 

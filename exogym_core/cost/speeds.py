@@ -44,8 +44,8 @@ def seconds_of(
 ) -> float:
     """Seconds of `work` on a device of this machine: the median of up to five runs, after one to warm up.
 
-    Where ranks are to share cores, processes keep the others of them busy with the same, as far as this machine has
-    them, for caches and memory are shared. Work must then be possible in a forked process.
+    Where ranks share cores, forked processes repeat the work on the other cores (of those that this machine has), since
+    caches and memory are shared. Work must then be possible in a forked process.
     """
     if device.type == "cuda":
 
@@ -111,7 +111,7 @@ def with_measured_speeds(
     own: CodingTrials = (),
     device: torch.device = _CPU,
 ) -> Compute:
-    """`compute` with measured speeds of codecs and optimizers, on so many threads, where they are to be measured.
+    """`compute` with measured speeds of codecs and optimizers, where they are to be measured.
 
     Args:
         compute: of the run.

@@ -551,7 +551,7 @@ class StreamedData(Source):
         return own, total
 
     def _read(self, count: int) -> Iterator[Any]:
-        """The next samples of this epoch, at most so many."""
+        """The next samples of this epoch, at most `count`."""
         if self._samples is None or self._drawn is None:
             place = (self._reading.rank, self.epoch) if self._is_own else (self.epoch,)
             self._drawn = StreamOfDraws(self._draws, place)

@@ -73,14 +73,14 @@ def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener
         if not rounds.has_any:  # the last model exists when the run ends
             result.virtual_seconds = run.virtual_seconds
         monitor.take_final_models()
-    # Ranks that were left behind go on after the run has ended without them, at the time of its last row.
+    # Ranks left behind continue after the run has ended without them, at the time of its last row.
     return fill(result, program.request, run, left_behind=rounds.has_any)
 
 
 def fill(
     result: FitResult, request: FitRequest, run: RunResult[RankOutcome], *, left_behind: bool = False
 ) -> list[str]:
-    """Fill `result` with what the workers that ran here have come to; returns warnings for the user.
+    """Fill `result` with the outcome of the workers that ran here; returns warnings for the user.
 
     If ranks may have been `left_behind`, the run has ended without them, at the time that `result` has already.
     """
@@ -208,14 +208,14 @@ class Trainer:
         train_dataset: a `Dataset`, dealt out over ranks so that each sample is seen at most once per epoch; or
             a factory `f(rank, num_nodes, train_dataset) -> Dataset`, called with keywords, whose datasets
             are each rank's own.
-        val_dataset: likewise; a factory is called for rank 0 with `train_dataset=False`. None: no evaluation.
+        val_dataset: a `Dataset`, or a factory, called for rank 0 with `train_dataset=False`. None: no evaluation.
         start_port: accepted for users of EXO Gym; no port is opened.
         device: where ranks compute; by default cuda, mps or cpu, whichever is there first.
         devices: CUDA devices that ranks take in turn.
         unknown: other names, which are refused.
 
     Attributes:
-        result: the `FitResult` of the last `fit`, as far as it got; None before.
+        result: the `FitResult` of the last `fit`, complete or not; None before.
     """
 
     def __init__(

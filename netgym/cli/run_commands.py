@@ -240,7 +240,7 @@ def show_report(
         return
     console = stdout(_WIDEST_TABLE)
     table, left_out = report.table.rich(console.width)
-    if report.results.strategies:  # none has ended yet in a run that goes on
+    if report.results.strategies:  # none has ended yet in a run that still trains
         console.print(table)
     console = stdout()
     basis = "; ".join(f"{name} {value}" for name, value in report.basis.items())

@@ -228,7 +228,7 @@ class _Comparison:
             yield run.job
 
     def _next(self) -> int:
-        """Index of the next run: the slowest of its seed, so that none goes on alone at the end."""
+        """Index of the next run: the slowest of its seed, so that no run is left alone at the end."""
         of_seed = [index for index, run in enumerate(self.left) if run.seed == self.left[0].seed]
         return max(of_seed, key=lambda index: self.step_seconds.get(self.left[index].label, 0.0))
 

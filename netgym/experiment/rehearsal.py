@@ -23,7 +23,7 @@ def rehearse(strategy: Strategy, num_workers: int, num_steps: int) -> None:
     """Set a strategy up on `num_workers` ranks with a small stand-in model, and step optimizers and schedule.
 
     Raises:
-        InputError: an optimizer, the schedule or the sites cannot be made for so many workers and steps.
+        InputError: an optimizer, the schedule or the sites cannot be made for these workers and steps.
     """
     name = type(strategy).__name__
     model = build_model("mlp", inputs=8, hidden=[16, 12], classes=4, seed=0)

@@ -63,7 +63,7 @@ class _OnlyTurn:
         """Any thread may wait."""
 
     def give_way(self, rank: int) -> None:
-        """Read until the rank can go on.
+        """Read messages until the rank can continue.
 
         Raises:
             BaseException: the run is being unwound.

@@ -1,4 +1,4 @@
-"""Ranks that may wait for each other outside of our calls, as programs of others do: by files, stores, or sleeping.
+"""Ranks that may wait for each other outside of our calls, as users' programs do: by files, stores, or sleeping.
 
 The clock may need a rank that waits outside for one which waits for the clock. So calls whose values are there are
 answered early, and the clock passes ranks that stand idle while others' calls have time-outs.
@@ -92,7 +92,7 @@ class OutsideMeetings(ProcessRunner):
                 if not ready:
                     self._goes_on_without(running - away)
                 return ready
-            # The values of their calls are there: they need not wait until the clock, too, has got to the end, and
+            # The values of their calls are there: they need not wait until the clock, too, has reached their end, and
             # the clock may need one that waits for them outside of our calls. Times do not change; should a call turn
             # out to have ended undone, the run ends.
             for each in early:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["POLL_SECONDS", "RankSession", "advance", "attach", "current_session", "now"]
 
 POLL_SECONDS = 1e-3
-"""Least virtual seconds between two polls of an unfinished call: a loop that only polls comes to its end."""
+"""Least virtual seconds between two polls of an unfinished call: a loop that only polls ends."""
 
 _MOST_SECONDS = 1e9  # thirty years
 

@@ -422,7 +422,7 @@ class SiteRankCommunicator(ElasticCommunicator):
         inside: the site's processes.
 
     Attributes:
-        between, inside: likewise.
+        between, inside: as given.
     """
 
     def __init__(self, between: ElasticCommunicator, inside: GlooCommunicator) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["START", "WAIT_SECONDS", "Membership"]
 
-_SERVING_SECONDS = 60.0  # a finished site stays at least so long for sites that still need its state
+_SERVING_SECONDS = 60.0  # a finished site stays at least, for sites that still need its state
 
 
 class Membership(SiteTable):
@@ -135,7 +135,7 @@ class Membership(SiteTable):
         self.rounds.refuse()
 
     def count_from(self, elapsed: float | None, now: float) -> None:
-        """Set the run's begin back to so many seconds ago, where a site remembers an earlier one."""
+        """Set the run's begin back to `elapsed` seconds ago, where a site remembers an earlier one."""
         if elapsed is not None:
             began = now - float(elapsed)
             self.began = began if self.began is None else min(self.began, began)

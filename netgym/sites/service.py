@@ -36,7 +36,7 @@ __all__ = ["RendezvousService", "rendezvous"]
 
 _TICK_SECONDS = 0.05
 _SECONDS_OF_STANDING_STILL = 1.0  # between ticks: this process was stopped, or its machine is crowded
-_SECONDS_TO_READ = 2.0  # for a site whose connection is full; others wait meanwhile
+_SECONDS_TO_READ = 2.0  # for a site whose connection is full; all others wait
 _SECONDS_TO_HELLO = 10.0
 _MOST_RUNS = 100  # kept
 
@@ -108,7 +108,7 @@ class RendezvousService:
             self._ended.wait()
 
     def _now(self) -> float:
-        """Seconds of a clock that stops with this process, so that no deadline passes meanwhile; under the lock."""
+        """Seconds of a clock that stops with this process, so that no deadline passes then; under the lock."""
         before, self._read = self._read, time.monotonic()
         if self._read > before + _SECONDS_OF_STANDING_STILL:
             self._stood_still += self._read - before

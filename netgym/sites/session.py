@@ -331,7 +331,7 @@ class RunSession:
         """Handle a message of a site."""
         what, (site, local_rank), members = message["say"], client, self.members
         connection = self.connections.get(client)
-        if connection is None:  # of a process in whose place another has come
+        if connection is None:  # of a process that another has replaced
             return
         connection.heard = now
         if local_rank == 0:

@@ -481,7 +481,7 @@ class StudyReport(Report):
     Attributes:
         title: names of the runs.
         keys: of the groups.
-        groups: those of one network and setting together, best first as far as they can be ordered.
+        groups: those of one network and setting together, best first where they can be ordered.
         winners: the groups that seeds support, one for each network and setting that has one.
         failures: (name, reason).
 

@@ -53,7 +53,7 @@ class LineWriter:
         self._bar: NotebookBar | None = None
 
     def __call__(self, line: str, done: float | None = None, num_points: int = 1) -> None:
-        """Write a line, of a sweep of which so many points are done."""
+        """Write a line; of a sweep, with its number of finished points and of all."""
         self._folder.log(line)
         if done is None or not self._console.is_jupyter:
             self._console.print(Text(line), soft_wrap=True)

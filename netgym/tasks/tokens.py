@@ -69,7 +69,7 @@ def write_tokens(
         config, split: of a data set of the hub.
         column: the documents' text.
         end: the token after each document; by default the first that the tokenizer has of the usual ones.
-        most_tokens: stop when there are so many.
+        most_tokens: number of tokens at which to stop.
         progress: called with documents and tokens so far.
 
     Raises:

@@ -95,7 +95,7 @@ def rates(run: SeedResult, column: str) -> list[tuple[float, float]]:
 
 
 def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """At most about so many points, evenly chosen; the last one is always there."""
+    """About `most` points at most, evenly chosen, the last one among them."""
     stride = -(-len(points) // most)
     if stride <= 1:
         return points
