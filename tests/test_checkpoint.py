@@ -37,6 +37,17 @@ from exogym_core.checkpoints import checkpoint, files, writing
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.checkpoints.files import LogWriter, decode, encode, read_logs, read_state, write_state
 from exogym_core.checkpoints.writing import CheckpointWriter
+from exogym_core.events import (
+    Announced,
+    Evaluated,
+    EvaluationPoint,
+    EvaluationTaken,
+    Grid,
+    RoundPlace,
+    Saved,
+    Served,
+    StepDone,
+)
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
@@ -177,13 +188,25 @@ def test_what_cannot_be_kept_is_named() -> None:
         encode({"a": [0, {2: torch.Generator()}]}, {})
 
 
+PLACE = RoundPlace(2, [0, 1], missed_round=1)
+DONE = StepDone(3, math.inf, 2, 0.1, 7, 7, 0, 1.5, PLACE, 0.25)
+EVENTS = [
+    DONE,
+    Announced(DONE),
+    Saved(4, {"rank-0000.json": {"num_bytes": 3}}, 2),
+    Served(7),
+    EvaluationTaken(EvaluationPoint(Grid.END), None),
+    {"a program's": ["own", None]},
+]
+
+
 def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
     call = Call("all_to_all", (0, 1), 7, 0, 4, ((1, 2), (3, 4)))
     key = Key((("message", (0, 1), 0), 5), ((1, "a"), 2))
     streams = [
         [Advance(0.1), Advance(0.1), Post(key, 1, call), Wait(key), Mark({"loss": math.inf, "to": [None]})],
         [],
-        [Wait(Key(0, 0))],
+        [Wait(Key(0, 0)), *map(Mark, EVENTS)],
     ]
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for path in (first, second, third):
@@ -192,16 +215,20 @@ def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
     for rank, stream in enumerate(streams):
         for request in stream:
             log.add(rank, request)
-    for step in range(3):
-        log.add_observed({"step": step, "judged_loss": math.nan})
-    parts = log.link_into(first, [len(stream) for stream in streams], ((0, 1),))
+    for point in (
+        *(EvaluationPoint(grid, number) for grid in (Grid.STEP, Grid.CLOCK) for number in range(3)),
+        EvaluationPoint(Grid.END),
+    ):
+        log.add_found(Evaluated(point, None, None, math.nan, None, 0, None))
+    parts = log.link_into(first, [len(stream) for stream in streams], (1, 2))
     log.add(1, Advance(7.0))
-    more = log.link_into(second, [len(streams[0]), 1, len(streams[2])], ((0, 2),))
+    more = log.link_into(second, [len(streams[0]), 1, len(streams[2])], (2, 0))
     log.close()
     # The file goes on behind what belongs to the first checkpoint: who reads that does not see it.
-    found, observed = read_logs(first, parts, 3)
-    assert found == streams
-    assert [row["step"] for row in observed] == [0]
+    past, found = read_logs(first, parts, 3)
+    assert past == streams
+    assert [type(request.row) for request in past[2][1:]] == [*map(type, EVENTS)]
+    assert [each.point for each in found] == [(Grid.STEP, 0), (Grid.CLOCK, 0), (Grid.CLOCK, 1)]
     streams[1].append(Advance(7.0))
     assert read_logs(second, more, 3)[0] == streams
     # After a restart it goes on in another file, and what is replayed is not written again.
@@ -210,7 +237,7 @@ def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
         for request in stream:
             again.add(rank, request)
     again.add(1, Advance(1e-300))
-    last = again.link_into(third, [0, 1, 0], ((0, 3),))
+    last = again.link_into(third, [0, 1, 0], (3, 0))
     again.close()
     streams[1].append(Advance(1e-300))
     assert read_logs(third, last, 3)[0] == streams
@@ -557,8 +584,8 @@ def test_another_version_is_refused_with_both_values(
 
 
 def test_another_format_is_refused_with_both_values(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_FORMAT", 5)
-    with pytest.raises(InputError, match="the checkpoint's format is 4, this run's is 5;"):
+    monkeypatch.setattr(checkpoint, "_FORMAT", 6)
+    with pytest.raises(InputError, match="the checkpoint's format is 5, this run's is 6;"):
         find_checkpoint(saved)
 
 
@@ -692,7 +719,7 @@ def test_a_log_is_appended_and_never_written_whole(tmp_path: Path) -> None:
             log.add(0, Mark({"step": step, "loss": number / 7}))
         folder = tmp_path / str(step)
         folder.mkdir()
-        (part,) = log.link_into(folder, [log.length(0)], ((0, step),))
+        (part,) = log.link_into(folder, [log.length(0)], (step, 0))
         contents.append((folder / part.name).read_bytes()[: part.num_bytes])
     log.close()
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(contents))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from experiments import experiment
 
+from exogym_core.events import StepDone
 from netgym.cli.main import main
 from netgym.sites.communicator import SiteCommunicator
 from netgym.sites.link import SiteLink
@@ -61,7 +62,7 @@ def test_the_last_step_is_reported_though_the_site_ends_first() -> None:
     lines: list[str] = []
     with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
         with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:
-            comm.link.mark(0, {"step": 3000})
+            comm.link.mark(0, StepDone(3000, 1.0, 1, 0.1, 0, 0, 0))
         assert lines[-1] == "site 0 has finished, after step 3000"
 
 

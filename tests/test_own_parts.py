@@ -11,6 +11,7 @@ import torch
 
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, run_identity
 from exogym_core.checkpoints.writing import VARIABLE, CheckpointWriter, OwnParts, RankCheckpoints, mark_of
+from exogym_core.events import Saved
 from exogym_core.results.disk import RecordError
 from exogym_core.workers.host import untimed_row
 from netsim.errors import InputError
@@ -41,7 +42,7 @@ class TwoDisks:
         for rank in ranks:
             own = self.own if rank else None
             files = RankCheckpoints(self.home, 5, None, own).save(step, rank, state(step, rank))
-            self.writer.add(untimed_row(rank, {"step": step, "checkpoint": files}))
+            self.writer.add(untimed_row(rank, Saved(step, files)))
         self.writer.settle()
 
     def parts(self) -> list[str]:

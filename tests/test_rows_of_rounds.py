@@ -8,19 +8,19 @@ from typing import Any
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from exogym_core.events import Absent, RoundPlace, StepDone, step_of
 from exogym_core.results.recorder import Rounds
 from netgym.sites.elastic_runs import RowOrder
 from netsim.ranks import StampedRow
 
 
-def row(step: int, present: list[int] | None = None) -> dict[str, Any]:
-    ends = {} if present is None else {"averaged_ranks": present}
-    return {"step": step, "round": (step + 1) // 2, "loss": float(step), **ends}
+def row(step: int, present: list[int] | None = None) -> StepDone:
+    return StepDone(step, float(step), 1, 0.1, 7, 7, 0, place=RoundPlace((step + 1) // 2, present))
 
 
-def given(rounds: RowOrder, *rows: tuple[int, dict[str, Any]]) -> list[tuple[int, int, Any]]:
-    found = [each for rank, what in rows for each in rounds.add(rank, what)]
-    return [(rank, each["step"], each.get("averaged_ranks")) for rank, each in found]
+def given(rounds: RowOrder, *rows: tuple[int, StepDone]) -> list[tuple[int, int, Any]]:
+    found: list[Any] = [each for rank, what in rows for each in rounds.add(rank, what)]
+    return [(rank, each.step, each.place.averaged_ranks) for rank, each in found]
 
 
 def test_a_site_that_dies_between_a_round_and_its_row_has_announced_it() -> None:
@@ -49,18 +49,20 @@ def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
     given(rounds, (0, row(1)), (1, row(1)))
     rounds.announce(1, row(2))
     assert given(rounds, (0, row(2, [0, 1]))) == []
-    assert [(rank, each["step"]) for rank, each in rounds.rest()] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert [(rank, step_of(each)) for rank, each in rounds.rest()] == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
 def test_steps_that_a_rank_takes_again_count_as_it_took_them_last() -> None:
     """All were stopped: one site knows the rows that another has lost, and trains anew."""
     knows, lost = RowOrder(), RowOrder()
-    assert given(knows, (1, row(1) | {"loss": -1.0}), (1, row(2, [0, 1]) | {"loss": -2.0})) == []
+    assert given(knows, (1, row(1)._replace(loss=-1.0)), (1, row(2, [0, 1])._replace(loss=-2.0))) == []
     knows.forget(1, 1)
     again = [(1, row(1)), (0, row(1)), (0, row(2, [0, 1])), (1, row(2, [0, 1]))]
-    found = [[each for rank, what in again for each in rounds.add(rank, what)] for rounds in (knows, lost)]
+    found: list[Any] = [
+        [each for rank, what in again for each in rounds.add(rank, what)] for rounds in (knows, lost)
+    ]
     assert found[0] == found[1]
-    assert [(rank, each["loss"]) for rank, each in found[0]] == [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
+    assert [(rank, each.loss) for rank, each in found[0]] == [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
     assert not knows.is_pending(row(2))
 
 
@@ -72,14 +74,14 @@ def test_every_site_reports_the_same_however_late_rows_of_absent_sites_come(
     reports = [_reported(members, luck) for luck in (one, other)]
     assert reports[0] == reports[1]
     assert [
-        {rank for rank, each in reports[0] if each["round"] == number}
+        {rank for rank, each in reports[0] if each.place and each.place.round == number}
         for number in range(1, len(members) + 1)
     ] == [set(each) for each in members]
 
 
-def _reported(members: list[set[int]], luck: random.Random) -> list[tuple[int, dict[str, Any]]]:
+def _reported(members: list[set[int]], luck: random.Random) -> list[tuple[int, StepDone]]:
     """What a site tells of steps, where those who were left out come at any time after their last row."""
-    order: list[tuple[int, dict[str, Any]]] = []
+    order: list[tuple[int, StepDone]] = []
     last = dict.fromkeys(range(4), 0)  # before which place no further row of a rank can be
     for number, there in enumerate(members):
         first, end = row(2 * number + 1), row(2 * number + 2, sorted(there))
@@ -90,22 +92,20 @@ def _reported(members: list[set[int]], luck: random.Random) -> list[tuple[int, d
             place = luck.randint(max(last[rank], begun), len(order))
             order.insert(place, (rank, first))
         last = {
-            rank: max(place for place, each in enumerate([(rank, {}), *order]) if each[0] == rank)
+            rank: max(place for place, each in enumerate([(rank, first), *order]) if each[0] == rank)
             for rank in last
         }
     rounds = RowOrder()
     found = [each for rank, what in order for each in rounds.add(rank, what)]
-    return [each for each in [*found, *rounds.rest()] if "loss" in each[1]]
+    return [(rank, each) for rank, each in [*found, *rounds.rest()] if isinstance(each, StepDone)]
 
 
 def test_a_rank_that_was_left_out_still_tells_when_it_was_away() -> None:
     """Also where the round is long over; what it has sent is told with its next row that counts."""
     rounds = RowOrder()
     given(rounds, (0, row(1)), (0, row(2, [0])))
-    late = row(2) | {"missed_round": 1, "back_in_round": 3, "bytes_sent": 7, "wall_seconds": 2.0}
-    assert list(rounds.add(1, late)) == [
-        (1, {"step": 2, "round": 1, "missed_round": 1, "back_in_round": 3, "wall_seconds": 2.0})
-    ]
+    back = RoundPlace(1, missed_round=1, back_in_round=3)
+    assert list(rounds.add(1, row(2)._replace(place=back, wall_seconds=2.0))) == [(1, Absent(2, back, 2.0))]
 
 
 PRESENT = {1: [0, 1, 2], 2: [0, 1], 3: [0, 1], 4: [0, 1], 5: [0], 6: [0, 1, 2], 7: [0, 1, 2]}
@@ -130,14 +130,13 @@ def rows_of(rank: int) -> list[StampedRow]:
     rows = []
     for number, present in PRESENT.items():
         for step in (2 * number - 1, 2 * number):
-            row: dict[str, Any] = {"round": number, "step": step, "loss": 1.0}
-            seconds = float(number)
+            place, seconds = RoundPlace(number), float(number)
             if (rank, number) in RETURNS and step % 2:
                 missed, back, seconds = RETURNS[rank, number]
-                row |= {"missed_round": missed, "back_in_round": back}
+                place = RoundPlace(number, missed_round=missed, back_in_round=back)
             if step % 2 == 0 and rank in present:
-                row["averaged_ranks"] = present
-            rows.append(StampedRow(rank, seconds, 0.0, 0.0, row))
+                place = RoundPlace(number, present)
+            rows.append(StampedRow(rank, seconds, 0.0, 0.0, row(step)._replace(place=place)))
     return rows
 
 
@@ -151,6 +150,7 @@ def test_absences_do_not_depend_on_the_order_in_which_ranks_are_heard(late: list
     streams = {rank: iter(rows_of(rank)) for rank in range(3)}
     for rank in (*[0, 1, 2] * 2, *others, *[0, 1, 2] * 4):
         marked = next(streams[rank])
-        for whose, row in in_order.add(rank, {**marked.row, "wall_seconds": marked.virtual_seconds}):
-            list(rounds.add(StampedRow(whose, row["wall_seconds"], 0.0, 0.0, row)))
+        timed = marked.row._replace(wall_seconds=marked.virtual_seconds)
+        for whose, each in in_order.add(rank, timed):
+            list(rounds.add(StampedRow(whose, each.wall_seconds or 0.0, 0.0, 0.0, each)))
     assert rounds.dropped_peers("wall_seconds") == ABSENCES

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.gloo.rendezvous import SignedStore
+from exogym_core.events import RoundPlace, StepDone
 from exogym_core.results.progress import PlainProgress
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally
@@ -122,8 +123,9 @@ def test_a_rendezvous_reports_sites_present_and_waits() -> None:
         place = f"{at.address[0]}:{at.address[1]}"
         assert status(place) == f"rendezvous {place}: 0 runs\n"
         link = SiteLink(at.address, SECRET.encode(), 1, run="r", facts={"max_steps": "900"})
-        link.mark(1, {"step": 699, "round": 7, "loss": 0.5})
-        link.mark(1, {"step": 700, "round": 7, "loss": 0.25})
+        done = StepDone(699, 0.5, 1, 0.1, 0, 0, 0, place=RoundPlace(7))
+        link.mark(1, done)
+        link.mark(1, done._replace(step=700, loss=0.25))
         link.ask("pulse", pulse=link.pulse)
         about = {"number": 7, "seconds": 600.0, "averaging_seconds": 60.0, "weight": 1.0, "awaited": [0, 1]}
         link.send("join", id=0, **about)

@@ -11,6 +11,7 @@ from experiments import mlp, samples
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
+from exogym_core.events import Evaluated, EvaluationPoint, EvaluationTaken, Grid, StepDone
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.recorder import RowRecorder, mean_utilisation
 from exogym_core.run.learner import TorchLearner
@@ -112,19 +113,17 @@ def test_all_ranks_start_as_rank_0_buffers_included():
 # --- rows of ranks merged ----------------------------------------------------------------------------------------
 
 
-def marked(rank, seconds, **row):
+def marked(rank, seconds, row):
     return StampedRow(rank, seconds, seconds / 2, seconds / 2, row)
 
 
 def step_row(rank, seconds, step, loss, samples=2, sent=10):
-    counters = {"bytes_sent": sent * step, "payload_bytes": step, "wan_bytes": 0}
-    return marked(rank, seconds, step=step, loss=loss, samples=samples, lr=0.1, **counters)
+    return marked(rank, seconds, StepDone(step, loss, samples, 0.1, sent * step, step, 0))
 
 
 def evaluation(step, loss, version=None, born=None, mean=9.0):
-    version = step if version is None else version
-    judged = {"judged_loss": loss, "judged_version": version, "judged_step": step if born is None else born}
-    return {"step": step, "local_loss": 2.0, "global_loss": mean, "accuracy": 0.5, **judged}
+    version, born = step if version is None else version, step if born is None else born
+    return Evaluated(EvaluationPoint(Grid.STEP, step), 2.0, mean, loss, 0.5, version, born)
 
 
 def test_rows_of_ranks_become_one_a_step():
@@ -172,12 +171,13 @@ def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_first():
     for told_first in (False, True):
         result = FitResult(num_nodes=1, judged="server")
         recorder = RowRecorder(result, True)
+        taken = marked(1, 5.0, EvaluationTaken(EvaluationPoint(Grid.STEP, 1), 1))
         if told_first:
-            recorder.add(marked(1, 5.0, looked=1))
-        recorder.observe({**evaluation(1, 0.5), "local_loss": None, "global_loss": None})
+            recorder.add(taken)
+        recorder.observe(evaluation(1, 0.5)._replace(local_loss=None, global_loss=None))
         recorder.add(step_row(0, 4.0, 1, 1.0))
         if not told_first:
-            recorder.add(marked(1, 5.0, looked=1))
+            recorder.add(taken)
         assert [row["judged_virtual_seconds"] for row in result.validation] == [5.0]
         assert result.validation[0]["global_perplexity"] is None
 
@@ -186,7 +186,7 @@ def test_what_comes_to_exist_at_the_very_end_is_credited_with_the_end():
     result = FitResult(num_nodes=1)
     recorder = RowRecorder(result, True)
     recorder.add(step_row(0, 10.0, 1, 1.0))
-    recorder.observe({**evaluation(1, 0.5), "judged_step": None})
+    recorder.observe(evaluation(1, 0.5)._replace(judged_step=None))
     assert not result.validation
     result.virtual_seconds = 12.0
     recorder.finish()

@@ -41,6 +41,7 @@ from netsim.files.plain_files import input_file
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from exogym_core.events import Finding
     from exogym_core.workers.journal import MessageName
     from netsim.ranks import Request
 
@@ -57,7 +58,7 @@ __all__ = [
     "step_name",
 ]
 
-_FORMAT = 4
+_FORMAT = 5
 _CODE = "code"
 _MOST_CHARACTERS = 100_000_000  # of a manifest
 MANIFEST = "manifest.json"
@@ -314,8 +315,8 @@ class StoredCheckpoint:
         mine, others = self.identity[_CODE], identity[_CODE]
         return sorted(name for name in mine.keys() & others if mine[name] != others[name])
 
-    def past(self) -> tuple[list[list[Request]], list[dict[str, Any]]]:
-        """Requests of each rank, and rows observed of the steps before.
+    def past(self) -> tuple[list[list[Request]], list[Finding]]:
+        """Requests of each rank, and findings of the steps before.
 
         Raises:
             RecordError: a file is missing or damaged.

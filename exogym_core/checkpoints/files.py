@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from exogym_core.events import Finding, from_record, to_record
 from exogym_core.names import visible
 from exogym_core.plain import decode, encode
 from exogym_core.results.disk import RecordError, record_errors
@@ -165,7 +166,7 @@ def read_state(folder: Path, name: str, facts: FileFacts, device: torch.device |
 _PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 1 << 24
 _MOST_LINES = 300_000_000
-_OBSERVED = -1  # where the rank stands in a request's line
+_FOUND = -1  # where the rank stands in a request's line
 
 
 Count = Annotated[int, Field(ge=0, strict=True)]
@@ -181,7 +182,7 @@ class LogPart(BaseModel):
         name: of the file.
         num_bytes, sha256: of its beginning.
         lengths: number of each rank's requests in it.
-        observed: observed rows that belong to it, by their steps: ranges, first and end.
+        observed: number of steps whose findings belong to it, and of evaluations by the clock.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -190,7 +191,7 @@ class LogPart(BaseModel):
     num_bytes: Count
     sha256: str
     lengths: tuple[Count, ...]
-    observed: tuple[tuple[Count, Count], ...]
+    observed: tuple[Count, Count]
 
 
 class LogWriter:
@@ -231,9 +232,9 @@ class LogWriter:
         self._lengths[rank] += 1
         self._append(request_to_line(rank, request))
 
-    def add_observed(self, row: Mapping[str, Any]) -> None:
-        """Append a row that was observed."""
-        self._append(json.dumps([_OBSERVED, row], separators=(",", ":")))
+    def add_found(self, found: Finding) -> None:
+        """Append a finding of the evaluator."""
+        self._append(json.dumps([_FOUND, to_record(found)], separators=(",", ":")))
 
     def _append(self, line: str) -> None:
         self._lines.append(line)
@@ -254,15 +255,13 @@ class LogWriter:
         self._num_bytes += len(piece)
         self._digest.update(piece)
 
-    def link_into(
-        self, folder: Path, lengths: Sequence[int], observed: tuple[tuple[int, int], ...]
-    ) -> list[LogPart]:
+    def link_into(self, folder: Path, lengths: Sequence[int], observed: tuple[int, int]) -> list[LogPart]:
         """Link all parts into the folder of a checkpoint, down to the disk; returns them.
 
         Args:
             folder: the checkpoint's.
             lengths: number of each rank's requests that belong to it.
-            observed: rows, as `LogPart` has them.
+            observed: as `LogPart` has it.
 
         Raises:
             RecordError: a file cannot be written.
@@ -310,14 +309,14 @@ _MALFORMED = (OSError, EOFError, ValueError, LookupError, TypeError, RecursionEr
 
 def read_logs(
     folder: Path, parts: Sequence[LogPart], num_ranks: int
-) -> tuple[list[list[Request]], list[dict[str, Any]]]:
-    """Requests of each rank, and observed rows.
+) -> tuple[list[list[Request]], list[Finding]]:
+    """Requests of each rank, and findings of the evaluator.
 
     Raises:
         RecordError: a file is missing or damaged.
     """
     streams: list[list[Request]] = [[] for _ in range(num_ranks)]
-    observed: list[dict[str, Any]] = []
+    found: list[Finding] = []
     # Rows that say the same are one object, and so are calls: a log repeats itself all the time.
     seen: dict[str, Request] = {}
     for part in parts:
@@ -330,10 +329,10 @@ def read_logs(
             for line in _lines(packed):
                 rank_text, _, rest = line[1:].partition(",")
                 rank = int(rank_text)
-                if rank == _OBSERVED:
-                    row = json.loads(f"[{rest}")[0]
-                    if any(first <= row["step"] < end for first, end in part.observed):
-                        observed.append(row)
+                if rank == _FOUND:
+                    finding: Finding = from_record(json.loads(f"[{rest}")[0])
+                    if finding.point.number < (*part.observed, 0)[finding.point.grid]:
+                        found.append(finding)
                 elif left[rank]:
                     left[rank] -= 1
                     request = seen.get(rest)
@@ -344,7 +343,7 @@ def read_logs(
                 raise ValueError("requests are missing")
         except _MALFORMED as error:
             raise damaged(folder / part.name, error) from error
-    return streams, observed
+    return streams, found
 
 
 def _lines(packed: bytes) -> Iterator[str]:

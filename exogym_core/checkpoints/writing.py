@@ -31,6 +31,7 @@ from exogym_core.checkpoints.checkpoint import (
     step_name,
 )
 from exogym_core.checkpoints.files import FileFacts, LogWriter, write_new, write_state
+from exogym_core.events import Grid
 from exogym_core.names import visible
 from exogym_core.results.disk import FolderLock, RecordError, record_errors
 from exogym_core.workers.journal import Journal, MessagesInFlight
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from exogym_core.events import Finding, Saved
     from exogym_core.workers.journal import MessageName
     from netsim.ranks import Request, StampedRow
 
@@ -223,7 +225,7 @@ class _Arriving:
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
     # (of ranks whose parts are elsewhere: as far as it has come when the last part is here)
     num_deposited: int = 0  # snapshots of all ranks, when the last rank had saved
-    timed: tuple[int, int] = (0, 0)  # evaluations by the clock that some rank had reached: first key and end
+    num_timed: int = 0  # evaluations by the clock that some rank had reached
 
 
 class CheckpointWriter:
@@ -242,7 +244,7 @@ class CheckpointWriter:
 
     Attributes:
         journal: to run the ranks with.
-        observed: rows of an earlier part of the run.
+        found: findings of an earlier part of the run.
         on_complete: called with the step of each complete checkpoint.
     """
 
@@ -261,9 +263,9 @@ class CheckpointWriter:
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
         self._complete: list[tuple[int, _Arriving]] = []  # by step; to be observed first: what was deposited
-        self._last_timed = -1  # by the clock, that has been observed
+        self._num_timed = 0  # evaluations by the clock that have been reported
         self._resumed_step = resumed.step if resumed is not None else 0
-        past, self.observed = resumed.past() if resumed is not None else ([], [])
+        past, self.found = resumed.past() if resumed is not None else ([], [])
         kept = resumed.messages() if resumed is not None else {}
         self._in_flight = MessagesInFlight(self._resumed_step, kept)
         self.journal = Journal(past)
@@ -282,29 +284,30 @@ class CheckpointWriter:
         self._in_flight.requested(rank, request)
 
     def add(self, marked: StampedRow, num_deposited: int = 0) -> None:
-        """Take a rank's row, when so many snapshots have been deposited.
+        """Take a rank's `Saved`, when so many snapshots have been deposited.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
         """
-        row = marked.row
-        if "checkpoint" not in row or self._log is None or row["step"] <= self._resumed_step:
+        saved: Saved = marked.row
+        if self._log is None or saved.step <= self._resumed_step:
             return
-        arriving = self._arriving.setdefault(row["step"], _Arriving())
-        arriving.files.update(row["checkpoint"])
+        arriving = self._arriving.setdefault(saved.step, _Arriving())
+        arriving.files.update(saved.files)
         arriving.lengths[marked.rank] = self._log.length(marked.rank)
-        arriving.timed = max(arriving.timed, tuple(row.get("looks", (0, 0))))
+        arriving.num_timed = max(arriving.num_timed, saved.num_timed)
         if len(arriving.lengths) == self._num_parts:
             for rank in range(self._world_size):
                 arriving.lengths.setdefault(rank, self._log.length(rank))
             arriving.num_deposited = num_deposited
-            self._complete.append((row["step"], self._arriving.pop(row["step"])))
+            self._complete.append((saved.step, self._arriving.pop(saved.step)))
 
-    def add_observed(self, row: Mapping[str, Any]) -> None:
-        """Store an observed row."""
+    def add_found(self, found: Finding) -> None:
+        """Store a finding of the evaluator."""
         if self._log is not None:
-            self._log.add_observed(row)
-            self._last_timed = max(self._last_timed, row["step"])
+            self._log.add_found(found)
+            if found.point.grid is Grid.CLOCK:
+                self._num_timed = found.point.number + 1
 
     def settle(self, num_observed: int = 0) -> None:
         """Complete the checkpoints that are ready, when so many snapshots have been observed.
@@ -314,12 +317,12 @@ class CheckpointWriter:
         """
         while self._complete:
             step, arriving = self._complete[0]
-            if num_observed < arriving.num_deposited or self._last_timed < arriving.timed[1] - 1:
+            if num_observed < arriving.num_deposited or self._num_timed < arriving.num_timed:
                 return
             del self._complete[0]
             if messages := self._in_flight.complete(step):
                 arriving.files.update(self._write(step, messages))
-            for _ in self.stages(step, arriving.files, arriving.lengths, arriving.timed):
+            for _ in self.stages(step, arriving.files, arriving.lengths, arriving.num_timed):
                 pass
             self.on_complete(step)
 
@@ -332,7 +335,7 @@ class CheckpointWriter:
         return write_state(self._folder / f".{step_name(step)}", LETTERS, kept)
 
     def stages(
-        self, step: int, files: FileFacts, lengths: Mapping[int, int], timed: tuple[int, int] = (0, 0)
+        self, step: int, files: FileFacts, lengths: Mapping[int, int], num_timed: int = 0
     ) -> Iterator[str]:
         """Complete the checkpoint of `step`, pausing after each stage: whatever ends the process there
         leaves either the previous checkpoint or this one to resume from.
@@ -341,13 +344,13 @@ class CheckpointWriter:
             step: its hidden folder holds every rank's files.
             files: their facts.
             lengths: rank -> how much of its log belongs to the checkpoint.
-            timed: rows of evaluations by the clock that belong to it too, first and end.
+            num_timed: evaluations by the clock whose findings belong to it, besides those of steps before.
         """
         assert self._folder is not None
         assert self._log is not None
         unfinished, finished = self._folder / f".{step_name(step)}", self._folder / step_name(step)
         in_order = [lengths[rank] for rank in range(self._world_size)]
-        logs = self._log.link_into(unfinished, in_order, ((0, step), timed))
+        logs = self._log.link_into(unfinished, in_order, (step, num_timed))
         yield "log"
         body = {
             "step": step,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from exogym_core.communicator.exchange import Empty, Signature
+    from exogym_core.events import Marked
 
 __all__ = [
     "CODE_CARRIERS",
@@ -527,8 +528,11 @@ class Communicator(CheckedArguments, ABC):
         """Let time pass until so many seconds after the start of the run; called at this rank's start."""
         self.advance(seconds)
 
-    def mark(self, row: Mapping[str, Any]) -> None:
-        """Record `row`, stamped with this rank's virtual time, without waiting for that time."""
+    def mark(self, row: Marked | Mapping[str, Any]) -> None:
+        """Record `row`, stamped with this rank's virtual time, without waiting for that time.
+
+        A program's own row is a mapping of plain values; `fit` marks events.
+        """
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Give `tensors` to the run monitor, free of virtual time; this rank must not use them again.

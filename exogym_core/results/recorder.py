@@ -9,11 +9,22 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from exogym_core.events import (
+    Absent,
+    Correlated,
+    Evaluated,
+    EvaluationPoint,
+    EvaluationTaken,
+    Grid,
+    Served,
+    StepDone,
+)
 from exogym_core.results.schema import COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
     from netsim.ranks import StampedRow
 
@@ -99,10 +110,6 @@ class _Return(NamedTuple):
 class Rounds:
     """Rows held back until their round has ended: only the ranks that took part in it have done its steps.
 
-    A row's `round` counts from 1. At a round's end the rows of its ranks hold `averaged_ranks`. The first row of a rank
-    after it has caught up holds the first round that it missed, `missed_round`, and the one that it continues in,
-    `back_in_round` (None: never).
-
     Args:
         num_ranks: all ranks of the run.
 
@@ -126,19 +133,16 @@ class Rounds:
     def add(self, marked: StampedRow) -> Iterator[list[StampedRow]]:
         """Take a row; yields the steps that it completes, in order, as rows of the ranks that did them."""
         self.has_any = True
-        row = marked.row
-        number, step = row["round"], row["step"]
-        if "missed_round" in row:
-            back = row["back_in_round"]
-            returned = _Return(
-                row["missed_round"], math.inf if back is None else back, marked.virtual_seconds
-            )
+        step, place = marked.row.step, marked.row.place
+        number, present = place.round, place.averaged_ranks
+        if place.missed_round is not None:
+            back = math.inf if place.back_in_round is None else place.back_in_round
+            returned = _Return(place.missed_round, back, marked.virtual_seconds)
             self._returns.setdefault(marked.rank, []).append(returned)
         if number <= self._num_over:
             return  # of a round that ended without this rank
         ranks = self._held.setdefault(number, {}).setdefault(step, {})
         ranks[marked.rank] = marked
-        present = row.get("averaged_ranks")
         if present is not None and all(rank in ranks for rank in present):
             self._end(number, step, present, max(ranks[rank].virtual_seconds for rank in present))
             yield from self._complete(number)
@@ -221,9 +225,6 @@ def perplexity(loss: float | None) -> float | None:
         return math.inf
 
 
-_MOST_STEPS = 1 << 60  # larger numbers mark the end of a run
-
-
 class RowRecorder:
     """Merges the rows of ranks into a result, step by step.
 
@@ -244,36 +245,36 @@ class RowRecorder:
     ) -> None:
         self._result, self._timed, self._listeners, self._clock = result, timed, listeners, clock
         self._steps: dict[int, list[StampedRow]] = {}
-        self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
+        self._found: deque[Evaluated] = deque()  # whose steps have not been merged yet
         self._judged: list[Judged] = []
         self._examples = 0
         # Step of the rank that gives an evaluation's time, and that time, by evaluation until it is judged.
-        self._own_times: dict[int, tuple[int, float]] = {}
+        self._own_times: dict[EvaluationPoint, tuple[int | None, float]] = {}
         self._present: list[int] = []  # at the end of the last round
         self._here: set[int] = set()  # in the last step
-        self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
+        self._newest: dict[int, StepDone] = {}  # of each rank
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
         self.rounds = Rounds(result.num_nodes)
 
     def add(self, marked: StampedRow) -> None:
         """Take a rank's row; rows come in order of virtual time."""
-        row = marked.row
-        if "bytes_sent" in row:
-            self._newest[marked.rank] = row
-        if "served_wan_bytes" in row:
-            self._served[marked.rank] = row["served_wan_bytes"]
-        elif "looked" in row:
-            at_step = row.get("at_step", row["looked"])
-            self._own_times[row["looked"]] = at_step, marked.virtual_seconds
-            self._take_evaluations()
-        elif "round" in row:
-            for present in self.rounds.add(marked):
-                self._finish_step(present)
-        elif "loss" in row:
-            ranks = self._steps.setdefault(row["step"], [])
-            ranks.append(marked)
-            if len(ranks) == self._result.num_nodes:
-                self._finish_step(self._steps.pop(row["step"]))
+        match marked.row:
+            case StepDone(step=step, place=None) as row:
+                self._newest[marked.rank] = row
+                ranks = self._steps.setdefault(step, [])
+                ranks.append(marked)
+                if len(ranks) == self._result.num_nodes:
+                    self._finish_step(self._steps.pop(step))
+            case StepDone() | Absent() as row:
+                if isinstance(row, StepDone):
+                    self._newest[marked.rank] = row
+                for present in self.rounds.add(marked):
+                    self._finish_step(present)
+            case Served(wan_bytes=wan_bytes):
+                self._served[marked.rank] = wan_bytes
+            case EvaluationTaken(point=point, step=step):
+                self._own_times[point] = step, marked.virtual_seconds
+                self._take_evaluations()
 
     def _emit(self, kind: str, row: Row) -> None:
         for listener in self._listeners:
@@ -281,21 +282,21 @@ class RowRecorder:
 
     def _finish_step(self, ranks: list[StampedRow]) -> None:
         ranks.sort(key=lambda marked: marked.rank)
-        rows = [marked.row for marked in ranks]
-        samples = sum(row["samples"] for row in rows)
-        weights = [row.get("count", row["samples"]) for row in rows]
+        rows: list[StepDone] = [marked.row for marked in ranks]
+        samples = sum(row.samples for row in rows)
+        weights = [row.samples if row.counted is None else row.counted for row in rows]
         # A sum in rank order, so that the order of arrival changes no bit.
-        loss = sum(row["loss"] * weight for row, weight in zip(rows, weights, strict=True)) / sum(weights)
+        loss = sum(row.loss * weight for row, weight in zip(rows, weights, strict=True)) / sum(weights)
         self._examples += samples
-        result, step = self._result, rows[0]["step"]
-        if not all(math.isfinite(row["loss"]) for row in rows) and result.first_non_finite_step is None:
+        result, step, place = self._result, rows[0].step, rows[0].place
+        if not all(math.isfinite(row.loss) for row in rows) and result.first_non_finite_step is None:
             result.first_non_finite_step = step
         merged: Row = {
             "step": step,
             "examples_trained": self._examples,
             "train_loss": loss,
             "train_perplexity": perplexity(loss),
-            "lr": rows[0]["lr"],
+            "lr": rows[0].lr,
             **self._seconds(ranks),
         }
         here = {marked.rank for marked in ranks}
@@ -305,13 +306,13 @@ class RowRecorder:
         if self._timed:
             last = max(marked.virtual_seconds for marked in ranks)
             merged["compute_utilisation"] = mean_utilisation([each.compute_seconds for each in ranks], last)
-        if "round" in rows[0]:
-            merged["num_peers"] = len(ranks)
         absences: Row = {}
-        if "round" in rows[0] and here != self._here:
-            self._here, absences["dropped_peers"] = here, self.rounds.dropped_peers(self._clock)
-        if "averaged_ranks" in rows[0]:
-            present = list(rows[0]["averaged_ranks"])
+        if place is not None:
+            merged["num_peers"] = len(ranks)
+            if here != self._here:
+                self._here, absences["dropped_peers"] = here, self.rounds.dropped_peers(self._clock)
+        if place is not None and place.averaged_ranks is not None:
+            present = list(place.averaged_ranks)
             if present != self._present:  # else one list for all rounds
                 self._present = present
             result.averaged_ranks[step] = self._present
@@ -325,13 +326,13 @@ class RowRecorder:
     def _seconds(self, ranks: Sequence[StampedRow]) -> Row:
         """Time at which the last rank was done, on the virtual clock or a real transport's."""
         if self._clock == "wall_seconds":
-            return {self._clock: max(marked.row[self._clock] for marked in ranks)}
+            return {self._clock: max(marked.row.wall_seconds for marked in ranks)}
         seconds = max(marked.virtual_seconds for marked in ranks) if self._timed else None
         return {self._clock: seconds}
 
-    def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    def _traffic(self, rows: Sequence[StepDone]) -> dict[str, int]:
         """Bytes sent by all workers, given a row of each, and by servers to other regions; kept in the result."""
-        total = {name: sum(row[name] for row in rows) for name in COUNTERS}
+        total = {name: sum(getattr(row, name) for row in rows) for name in COUNTERS}
         total["wan_bytes"] += sum(self._served.values())
         total["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
         for name, value in total.items():
@@ -356,32 +357,31 @@ class RowRecorder:
             if reached.target == "held":
                 result.virtual_seconds_to_target = reached.seconds
 
-    def observe(self, row: Mapping[str, Any]) -> None:
-        """Take an evaluation or a correlation of the models; rows come in order of steps."""
-        if "correlation" in row:
-            self._result.correlation.append(dict(row))
+    def observe(self, found: Finding) -> None:
+        """Take an evaluation or a correlation of the models; they come in order of their points."""
+        if isinstance(found, Correlated):
+            row = {"step": found.point.number, "correlation": found.correlation}
+            self._result.correlation.append(row)
             self._emit("correlation", dict(row))
         else:
-            self._observed.append(row)
+            self._found.append(found)
             self._take_evaluations()
 
     def _take_evaluations(self, at_end: bool = False) -> None:
         """Append the evaluations whose steps have been merged; where the run ends, those of models made then."""
-        while self._observed:
-            row = self._observed[0]
-            steps = [row["step"], row["judged_step"]]
-            if row["step"] in self._own_times:
-                steps = [row["judged_step"]] if self._result.judged == "outer" else []
+        history = self._result.history
+        while self._found:
+            found = self._found[0]
+            steps: list[int | None] = [_step_at(found.point), found.judged_step]
+            if found.point in self._own_times:
+                steps = [found.judged_step] if self._result.judged == "outer" else []
             elif self._result.judged == "server" and not at_end:
                 return  # its own time is still to come, however far workers are
-            if not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
+            newest = history[-1]["step"] if history else 0
+            if not at_end and any(step is None or step > newest for step in steps):
                 return
-            self._observed.popleft()
-            self._evaluated(row)
-
-    def _is_past(self, step: int) -> bool:
-        history = self._result.history
-        return step == 0 or (bool(history) and history[-1]["step"] >= step)
+            self._found.popleft()
+            self._evaluated(found)
 
     def _seconds_at(self, step: int | None) -> float | None:
         """Time at which all ranks were done with a step; None: the end."""
@@ -393,35 +393,39 @@ class RowRecorder:
         place = bisect_left(history, step, key=lambda merged: int(merged["step"]))
         return float(history[min(place, len(history) - 1)][self._clock]) if history else None
 
-    def _evaluated(self, row: Mapping[str, Any]) -> None:
-        result, seconds = self._result, self._seconds_at(row["judged_step"])
-        step, at = self._own_times.pop(row["step"], (row["step"], None))
-        if at is not None and self._timed and (result.judged != "outer" or row["judged_step"] is None):
+    def _evaluated(self, found: Evaluated) -> None:
+        result, seconds = self._result, self._seconds_at(found.judged_step)
+        step, at = self._own_times.pop(found.point, (_step_at(found.point), None))
+        if at is not None and self._timed and (result.judged != "outer" or found.judged_step is None):
             seconds = at
-        if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps
-            step = max(
-                (row["step"] for rows in (result.history, result.validation) for row in rows[-1:]), default=0
-            )
-            if self._judged and self._judged[-1].version == row["judged_version"]:
-                result.mean_of_replicas_loss = row["global_loss"]
+        if step is None:  # the end, where ranks have done different numbers of steps
+            last = [rows[-1]["step"] for rows in (result.history, result.validation) if rows]
+            step = max(last, default=0)
+            if self._judged and self._judged[-1].version == found.judged_version:
+                result.mean_of_replicas_loss = found.global_loss
                 return  # it has been evaluated already
         finished = {
             "step": step,
-            "local_loss": row["local_loss"],
-            "local_perplexity": perplexity(row["local_loss"]),
-            "global_loss": row["global_loss"],
-            "global_perplexity": perplexity(row["global_loss"]),
-            self._clock: self._seconds_at(row["step"]) if at is None or not self._timed else at,
-            "judged_loss": row["judged_loss"],
+            "local_loss": found.local_loss,
+            "local_perplexity": perplexity(found.local_loss),
+            "global_loss": found.global_loss,
+            "global_perplexity": perplexity(found.global_loss),
+            self._clock: self._seconds_at(step) if at is None or not self._timed else at,
+            "judged_loss": found.judged_loss,
             f"judged_{self._clock}": seconds,
-            "judged_step": step if row["judged_step"] is None else row["judged_step"],
-            "accuracy": row["accuracy"],
+            "judged_step": step if found.judged_step is None else found.judged_step,
+            "accuracy": found.accuracy,
         }
-        self._judged.append(Judged(row["judged_version"], seconds, row["judged_loss"]))
+        self._judged.append(Judged(found.judged_version, seconds, found.judged_loss))
         result.validation.append(finished)
-        result.final_loss, result.accuracy = row["judged_loss"], row["accuracy"]
-        result.mean_of_replicas_loss = row["global_loss"]
+        result.final_loss, result.accuracy = found.judged_loss, found.accuracy
+        result.mean_of_replicas_loss = found.global_loss
         self._emit("validation", finished)
+
+
+def _step_at(point: EvaluationPoint) -> int | None:
+    """Step after which an evaluation is due; None where that differs between ranks."""
+    return point.number if point.grid is Grid.STEP else None
 
 
 def mean_utilisation(compute_seconds: Sequence[float], virtual_seconds: float) -> float:

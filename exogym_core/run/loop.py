@@ -12,8 +12,8 @@ from exogym_core.checkpoints.files import random_streams, restore_random_streams
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.speeds import charge_updates
 from exogym_core.data.batches import device_of
+from exogym_core.events import Announced, EvaluationPoint, EvaluationTaken, Grid, Saved, Served, StepDone
 from exogym_core.run.snapshots import (
-    END,
     EvaluationTimes,
     Snapshots,
     broadcast_state,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding, Updates
     from exogym_core.data.samples import Source, StepSamples
+    from exogym_core.events import RoundPlace
     from exogym_core.run.learner import TorchLearner
     from exogym_core.strategy.base import Strategy
 
@@ -191,7 +192,7 @@ class Role(Stateful):
             "random": random_streams(self._device),
         }
         files = self.checkpoints.save(step, self.comm.rank, state)
-        self.comm.mark({"step": step, "checkpoint": files, **self.snapshots.timed_evaluations()})
+        self.comm.mark(Saved(step, files, self.snapshots.num_timed))
         self.comm.flush()
 
     def _resume(self, saved: Mapping[str, Any]) -> None:
@@ -321,7 +322,8 @@ class Loop(Role):
             if averager is not None:
                 averager.charge()
             strategy.finish_step()
-            self.comm.mark({**self._row(each.loss, each.step.samples, learning_rate), **strategy.row()})
+            place = strategy.round_place()
+            self.comm.mark(self._step_done(each.loss, each.step.samples, learning_rate, None, place))
             self.local_step += 1
         self.snapshots.after_step(self.local_step)
 
@@ -338,14 +340,14 @@ class Loop(Role):
                     self._is_forwarded = bool(self.snapshots.parameters())
                 place = strategy.workers.announced(self.local_step)
                 if place is not None:
-                    row = self._row(loss, step.samples, learning_rate, context.count)
-                    self.comm.mark({"announced": {**row, **place}})
+                    about = (step.samples, learning_rate, context.count, place)
+                    self.comm.mark(Announced(self._step_done(loss, *about)))
 
             num_off_clock = self.comm.state.num_off_clock
             loss = take_step(strategy, self.learner.gradients, step, context, announce)
             self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
-            row = self._row(loss, step.samples, learning_rate, context.count)
-            self.comm.mark({**row, **strategy.row()})
+            about = (step.samples, learning_rate, context.count, strategy.round_place())
+            self.comm.mark(self._step_done(loss, *about))
         self.local_step += 1
         self.snapshots.after_step(self.local_step)
 
@@ -353,21 +355,13 @@ class Loop(Role):
         about = (self.local_step, step.samples, step.samples_of)
         return StepContext(*about, self.learner.scaler, last_micro_batch=False, comm=self.comm)
 
-    def _row(
-        self, loss: float, samples: int, learning_rate: float, count: float | None = None
-    ) -> dict[str, Any]:
-        """Values of the step under way that every strategy has."""
+    def _step_done(
+        self, loss: float, samples: int, learning_rate: float, count: float | None, place: RoundPlace | None
+    ) -> StepDone:
+        """Event of the step under way."""
         traffic = self.comm.traffic
-        return {
-            "step": self.local_step + 1,
-            "loss": loss,
-            "samples": samples,
-            **({} if count is None else {"count": count}),
-            "lr": learning_rate,
-            "bytes_sent": traffic.bytes_sent,
-            "payload_bytes": traffic.payload_bytes,
-            "wan_bytes": traffic.wan_bytes,
-        }
+        sent = (traffic.bytes_sent, traffic.payload_bytes, traffic.wan_bytes)
+        return StepDone(self.local_step + 1, loss, samples, learning_rate, *sent, count, place)
 
     # --- the two ends --------------------------------------------------------------------------------------
 
@@ -440,8 +434,8 @@ class Server(Role):
             for step in self.checkpoints.begun(after=self._saved_step):
                 self._save(step)
             self.strategy.finish()
-            self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
-            self.comm.mark({"looked": END})
+            self.comm.mark(Served(self.comm.traffic.wan_bytes))
+            self.comm.mark(EvaluationTaken(EvaluationPoint(Grid.END), None))
             self.snapshots.at_end(self._next)
             return RankOutcome(final_state(self.model), 0)
         finally:
@@ -459,7 +453,7 @@ class Server(Role):
     def _updated(self, steps: float) -> None:
         """Evaluate the judged model, and save the state, where that is due after so many steps that have gone in."""
         self._steps = steps
-        self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
+        self.comm.mark(Served(self.comm.traffic.wan_bytes))
         self._save_and_evaluate()
 
     def _save_and_evaluate(self) -> None:
@@ -480,7 +474,7 @@ class Server(Role):
             return
         while self._next <= steps and (before is None or self._next < before):
             self.snapshots.after_step(self._next)
-            self.comm.mark({"looked": self._next})
+            self.comm.mark(EvaluationTaken(EvaluationPoint(Grid.STEP, self._next), self._next))
             self.snapshots.evaluate(self._next)
             self._next += self.evaluations.evaluate_every
 

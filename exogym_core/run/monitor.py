@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from exogym_core.events import Saved
 from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, close_logger, flat
 from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.record import PLAIN, plain_arguments
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.observer import FinalModels, Observer
     from exogym_core.run.program import Program
@@ -172,15 +174,15 @@ class RunMonitor:
         has_clock, workers = request.carrier.has_clock, program.workers()
         clock = "virtual_seconds" if has_clock else "wall_seconds"
         self.recorder = RowRecorder(result, request.topology is not None, listening, clock)
-        self._observed: deque[Mapping[str, Any]] = deque()  # perhaps in another thread
-        self._observer = program.observer(self._observed.append, self.writer.observed)
+        self._found: deque[Finding] = deque()  # perhaps in another thread
+        self._observer = program.observer(self._found.append, self.writer.found)
         # Threads take turns with the evaluation; elsewhere it has a thread of its own.
         is_inline = has_clock and workers.in_one_process
         self.evaluations = Evaluations(self._observer, None if is_inline else workers.intra_op_threads)
         self._result = result
         note_settled(result, program)
-        for row in self.writer.observed:
-            self.recorder.observe(row)
+        for found in self.writer.found:
+            self.recorder.observe(found)
         self._lock = threading.RLock()  # rows may come in several threads
 
     def __enter__(self) -> Self:
@@ -198,11 +200,12 @@ class RunMonitor:
         """Record a row of a rank."""
         with self._lock:
             self.recorder.add(marked)
-            self.writer.add(marked, self._num_deposited_at(marked.row))
+            if isinstance(marked.row, Saved):
+                self.writer.add(marked, self._num_deposited_at(marked.row))
             self.settle()
 
-    def _num_deposited_at(self, row: Mapping[str, Any]) -> int:
-        """Snapshots of all ranks that have been deposited when a row was marked."""
+    def _num_deposited_at(self, saved: Saved) -> int:
+        """Snapshots of all ranks that have been deposited when a checkpoint was marked."""
         return self.evaluations.num_given
 
     def take_final_models(self) -> None:
@@ -212,16 +215,16 @@ class RunMonitor:
             self.settle()
         self._result.mean_state, self._result.judged_state = final.mean, final.judged
 
-    def observe(self, row: Mapping[str, Any]) -> None:
-        """Record a row of the observer."""
-        self.recorder.observe(row)
-        self.writer.add_observed(row)
+    def observe(self, found: Finding) -> None:
+        """Record a finding of the observer."""
+        self.recorder.observe(found)
+        self.writer.add_found(found)
 
     def settle(self) -> None:
-        """Record the rows that the observer has finished since the last call."""
-        num_taken = self.evaluations.num_taken  # first: rows that come after it do no harm
-        while self._observed:
-            self.observe(self._observed.popleft())
+        """Record what the observer has found since the last call."""
+        num_taken = self.evaluations.num_taken  # first: findings that come after it do no harm
+        while self._found:
+            self.observe(self._found.popleft())
         self.writer.settle(num_taken)
 
     def close(self, failed: bool) -> None:

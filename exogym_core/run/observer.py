@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss_and_count, move_batch
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
+from exogym_core.events import Correlated, Evaluated, EvaluationPoint, Grid
 from exogym_core.names import shown_value
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
@@ -31,6 +32,7 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from exogym_core.events import Finding
     from exogym_core.run.request import FitRequest
     from exogym_core.run.snapshots import Layout
 
@@ -130,7 +132,7 @@ _ROUNDING_OF_UPDATES = 1e-3
 
 
 Note = Mapping[str, Any]
-"""Facts about a snapshot: its step, rank, model version and layouts."""
+"""Facts about a snapshot: its point, rank, model version and layouts."""
 
 Sections = Mapping[str, Sequence[Tensor]]
 """Flat tensors of a snapshot by section."""
@@ -204,9 +206,9 @@ def _add(total: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
 
 @dataclass
 class _PendingEvaluation:
-    """Evaluation of one step, until all present ranks' parts have come."""
+    """Evaluation at one point, until all present ranks' parts have come."""
 
-    step: int
+    point: EvaluationPoint
     what: list[str]
     present: list[int]
     judged: str
@@ -232,8 +234,8 @@ class Observer:
         model: like the ranks'; copied.
         device: where it judges.
         make_evaluation: makes the evaluation at the first need; None: none.
-        report: called with every finished row, in order of steps: an evaluation or a correlation.
-        known: rows of an earlier part of this run.
+        report: called with every finding, in order of points.
+        known: findings of an earlier part of this run.
 
     Attributes:
         spill: buffer of waiting snapshots.
@@ -244,22 +246,22 @@ class Observer:
         model: nn.Module,
         device: torch.device,
         make_evaluation: Callable[[], Evaluation] | None,
-        report: Callable[[Mapping[str, Any]], None],
-        known: Sequence[Mapping[str, Any]] = (),
+        report: Callable[[Finding], None],
+        known: Sequence[Finding] = (),
     ) -> None:
         self._initial, self._device, self._make, self._report = model, device, make_evaluation, report
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
         self.spill = SpillBuffer(_MEMORY_BYTES)
-        # By step and first rank: servers are evaluated apart.
-        self._pending: dict[tuple[int, int], _PendingEvaluation] = {}
-        self._rows: dict[int, list[dict[str, Any]]] = {}  # finished, held back for earlier steps
+        # By point and first rank: servers are evaluated apart.
+        self._pending: dict[tuple[EvaluationPoint, int], _PendingEvaluation] = {}
+        self._found: dict[EvaluationPoint, list[Finding]] = {}  # held back for earlier points
         self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy
         self._final: FinalModels | None = None
-        self._known = {row["step"] for row in known if "judged_loss" in row}
-        for row in known:
-            if "judged_loss" in row:
-                self._verdicts = {row["judged_version"]: (row["judged_loss"], row["accuracy"])}
+        evaluated = [found for found in known if isinstance(found, Evaluated)]
+        self._known = {found.point for found in evaluated}
+        for found in evaluated[-1:]:
+            self._verdicts = {found.judged_version: (found.judged_loss, found.accuracy)}
 
     def take(self, rank: int, note: Note, tensors: Sequence[Tensor]) -> None:
         """Take a rank's snapshot, which the observer owns from now on.
@@ -267,14 +269,14 @@ class Observer:
         Raises:
             InputError: the strategy says that replicas are equal, and they are not.
         """
-        if note["step"] in self._known and "evaluate" in note["what"]:
+        grid, number = note["point"]
+        point = EvaluationPoint(Grid(grid), number)  # plain numbers, where they come from another process
+        if point in self._known and "evaluate" in note["what"]:
             return
-        key = (note["step"], note["present"][0])
+        key = (point, note["present"][0])
         pending = self._pending.get(key)
         if pending is None:
-            pending = _PendingEvaluation(
-                note["step"], list(note["what"]), list(note["present"]), note["judged"]
-            )
+            pending = _PendingEvaluation(point, list(note["what"]), list(note["present"]), note["judged"])
             self._pending[key] = pending
         if rank not in pending.present:
             return
@@ -389,11 +391,11 @@ class Observer:
     # --- all have come -------------------------------------------------------------------------------------
 
     def _end(self, pending: _PendingEvaluation) -> None:
-        del self._pending[pending.step, pending.present[0]]
+        del self._pending[pending.point, pending.present[0]]
         assert pending.first is not None
         note, ticket = pending.first
         sections = _sections(note["layouts"], self.spill.pop(ticket))
-        rows: list[dict[str, Any]] = []
+        found: list[Finding] = []
         verdict = self._verdict(pending, note, sections)
         judged = whole_state(self._loaded_judged(pending, note, sections)) if "final" in pending.what else {}
         is_alike = pending.mean.first is not None
@@ -406,24 +408,15 @@ class Observer:
                 local = mean = pending.losses[0]
             if pending.losses and not is_alike:
                 mean = evaluation.loss(self._loaded(note, _sections(note["layouts"], means)))
-            rows.append(
-                {
-                    "step": pending.step,
-                    "local_loss": local,
-                    "global_loss": mean,
-                    "judged_loss": verdict[0],
-                    "accuracy": verdict[1],
-                    "judged_version": note["version"] if pending.version is None else pending.version,
-                    "judged_step": note["born"],
-                }
-            )
+            version = note["version"] if pending.version is None else pending.version
+            found.append(Evaluated(pending.point, local, mean, *verdict, version, note["born"]))
         if "correlate" in pending.what:
-            rows.append({"step": pending.step, "correlation": self._correlation(pending.replicas)})
+            found.append(Correlated(pending.point, self._correlation(pending.replicas)))
         if "final" in pending.what:
             extra = note["extra"]
             mean_state = whole_state(self._loaded(note, _sections(note["layouts"], means)))
             self._final = FinalModels({**mean_state, **extra}, {**judged, **extra})
-        self._rows.setdefault(pending.step, []).extend(rows)
+        self._found.setdefault(pending.point, []).extend(found)
         self._release()
 
     def _verdict(
@@ -458,12 +451,12 @@ class Observer:
         return model
 
     def _release(self) -> None:
-        """Report the rows before which no evaluation is pending."""
-        for step in sorted(self._rows):
-            if any(other < step for other, _ in self._pending):
+        """Report the findings before which no evaluation is pending."""
+        for point in sorted(self._found):
+            if any(other < point for other, _ in self._pending):
                 return
-            for row in self._rows.pop(step):
-                self._report(row)
+            for found in self._found.pop(point):
+                self._report(found)
 
     def _correlation(self, tickets: Sequence[int]) -> float:
         sizes = [len(flat) for flat in self.spill.get(tickets[0])]

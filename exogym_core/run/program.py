@@ -58,10 +58,11 @@ from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.checkpoints.checkpoint import StoredCheckpoint
     from exogym_core.communicator.base import Communicator
+    from exogym_core.events import Finding
     from exogym_core.run.request import FitRequest
     from exogym_core.workers.spec import WorkerSpec
 
@@ -622,10 +623,8 @@ class Program:
         """True if models are evaluated."""
         return self.val_dataset is not None and self.request.val_size > 0
 
-    def observer(
-        self, report: Callable[[Mapping[str, Any]], None], known: Sequence[Mapping[str, Any]]
-    ) -> Observer:
-        """Observer of the run's models; `report` gets its rows, `known` are those of an earlier part."""
+    def observer(self, report: Callable[[Finding], None], known: Sequence[Finding]) -> Observer:
+        """Observer of the run's models; `report` gets its findings, `known` are those of an earlier part."""
         device = self.request.device_of(0)
         make = (lambda: Evaluation(self.data.validation(), self.request, device)) if self.evaluates else None
         return Observer(self.model, device, make, report, known)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from exogym_core.events import EvaluationPoint, EvaluationTaken, Grid
 from exogym_core.strategy.parts.flat import flatten, in_buckets
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
 
 __all__ = [
-    "END",
-    "TIMED",
     "EvaluationTimes",
     "Layout",
     "Snapshots",
@@ -152,9 +151,7 @@ def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     load_named(model, {name: state[name] for name in passing if name in state})
 
 
-TIMED = 1 << 40  # evaluations by the clock are counted from here, in place of steps
 _JUDGED = ("outer", "own", "replica", "server")
-END = 1 << 62  # the step of the last evaluation where ranks do different numbers of steps
 
 
 @dataclass(frozen=True)
@@ -222,11 +219,12 @@ class Snapshots(Stateful):
         model: its replica.
         strategy: its own, set up.
         evaluations: steps and times of evaluations.
+
+    Attributes:
+        num_timed: evaluations by the clock so far.
     """
 
-    state = State(
-        version="_version", born="_born", given="_given", num_timed="_num_timed", buffers="_buffers"
-    )
+    state = State("num_timed", version="_version", born="_born", given="_given", buffers="_buffers")
 
     def __init__(
         self, comm: Communicator, model: nn.Module, strategy: Strategy, evaluations: EvaluationTimes
@@ -241,7 +239,7 @@ class Snapshots(Stateful):
         self._has_buffers = any(True for _ in model.buffers())
         self._buffers: dict[str, Tensor] = {}  # as they were then
         self._keep_buffers()
-        self._num_timed = 0  # evaluations by the clock so far
+        self.num_timed = 0
 
     @property
     def _is_worker(self) -> bool:
@@ -255,25 +253,19 @@ class Snapshots(Stateful):
         if self._strategy.num_servers:  # the server is judged, at its own time
             due = [what for what in due if (what == "evaluate") != self._is_worker]
         if due:
-            self._deposit(step, due)
+            self._deposit(EvaluationPoint(Grid.STEP, step), due)
 
     def _evaluate_by_clock(self, step: int, every: float) -> None:
         """Evaluate for each point of the grid of `every` virtual seconds that has come since the last call."""
         if self._strategy.num_servers and self._is_worker:
             return
         now = self._comm.now()
-        while self._num_timed * every <= now:
-            key = TIMED + self._num_timed
-            self._num_timed += 1
+        while self.num_timed * every <= now:
+            point = EvaluationPoint(Grid.CLOCK, self.num_timed)
+            self.num_timed += 1
             if self._comm.rank in (0, self._comm.world_size - self._strategy.num_servers):
-                self._comm.mark({"looked": key, "at_step": step})
-            self._deposit(key, ["evaluate"])
-
-    def timed_evaluations(self) -> dict[str, tuple[int, int]]:
-        """Evaluations by the clock so far, if there are any: their keys, first and end."""
-        return (
-            {} if self._evaluations.evaluate_seconds is None else {"looks": (TIMED, TIMED + self._num_timed)}
-        )
+                self._comm.mark(EvaluationTaken(point, step))
+            self._deposit(point, ["evaluate"])
 
     def at_end(self, step: int) -> None:
         """Deposit the last evaluation and the final models; nothing is in flight any more."""
@@ -282,10 +274,10 @@ class Snapshots(Stateful):
         evaluate = ["evaluate"] if self._evaluations.evaluate_every is not None else []
         is_timed = self._evaluations.evaluate_seconds is not None
         if is_timed or not self._strategy.is_synchronous:  # whatever number of steps ranks have done
-            self._deposit(END, [*evaluate, "final"])
+            self._deposit(EvaluationPoint(Grid.END), [*evaluate, "final"])
         else:
             due = [what for what in self._evaluations.due(step) if what not in evaluate]
-            self._deposit(step, [*evaluate, *due, "final"])
+            self._deposit(EvaluationPoint(Grid.STEP, step), [*evaluate, *due, "final"])
 
     def after_step(self, step: int | None) -> None:
         """Note a new judged model after so many steps (None: all)."""
@@ -304,7 +296,7 @@ class Snapshots(Stateful):
         if self._has_buffers and self._is_apart:
             self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
 
-    def _deposit(self, step: int, what: list[str]) -> None:
+    def _deposit(self, point: EvaluationPoint, what: list[str]) -> None:
         present = self._strategy.workers.present
         if self._strategy.num_servers:
             present = self._served(what)
@@ -331,7 +323,7 @@ class Snapshots(Stateful):
         note = {
             "is_replica": is_replica,
             "is_worker": self._is_worker,
-            "step": step,
+            "point": point,
             "what": what,
             "present": present,
             "judged": self._strategy.judged,

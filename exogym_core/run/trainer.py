@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
+    from exogym_core.events import Saved
     from exogym_core.run.loop import RankOutcome
     from exogym_core.workers.run import RunResult
 
@@ -122,10 +123,9 @@ class _Watcher(RunMonitor):
             self.writer.journal.mark(rank, row)
             self.recorder.add(untimed_row(rank, row))
 
-    def _num_deposited_at(self, row: Mapping[str, Any]) -> int:
-        if "checkpoint" in row:
-            self._num_deposited[row["step"]] += row["num_deposited"]
-        return self._num_deposited[row["step"]]
+    def _num_deposited_at(self, saved: Saved) -> int:
+        self._num_deposited[saved.step] += saved.num_deposited
+        return self._num_deposited[saved.step]
 
 
 def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:

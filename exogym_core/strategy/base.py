@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
+    from exogym_core.events import RoundPlace
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["Strategy"]
@@ -362,9 +363,9 @@ class Strategy(Stateful):
         self.communicate(self.local_step + 1)
         Strategy.step(self)
 
-    def row(self) -> dict[str, Any]:
-        """Values of the last step's row besides loss and bytes: its round, where ranks may be absent."""
-        return self.workers.row(self.local_step)
+    def round_place(self) -> RoundPlace | None:
+        """Place of the last step among the rounds, where ranks may be absent."""
+        return self.workers.round_place(self.local_step)
 
     def finish(self) -> None:
         """After the last step, on the clock: apply what is still in flight."""

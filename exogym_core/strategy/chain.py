@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.events import RoundPlace
     from exogym_core.strategy.context import StepContext
 
 __all__ = ["Chain", "CommunicateOptimizeStrategy", "CommunicationModule", "Sites"]
@@ -250,13 +251,11 @@ class Chain(Strategy):
             return 1
         return min((each.steps_to_exchange for each in self.modules), default=sys.maxsize)
 
-    def row(self) -> dict[str, Any]:
-        """Values that members add to the step's row."""
-        added = super().row()
-        for each in self.modules:
-            if each.workers is not self.workers:
-                added |= each.row()
-        return added
+    def round_place(self) -> RoundPlace | None:
+        """Place of the last step among the rounds of the member from which ranks may be absent."""
+        members = [each for each in self.modules if each.workers is not self.workers]
+        places = [super().round_place(), *(each.round_place() for each in members)]
+        return next((place for place in reversed(places) if place is not None), None)
 
     def finish(self) -> None:
         """Apply what is in flight; where a site holds the parameters in shards, gather them once more."""

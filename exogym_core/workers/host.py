@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Traffic
     from exogym_core.communicator.simulated.simulation import Simulation, World
+    from exogym_core.events import Marked
     from exogym_core.workers.runner import Runner
     from exogym_core.workers.spec import WorkerSpec
     from netsim import Protocol as LinkProtocol
@@ -84,7 +85,7 @@ class Sinks:
     journal: Journal = field(default_factory=Journal)
     recorder: Recorder | None = None
 
-    def take_untimed(self, rank: int, row: Mapping[str, Any]) -> None:
+    def take_untimed(self, rank: int, row: Marked | Mapping[str, Any]) -> None:
         """Log and pass on a row marked where there is no virtual time."""
         self.journal.mark(rank, row)
         self.on_row(untimed_row(rank, row))
@@ -206,7 +207,7 @@ class SimulatedHost(ABC):
         """Run the simulation and its ranks to their end; raises as `run`."""
 
 
-def untimed_row(rank: int, row: Mapping[str, Any]) -> StampedRow:
+def untimed_row(rank: int, row: Any) -> StampedRow:
     """Row marked where there is no virtual time."""
     return StampedRow(rank, 0.0, 0.0, 0.0, row)
 

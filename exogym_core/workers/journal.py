@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from exogym_core.events import Saved, from_record, to_record
 from exogym_core.workers.turns import join
 from netsim.errors import InputError
 from netsim.ranks import (
@@ -42,6 +43,7 @@ from netsim.ranks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from exogym_core.events import Marked
     from netsim.ranks import Letter, Request
 
 __all__ = [
@@ -215,13 +217,13 @@ class MessagesInFlight:
 
     def requested(self, rank: int, request: Request) -> None:
         """Follow a request as the clock serves it."""
-        if isinstance(request, Put):
-            self._under_way[(request.box, rank), request.number] = self._passed[rank]
-        elif isinstance(request, Mark) and "checkpoint" in request.row:
-            step = request.row["step"]
-            self._passed[rank] = step
-            if step > self._last_complete:
-                self._open.setdefault(step, {})
+        match request:
+            case Put():
+                self._under_way[(request.box, rank), request.number] = self._passed[rank]
+            case Mark(row=Saved(step=step)):
+                self._passed[rank] = step
+                if step > self._last_complete:
+                    self._open.setdefault(step, {})
 
     def taken(self, rank: int, names: Iterable[MessageName]) -> None:
         """A rank takes these messages."""
@@ -258,11 +260,11 @@ class Journal:
     on_request: Callable[[int, Request], None] = lambda rank, request: None
     in_flight: MessagesInFlight | None = None
 
-    def mark(self, rank: int, row: Mapping[str, Any]) -> None:
+    def mark(self, rank: int, row: Marked | Mapping[str, Any]) -> None:
         """Log a row of a rank without a kernel."""
         self.on_request(rank, Mark(row))
 
-    def past_rows(self) -> list[tuple[int, Mapping[str, Any]]]:
+    def past_rows(self) -> list[tuple[int, Any]]:
         """Rows marked before this run began: (rank, row), rank by rank."""
         return [
             (rank, each.row) for rank, own in enumerate(self.past) for each in own if isinstance(each, Mark)
@@ -300,6 +302,8 @@ def _fields(request: Request) -> list[Any]:
             return [*request.key, request.member, request.call]  # without a time-out: only programs give one
         case Wait():
             return [*request.key]
+        case Mark():
+            return [to_record(request.row)]
         case Take():
             return [request.box, str(request.seconds), request.is_past]  # JSON has no infinity
     return [*request]
@@ -313,8 +317,7 @@ def request_from_record(record: list[Any]) -> Request:
     """
     name, *values = record
     kind = _KINDS[name]
-    if kind is not Mark:  # rows stay as JSON has them
-        values = list(map(_tuples, values))
+    values = list(map(from_record if kind is Mark else _tuples, values))
     if kind in (Post, Wait):
         values[:2] = [values[:2]]
     if kind._fields[0] == "key":

@@ -365,7 +365,7 @@ class SimulatedRounds:
                 step += runner.take_alike(self._period - 1 - step % self._period, copies=is_alone)
             if mine.workers.skips(step):
                 mine.skip_step()
-                mine.row()  # forgets that a round was missed
+                mine.round_place()  # forgets that a round was missed
             else:
                 runner.step(self._start + step)
             step += 1
@@ -374,7 +374,7 @@ class SimulatedRounds:
                 self._memory.update(worker_memory(own, mine))
                 runner.still_optimizers(1 if step < self._period else None)
             if step % self._period == 0:
-                traffic = comm.traffic
+                traffic, place = comm.traffic, mine.round_place()
                 comm.mark(
                     {
                         "round": step // self._period - 1,
@@ -383,7 +383,7 @@ class SimulatedRounds:
                         "wan_bytes": traffic.wan_bytes,
                         "coded_values": traffic.charged_values,
                         "coding": coding_report(traffic, mine.trainable),
-                        "took_part": not self.has_absences or "averaged_ranks" in mine.row(),
+                        "took_part": place is None or place.averaged_ranks is not None,
                     }
                 )
         mine.finish()  # calls in flight complete, after the last row

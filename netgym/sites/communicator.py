@@ -114,7 +114,7 @@ class SiteCommunicator(ElasticCommunicator):
         self,
         link: SiteLink,
         secret: bytes,
-        on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
+        on_mark: Callable[[Any], None] = lambda row: None,
         processes: GlooCommunicator | None = None,
     ) -> None:
         assert link.site is not None
@@ -147,7 +147,7 @@ class SiteCommunicator(ElasticCommunicator):
         facts: Mapping[str, str] | None = None,
         resumed: bool = False,
         past_step: int = 0,
-        on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
+        on_mark: Callable[[Any], None] = lambda row: None,
         patience_seconds: float = 600.0,
         processes: GlooCommunicator | None = None,
     ) -> ElasticCommunicator:

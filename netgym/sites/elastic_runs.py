@@ -15,6 +15,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exogym_core.events import (
+    Absent,
+    Announced,
+    Finished,
+    Grid,
+    RepeatedStep,
+    RoundPlace,
+    Saved,
+    SharedFinding,
+    StepDone,
+    step_of,
+)
 from exogym_core.meeting_place import MeetingPlace, processes_of_site, under_torchrun
 from exogym_core.names import visible
 from exogym_core.run.monitor import RunMonitor, planned_together
@@ -39,6 +51,7 @@ if TYPE_CHECKING:
 
     from exogym_core.checkpoints.checkpoint import StoredCheckpoint
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
+    from exogym_core.events import EvaluationPoint, Finding, Marked, RankRow, SiteRow
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.loop import RankOutcome
     from exogym_core.run.program import Program
@@ -63,43 +76,43 @@ class RowOrder:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by round
-        self._announced: dict[
-            int, dict[int, Mapping[str, Any]]
-        ] = {}  # rows of a round's end before it, by rank
+        self._waiting: dict[int, list[tuple[int, StepDone]]] = {}  # by round
+        self._announced: dict[int, dict[int, StepDone]] = {}  # rows of a round's end before it, by rank
         self._num_over = 0
 
-    def announce(self, rank: int, row: Mapping[str, Any]) -> None:
+    def announce(self, rank: int, row: StepDone) -> None:
         """Keep the row of a rank that is about to end a round, in case it is lost before it marks one."""
-        if self.is_pending(row):
-            self._announced.setdefault(row["round"], {})[rank] = row
+        if row.place is not None and self.is_pending(row):
+            self._announced.setdefault(row.place.round, {})[rank] = row
 
-    def is_pending(self, row: Mapping[str, Any]) -> bool:
+    def is_pending(self, row: StepDone) -> bool:
         """True while the rows of its round are not settled."""
-        number: int = row.get("round", 0)
-        return number > self._num_over
+        return row.place is not None and row.place.round > self._num_over
 
     def forget(self, rank: int, step: int) -> None:
         """Drop the pending rows of a rank from this step on: it was stopped, and takes these steps again."""
         for number, rows in self._waiting.items():
-            self._waiting[number] = [each for each in rows if each[0] != rank or each[1]["step"] < step]
+            self._waiting[number] = [each for each in rows if each[0] != rank or each[1].step < step]
 
-    def add(self, rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def add(self, rank: int, row: RankRow) -> Iterator[tuple[int, RankRow]]:
         """Add a row; yields the rows whose order is settled."""
-        number = row.get("round")
-        if number is None:
+        if not isinstance(row, StepDone) or row.place is None:
             yield rank, row
             return
-        if number <= self._num_over:
+        if row.place.round <= self._num_over:
             yield from _absence_of(rank, row)
             return
-        self._waiting.setdefault(number, []).append((rank, row))
-        while "averaged_ranks" in row and (turn := self._next()) is not None:
+        self._waiting.setdefault(row.place.round, []).append((rank, row))
+        while row.place.averaged_ranks is not None and (turn := self._next()) is not None:
             yield from self._given(turn)
 
-    def _ends(self, number: int) -> dict[int, Mapping[str, Any]]:
-        """Rows of a round's end, by rank."""
-        return {rank: row for rank, row in self._waiting[number] if "averaged_ranks" in row}
+    def _ends(self, number: int) -> dict[int, tuple[StepDone, list[int]]]:
+        """Rows of a round's end with the members of its average, by rank."""
+        return {
+            rank: (row, row.place.averaged_ranks)
+            for rank, row in self._waiting[number]
+            if row.place is not None and row.place.averaged_ranks is not None
+        }
 
     def _next(self) -> int | None:
         """The first pending round, if it is complete or can no longer become so."""
@@ -111,36 +124,42 @@ class RowOrder:
 
     def _is_whole(self, number: int) -> bool:
         ends = self._ends(number)
-        return any(all(rank in ends for rank in row["averaged_ranks"]) for row in ends.values())
+        return any(all(rank in ends for rank in averaged) for _, averaged in ends.values())
 
-    def _given(self, number: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def _given(self, number: int) -> Iterator[tuple[int, RankRow]]:
         ends, rows = self._ends(number), self._waiting.pop(number)
         self._num_over = number
         announced = self._announced.pop(number, {})
-        there = {rank for row in ends.values() for rank in row["averaged_ranks"]}
+        there = {rank for _, averaged in ends.values() for rank in averaged}
         for rank in sorted(there - set(ends)):  # it took part, and failed afterwards
             if rank in announced:
-                ends[rank] = {**announced[rank], "averaged_ranks": sorted(there)}
-                rows.append((rank, ends[rank]))
+                ends[rank] = _averaged(announced[rank], sorted(there)), sorted(there)
+                rows.append((rank, ends[rank][0]))
         known = sorted(ends)
-        for rank, row in sorted(rows, key=lambda each: (each[1]["step"], each[0])):
+        for rank, row in sorted(rows, key=lambda each: (each[1].step, each[0])):
             if there and rank not in there:
                 yield from _absence_of(rank, row)
                 continue
-            is_cut = "averaged_ranks" in row and any(other not in ends for other in row["averaged_ranks"])
-            yield rank, {**row, "averaged_ranks": known} if is_cut else row
+            end, averaged = ends.get(rank, (None, []))
+            is_cut = row is end and any(other not in ends for other in averaged)
+            yield rank, _averaged(row, known) if is_cut else row
 
-    def rest(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def rest(self) -> Iterator[tuple[int, RankRow]]:
         """Yield the remaining rows; no more will arrive."""
         for number in sorted(self._waiting):
             yield from self._given(number)
 
 
-def _absence_of(rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _averaged(row: StepDone, ranks: list[int]) -> StepDone:
+    """The row of a round's end with these ranks as members of its average."""
+    assert row.place is not None
+    return row._replace(place=row.place._replace(averaged_ranks=ranks))
+
+
+def _absence_of(rank: int, row: StepDone) -> Iterator[tuple[int, Absent]]:
     """Reduce the row of a rank that was left out to its absence, without work or traffic."""
-    if "missed_round" in row:
-        kept = ("step", "round", "missed_round", "back_in_round", "wall_seconds")
-        yield rank, {name: row[name] for name in kept if name in row}
+    if row.place is not None and row.place.missed_round is not None:
+        yield rank, Absent(row.step, row.place._replace(averaged_ranks=None), row.wall_seconds)
 
 
 _SECONDS_BETWEEN_CHECKS = 0.05
@@ -159,15 +178,15 @@ class _SiteMonitor(RunMonitor):
         self._failure: Exception | None = None
         self._last_step: dict[int, int] = {}
         self._rounds = RowOrder()
-        self._judged: set[int] = set()  # the steps of evaluations that have been taken in
+        self._judged: set[EvaluationPoint] = set()  # of evaluations that have been taken in
         self._num_deposited: Counter[int] = Counter()  # by this site's ranks, at the checkpoint of a step
         self._size, self._site = processes_of_site(), 0
         self._has_finished: set[int] = set()  # sites
-        self._send: Callable[[int, Mapping[str, Any]], None] = lambda rank, row: None
+        self._send: Callable[[int, SiteRow], None] = lambda rank, row: None
         self._send_rows: Callable[[], None] = lambda: None
-        self._judged.update(seen["step"] for seen in self.writer.observed)
+        self._judged.update(found.point for found in self.writer.found)
         past = _without_repeated(self.writer.journal.past_rows())
-        self._past = sorted(past, key=lambda each: (each[1].get("step", 0), each[0]))
+        self._past = sorted(past, key=lambda each: (step_of(each[1]) or 0, each[0]))
         for rank, row in self._past:
             self._take(rank, row)
 
@@ -185,11 +204,11 @@ class _SiteMonitor(RunMonitor):
     def _resend(self, since: int) -> None:
         """Send again the rows of all ranks after a step: other sites may have lost them with their processes."""
         for rank, row in self._past:
-            if "loss" in row and row["step"] > since:
-                self._send(rank, {"again": row})
-        for row in self.writer.observed:
-            if row["step"] > since:
-                self._send(self._first, {"observed": row})
+            if isinstance(row, StepDone) and row.step > since:
+                self._send(rank, RepeatedStep(row))
+        for found in self.writer.found:
+            if found.point > (Grid.STEP, since):
+                self._send(self._first, SharedFinding(found))
 
     def take_deposit(self, place: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Take a snapshot of the process in that place of this site."""
@@ -200,70 +219,72 @@ class _SiteMonitor(RunMonitor):
         if self._failure is not None:
             raise self._failure
         rank, row = self._first + stamped.rank, stamped.row
-        if "checkpoint" in row:
+        if isinstance(row, Saved):
             self._send_rows()  # a process resumed from it does not send earlier rows
         with self._lock:
-            if "checkpoint" in row:
-                self._num_deposited[row["step"]] += row["num_deposited"]
+            if isinstance(row, Saved):
+                self._num_deposited[row.step] += row.num_deposited
                 self.writer.journal.mark(rank, row)
-                own = {name: row[name] for name in row if name != "looks"}  # evaluated by another site
-                self.writer.add(_stamped(rank, own), self._num_deposited[row["step"]])
+                own = row._replace(num_timed=0)  # evaluated by another site
+                self.writer.add(untimed_row(rank, own), self._num_deposited[row.step])
             else:
                 self._take(rank, row)
                 self._send(rank, row)
             self.settle()
-        if "averaged_ranks" in row or "announced" in row:  # sent before anything else can fail
-            self._send_rows()
+        match row:  # sent before anything else can fail
+            case Announced() | StepDone(place=RoundPlace(averaged_ranks=list())):
+                self._send_rows()
 
-    def hear(self, rank: int, row: Mapping[str, Any]) -> None:
+    def hear(self, rank: int, row: SiteRow) -> None:
         """Take a row of a rank of another site, or of an earlier process of this one, in the link's thread."""
         try:
             with self._lock:
-                if "observed" in row:
-                    self._take_in(row["observed"])
-                elif "finished" in row:
-                    self._has_finished.add(rank // self._size)
-                elif "again" in row:
-                    self._take(rank, row["again"], is_sent_again=True)
-                else:
-                    self._take(rank, row)
+                match row:
+                    case SharedFinding(finding=found):
+                        self._take_in(found)
+                    case Finished():
+                        self._has_finished.add(rank // self._size)
+                    case RepeatedStep(done=done):
+                        self._take(rank, done, is_sent_again=True)
+                    case _:
+                        self._take(rank, row)
         except Exception as failure:  # raised at this site's next mark
             self._failure = failure
 
-    def _take(self, rank: int, row: Mapping[str, Any], is_sent_again: bool = False) -> None:
+    def _take(self, rank: int, row: Any, is_sent_again: bool = False) -> None:
         """Record a row; of steps that were repeated after a stop, the rank's last counts until their round is over.
 
         Every site hears a rank's own rows in the order in which it marked them. Rows that sites send again are of
         steps before, and come in any order: they count where nothing later of their rank is known.
         """
-        if "announced" in row:
-            self._rounds.announce(rank, {**row["announced"], "wall_seconds": row["wall_seconds"]})
+        if isinstance(row, Announced):
+            self._rounds.announce(rank, row.done._replace(wall_seconds=row.wall_seconds))
             return
-        if "loss" in row:
-            if row["step"] <= self._last_step.get(rank, 0):
+        if isinstance(row, StepDone):
+            if row.step <= self._last_step.get(rank, 0):
                 if is_sent_again or not self._rounds.is_pending(row):
                     return
-                self._rounds.forget(rank, row["step"])
-            self._last_step[rank] = row["step"]
+                self._rounds.forget(rank, row.step)
+            self._last_step[rank] = row.step
         self.writer.journal.mark(rank, row)
         for whose, each in self._rounds.add(rank, row):
             self.recorder.add(_stamped(whose, each))
 
-    def observe(self, row: Mapping[str, Any]) -> None:
+    def observe(self, found: Finding) -> None:
         """Record an evaluation here, and send it to the other sites."""
-        self._take_in(row)
-        self._send(self._first, {"observed": row})
+        self._take_in(found)
+        self._send(self._first, SharedFinding(found))
 
-    def _take_in(self, row: Mapping[str, Any]) -> None:
-        if row["step"] not in self._judged:
-            self._judged.add(row["step"])
-            super().observe(row)
+    def _take_in(self, found: Finding) -> None:
+        if found.point not in self._judged:
+            self._judged.add(found.point)
+            super().observe(found)
 
     def finish(self, comm: ElasticCommunicator, present: Sequence[int]) -> None:
         """End of this site's rounds: wait for its evaluations, and for the last rows of the sites that were present."""
         self.take_final_models()
         with self._lock:
-            self._send(self._first, {"finished": True})
+            self._send(self._first, Finished())
         comm.link.send_rows()
         comm.link.send("done")
         until = time.monotonic() + _LAST_ROWS_SECONDS
@@ -289,11 +310,13 @@ class _SiteMonitor(RunMonitor):
             super().close(failed)
 
 
-def _without_repeated(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+def _without_repeated(rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
     """Rows, rank by rank, without those of steps that their rank has repeated."""
-    kept: list[tuple[int, Mapping[str, Any]]] = []
+    kept: list[tuple[int, Any]] = []
     for rank, row in rows:
-        while "loss" in row and kept and kept[-1][0] == rank and kept[-1][1].get("step", 0) >= row["step"]:
+        while isinstance(row, StepDone) and kept and kept[-1][0] == rank:
+            if (step_of(kept[-1][1]) or 0) < row.step:
+                break
             kept.pop()
         kept.append((rank, row))
     return kept
@@ -332,7 +355,7 @@ def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listen
 def _connected(
     program: Program,
     resumed: StoredCheckpoint | None,
-    on_mark: Callable[[Mapping[str, Any]], None],
+    on_mark: Callable[[Any], None],
     processes: GlooCommunicator | None = None,
 ) -> Iterator[ElasticCommunicator]:
     """The rank's communicator, once the number of sites is checked."""
@@ -383,9 +406,10 @@ class SiteHost:
         assert watch is not None
         assert on_deposit is not None
 
-        def mark(row: Mapping[str, Any]) -> None:
-            counted = {**row, "num_deposited": watch.evaluations.num_given} if "checkpoint" in row else row
-            sinks.on_row(untimed_row(0, counted))
+        def mark(row: Marked) -> None:
+            if isinstance(row, Saved):
+                row = row._replace(num_deposited=watch.evaluations.num_given)
+            sinks.on_row(untimed_row(0, row))
 
         with _connected(self._program, self.resumed, mark) as comm:
             comm.observed_by(partial(on_deposit, 0))
@@ -441,5 +465,5 @@ def _bring_rows(joined: TorchrunHost) -> None:
         joined.side.take_now()
 
 
-def _stamped(site: int, row: Mapping[str, Any]) -> StampedRow:
-    return untimed_row(site, row)._replace(virtual_seconds=float(row.get("wall_seconds", 0.0)))
+def _stamped(rank: int, row: RankRow) -> StampedRow:
+    return untimed_row(rank, row)._replace(virtual_seconds=row.wall_seconds or 0.0)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from exogym_core.events import StepDone, from_record, to_record
 from exogym_core.meeting_place import SERVICE, MeetingPlace, allow_many_files
 from exogym_core.names import visible
 from netsim.errors import InputError, RankError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
+    from exogym_core.events import SiteRow
     from netsim.files.signed import PeerAddress, SignedChannel
 
 __all__ = ["LinkStore", "SiteLeader", "SiteLink", "report_finished"]
@@ -107,7 +109,7 @@ class SiteLink:
         self._first: tuple[float, int] | None = None  # time and number of this process's first step
         self._rows: list[str] = []  # this process's own
         self._num_rows_sent = self._num_rows_known = 0
-        self._on_row: Callable[[int, Mapping[str, Any]], None] | None = None
+        self._on_row: Callable[[int, SiteRow], None] | None = None
         self._num_seen: Counter[str] = Counter()  # rows of each session
         self._lock, self._sending = threading.RLock(), threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
@@ -160,14 +162,16 @@ class SiteLink:
 
     # --- rows and pulses ------------------------------------------------------------------------------------
 
-    def mark(self, rank: int, row: Mapping[str, Any]) -> None:
+    def mark(self, rank: int, row: SiteRow) -> None:
         """Queue a row of a rank of this site for all that watch."""
         with self._lock:
-            text = {"rank": rank, "session": self.session, "number": len(self._rows), "row": row}
+            record, number = to_record(row), len(self._rows)
+            text = {"rank": rank, "session": self.session, "number": number, "row": record}
             self._rows.append(json.dumps(text))
-            self._pulse |= {name: row[name] for name in ("step", "round", "loss") if name in row}
-            if "step" in row and "loss" in row:
-                begun, first = self._first = self._first or (time.monotonic(), row["step"])
+            if isinstance(row, StepDone):
+                begun, first = self._first = self._first or (time.monotonic(), row.step)
+                self._pulse |= {"step": row.step, "loss": row.loss}
+                self._pulse |= {} if row.place is None else {"round": row.place.round}
                 self._pulse |= {"first": first, "seconds": round(time.monotonic() - begun, 1)}
 
     @property
@@ -176,7 +180,7 @@ class SiteLink:
         with self._lock:
             return dict(self._pulse)
 
-    def watch(self, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
+    def watch(self, on_row: Callable[[int, SiteRow], None]) -> None:
         """Call `on_row(rank, row)`, in the link's thread, for all rows of the run but this process's."""
         self._on_row = on_row
         self.send("watch")
@@ -307,7 +311,7 @@ class SiteLink:
                 continue
             if known["number"] >= self._num_seen[known["session"]]:
                 self._num_seen[known["session"]] = known["number"] + 1
-                self._on_row(known["rank"], known["row"])
+                self._on_row(known["rank"], from_record(known["row"]))
 
     def close(self) -> None:
         """Leave without a message."""

@@ -50,7 +50,7 @@ from netsim.ranks.requests import (
 from netsim.units import format_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 
     import simpy
 
@@ -76,7 +76,7 @@ class StampedRow(NamedTuple):
     virtual_seconds: float
     compute_seconds: float
     exposed_seconds: float
-    row: Mapping[str, Any]
+    row: Any
     network_seconds: float = 0.0
 
 

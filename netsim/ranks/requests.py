@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
 __all__ = [
     "Advance",
@@ -129,7 +129,7 @@ class Wait(NamedTuple):
 class Mark(NamedTuple):
     """Stamp this row with the rank's virtual time."""
 
-    row: Mapping[str, Any]
+    row: Any  # a mapping, or an object that its reader knows
 
 
 class Ask(NamedTuple):

@@ -57,7 +57,7 @@ class GlooRank(CallState):
     """
 
     rendezvous: Rendezvous
-    on_mark: Callable[[Mapping[str, Any]], None]
+    on_mark: Callable[[Any], None]
     on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None] = lambda note, tensors: None
     start_seconds: float = field(default_factory=time.monotonic)
     groups: list[GroupCalls] = field(default_factory=list)

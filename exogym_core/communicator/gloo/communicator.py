@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -25,10 +26,11 @@ from exogym_core.communicator.simulated.simulation import load_of
 from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
     from exogym_core.communicator.gloo.wire import Wire
+    from exogym_core.events import Marked
 
 __all__ = ["GlooCommunicator"]
 
@@ -56,7 +58,7 @@ class GlooCommunicator(Communicator):
 
     @classmethod
     def connect(
-        cls, rendezvous: Rendezvous, on_mark: Callable[[Mapping[str, Any]], None] | None = None
+        cls, rendezvous: Rendezvous, on_mark: Callable[[Any], None] | None = None
     ) -> GlooCommunicator:
         """Join the other ranks of a run; `on_mark` receives what is marked, with its `wall_seconds` (see `now`)."""
         groups = rendezvous.join()
@@ -233,8 +235,11 @@ class GlooCommunicator(Communicator):
         finally:
             rendezvous.timeout_seconds = usual
 
-    def mark(self, row: Mapping[str, Any]) -> None:
-        self.state.on_mark({**row, "wall_seconds": self.now()})
+    def mark(self, row: Marked | Mapping[str, Any]) -> None:
+        now = self.now()
+        self.state.on_mark(
+            {**row, "wall_seconds": now} if isinstance(row, Mapping) else row._replace(wall_seconds=now)
+        )
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self.state.on_deposit(note, tensors)

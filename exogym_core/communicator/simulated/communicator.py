@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.calls import Parking, Port, ScheduleBook
+    from exogym_core.events import Marked
     from netsim.ranks import Arrival, Question, Request
 
 __all__ = ["SimulatedCommunicator"]
@@ -408,7 +409,7 @@ class SimulatedCommunicator(Communicator):
     def arrive_at(self, seconds: float) -> None:
         self._request(Stand(seconds))
 
-    def mark(self, row: Mapping[str, Any]) -> None:
+    def mark(self, row: Marked | Mapping[str, Any]) -> None:
         self._request(Mark(row))
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:

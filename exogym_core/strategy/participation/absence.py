@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from exogym_core.events import RoundPlace
 from exogym_core.plain import decode, encode
 from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.parts.state import State, Stateful
@@ -214,16 +215,16 @@ class Everyone(Stateful):
         """True if others did the step after `step` steps while this rank was absent."""
         return False
 
-    def announced(self, step: int) -> dict[str, int] | None:
+    def announced(self, step: int) -> RoundPlace | None:
         """Place of a step whose row is marked before the exchange too; None where it is not.
 
         Others may finish a round in which this rank dies before it has marked the step.
         """
         return None
 
-    def row(self, step: int) -> dict[str, Any]:
-        """Values of a step's row on its round."""
-        return {}
+    def round_place(self, step: int) -> RoundPlace | None:
+        """Place of a step among the rounds; None where all take part in all."""
+        return None
 
     def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
         """Mean displacement over all that take part; None: this rank did not, and has caught up with them."""
@@ -388,20 +389,16 @@ class Absence(Everyone):
             self._take_over(tensors)
         self._news = {"missed_round": missed, "back_in_round": None if fetched is None else self.number + 1}
 
-    def row(self, step: int) -> dict[str, Any]:
-        """Values of a step's row on its round: its number, and at its end its members."""
+    def round_place(self, step: int) -> RoundPlace:
+        """Place of a step among the rounds, with the news since the last call: its members, or this rank's return."""
         news, self._news = self._news, {}
-        return {**self.place(step), **news}
+        return RoundPlace(-(-step // self.steps_a_round), **news)
 
-    def place(self, step: int) -> dict[str, int]:
-        """The round in which a step is."""
-        return {"round": -(-step // self.steps_a_round)}
-
-    def announced(self, step: int) -> dict[str, int] | None:
+    def announced(self, step: int) -> RoundPlace | None:
         """Place of a step that ends a round, where members change."""
         if not self._comm.members_change or (step + 1) % self.steps_a_round:
             return None
-        return self.place(step + 1)
+        return RoundPlace((step + 1) // self.steps_a_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""

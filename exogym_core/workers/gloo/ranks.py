@@ -105,7 +105,7 @@ def _rank(
     torch.set_num_threads(1)
     RandomStates(seed, rank).load()
     try:
-        comm = GlooCommunicator.connect(make(rank), lambda row: channel.send(("row", dict(row))))
+        comm = GlooCommunicator.connect(make(rank), lambda row: channel.send(("row", row)))
         comm.observed_by(lambda note, tensors: channel.send(("deposit", note, list(tensors))))
         result = body(comm)
         comm.finish()

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from exogym_core.communicator.exchange import Outcome, Part, Reduce, reduce_tensors
+from exogym_core.events import step_of
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.processes.protocol import (
@@ -175,8 +176,8 @@ class ProcessRunner(Runner):
 
     def row(self, row: StampedRow) -> None:
         """Report a row, and note its step."""
-        if "step" in row.row:
-            self._steps[row.rank] = row.row["step"]
+        if (step := step_of(row.row)) is not None:
+            self._steps[row.rank] = step
         super().row(row)
 
     def _can_go_on(self, index: int) -> bool:

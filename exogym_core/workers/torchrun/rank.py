@@ -15,6 +15,7 @@ import torch
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
+from exogym_core.events import Saved
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
 from exogym_core.workers.journal import SnapshotThread, SpillBuffer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from exogym_core.events import Marked
     from exogym_core.workers.host import OnDeposit, Sinks
 
 __all__ = ["Ending", "SnapshotCollector", "TorchrunHost", "agreed", "recalled", "remember"]
@@ -236,10 +238,11 @@ class TorchrunHost:
             self.comm.finish()
             return RunResult.untimed([result], [self.comm.traffic])
 
-    def mark(self, row: Mapping[str, Any]) -> None:
+    def mark(self, row: Marked | Mapping[str, Any]) -> None:
         """Send a row to rank 0, soon; that of a checkpoint with the number of snapshots before it."""
-        is_checkpoint = "checkpoint" in row
-        self.side.mark({**row, "num_deposited": self._snapshots.num_put} if is_checkpoint else row)
+        if isinstance(row, Saved):
+            row = row._replace(num_deposited=self._snapshots.num_put)
+        self.side.mark(row)
 
     def gather(self, value: Any = None) -> list[Any]:
         """Bring the remaining rows and snapshots of all ranks to rank 0; returns the `value` of every rank.

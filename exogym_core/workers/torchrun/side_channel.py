@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, SignedStore
+from exogym_core.events import StepDone, from_record, step_of, to_record
 from exogym_core.names import visible
 from exogym_core.workers.turns import place_of_rank
 from netsim.errors import DeadlockError, InputError, RankError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
+    from exogym_core.events import Marked
 
 __all__ = ["RUN_TEXT", "Pulse", "SideChannel", "group_status"]
 
@@ -78,10 +80,10 @@ class SideChannel:
         Exception: (`mark`, `finish`) what `on_row` has raised.
     """
 
-    def __init__(self, rendezvous: Rendezvous, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
+    def __init__(self, rendezvous: Rendezvous, on_row: Callable[[int, Any], None]) -> None:
         self.rank, self._num_ranks, self._on_row = rendezvous.rank, rendezvous.num_ranks, on_row
         self._store: Store = rendezvous.another_store() if self._num_ranks > 1 else HashStore()
-        self._rows: list[Mapping[str, Any]] = []
+        self._rows: list[Any] = []
         self._pulse = Pulse(host=socket.gethostname())
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._begun = 0.0  # when this rank's first step came
@@ -101,18 +103,18 @@ class SideChannel:
         self._ended.set()
         self._thread.join()
 
-    def mark(self, row: Mapping[str, Any]) -> None:
+    def mark(self, row: Marked | Mapping[str, Any]) -> None:
         """Send a row to rank 0; returns at once."""
         if self._error is not None:
             raise self._error
         with self._lock:
             self._rows.append(row)
             self._pulse = _at_row(self._pulse, row)
-            if "loss" in row:
+            if isinstance(row, StepDone):
                 self._begun = self._begun or time.monotonic()
-                first = self._pulse.first or row["step"]
+                first = self._pulse.first or row.step
                 seconds = round(time.monotonic() - self._begun, 1)
-                self._pulse = self._pulse._replace(loss=row["loss"], first=first, seconds=seconds)
+                self._pulse = self._pulse._replace(loss=row.loss, first=first, seconds=seconds)
 
     def post(self, name: str, text: str) -> None:
         """Publish a text to all ranks by name, in place of an earlier one; returns at once."""
@@ -182,7 +184,7 @@ class SideChannel:
                 for row in rows:
                     self._on_row(0, row)
             else:
-                self._store.set(f"rows {self.rank} {self._num_sent}", json.dumps(rows))
+                self._store.set(f"rows {self.rank} {self._num_sent}", json.dumps([*map(to_record, rows)]))
                 self._num_sent += 1
 
     def _take_rows(self) -> None:
@@ -196,7 +198,7 @@ class SideChannel:
         self._num_taken[rank] += 1
         rows = json.loads(self._store.get(key))
         self._store.delete_key(key)
-        for row in rows:
+        for row in map(from_record, rows):
             self._seen[rank] = _at_row(self._seen.get(rank, Pulse()), row)
             self._on_row(rank, row)
 
@@ -265,8 +267,10 @@ class SideChannel:
         return f"rank {rank} on host {pulse.host or 'unknown'} {what}"
 
 
-def _at_row(pulse: Pulse, row: Mapping[str, Any]) -> Pulse:
-    return pulse._replace(step=row.get("step", pulse.step), round=row.get("round", pulse.round))
+def _at_row(pulse: Pulse, row: Marked | Mapping[str, Any]) -> Pulse:
+    step, place = step_of(row), getattr(row, "place", None)
+    pulse = pulse if step is None else pulse._replace(step=step)
+    return pulse if place is None else pulse._replace(round=place.round)
 
 
 _SECONDS = 5.0
