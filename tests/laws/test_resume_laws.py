@@ -18,6 +18,7 @@ from exogym_core import Trainer
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.data.samples import Source
+from exogym_core.events import Saved
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run import loop
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
@@ -111,7 +112,7 @@ def last_checkpoint(result: FitResult) -> Any:
     assert isinstance(checkpoint, StoredCheckpoint)
     states = [checkpoint.rank_state(rank) for rank in range(NUM_NODES)]
     logs = [
-        [request for request in log if "checkpoint" not in getattr(request, "row", {})]
+        [request for request in log if not isinstance(getattr(request, "row", None), Saved)]
         for log in checkpoint.past()[0]
     ]
     return checkpoint.step, digest(states), repr(logs)

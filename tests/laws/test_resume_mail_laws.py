@@ -12,6 +12,7 @@ from result_bits import outcome
 from test_resume_laws import PROCESSES, fit
 
 from exogym_core.checkpoints.checkpoint import find_checkpoint
+from exogym_core.events import Saved
 from exogym_core.strategy import Strategy, build_strategy
 from exogym_core.workers.journal import MessagesInFlight
 from netsim.errors import InputError
@@ -102,7 +103,7 @@ def test_which_letters_cross() -> None:
     call = Call("sendrecv", (0, 1), 4)
 
     def mark(rank: int, step: int) -> None:
-        letters.requested(rank, Mark({"step": step, "checkpoint": {}}))
+        letters.requested(rank, Mark(Saved(step, {})))
 
     letters.requested(0, Put("box", 0, call))  # before, before
     letters.taken(1, [(("box", 0), 0)])
