@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 from worlds import chain_form, star_form
 
-from netsim import Recorder, Topology, shipped_topologies
-from netsim.cli.plot import command, draw, mean_use
-from netsim.network.trace import write_trace
+from netsim import Topology, shipped_topologies
+from netsim.cli.plot import command, draw
 from netsim.topology.sketch import Sketch
-from netsim.transfers import time_flows
 
 
 def regions(count: int) -> Topology:
@@ -117,42 +114,19 @@ def test_unequal_directions_and_losses_are_reported() -> None:
     assert "1 Gbit/s to core\n2 Gbit/s to net\n1 ms" in labels
 
 
-def test_the_mean_of_a_piecewise_constant_rate() -> None:
-    use = [(1.0, 10.0), (2.0, 0.0), (3.0, 4.0)]
-    means = mean_use(use, np.array([0.0, 1.0, 1.5, 2.5, 4.0]))
-    assert means.tolist() == [0.0, 10.0, 5.0, pytest.approx(4 / 1.5)]
-
-
-def test_the_use_of_links_is_drawn_below() -> None:
-    topology, recorder = regions(3), Recorder()
-    time_flows(topology, [(0.0, "region-00.0", "region-01.0", 1_000_000)], recorder=recorder)
-    figure = draw(topology, recorder)
-    (axes, _) = figure.subfigs[1].axes
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
-        "region-00 \u2192 region-01",
-        "region-00.0 \u2192 region-00",
-        "region-01 \u2192 region-01.0",
-    ]
-    image = axes.images[0].get_array()
-    assert image[0].max() == pytest.approx(100.0)
-    assert image[1].max() == pytest.approx(10.0)
-
-
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, [*arguments])
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_command_writes_equal_files_and_tells_where(tmp_path: Path, suffix: str) -> None:
-    flows = tmp_path / "flows.csv"
-    flows.write_text("start_s,src,dst,bytes\n0,us-east.0,eu.0,1000000\n")
     files = [tmp_path / f"{name}.{suffix}" for name in ("one", "two")]
     for file in files:
-        made = run("wan-4-regions", "--flows", str(flows), "--out", str(file))
+        made = run("wan-4-regions", "--out", str(file))
         assert made.exit_code == 0, made.output
         assert made.output.splitlines()[-1] == str(file)
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["flows.csv", f"one.{suffix}", f"two.{suffix}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"one.{suffix}", f"two.{suffix}"]
 
 
 def test_names_are_not_read_as_formulas() -> None:
@@ -160,7 +134,7 @@ def test_names_are_not_read_as_formulas() -> None:
     assert figure.axes[0].get_title(loc="left") == "$\\frac$"
 
 
-def home_line(**weather: object) -> Topology:
+def home_line() -> Topology:
     return Topology.from_mapping(
         {
             "name": "home",
@@ -168,7 +142,6 @@ def home_line(**weather: object) -> Topology:
             "hosts": ["a", "b"],
             "links": [{"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "5 ms"}],
             "protocol": "ideal",
-            **weather,
         }
     )
 
@@ -200,27 +173,3 @@ def test_labels_between_regions_leave_their_own_lines_visible() -> None:
             sum(box.contains(*point) for point in np.linspace(half[0], half[1], 100)) for half in halves
         ]
         assert sorted(covered)[-1] < 30, "some other line may pass behind it, none lies along it"
-
-
-def test_weather_is_in_the_picture_and_in_the_trace(tmp_path: Path) -> None:
-    events = [
-        {"at": "1 s", "link": ["a", "b"], "down": True, "for": "2 s"},
-        {"at": "5 s", "link": ["a", "b"], "bandwidth": "5 Mbit/s"},
-    ]
-    topology = home_line(events=events)
-    recorder = Recorder()
-    time_flows(topology, [(0.0, "a", "b", 10_000_000)], recorder=recorder)
-    axes = draw(topology, recorder).subfigs[1].axes[0]
-    assert len(axes.collections) == 1  # down from 1 s to 3 s
-    assert len(axes.lines) == 1  # half the rate from 5 s on
-    path = tmp_path / "trace.json"
-    write_trace(recorder, path)
-    rows = json.loads(path.read_text())["traceEvents"]
-    down = [(row["ts"], row["dur"]) for row in rows if row["ph"] == "X" and row["name"] == "a->b down"]
-    assert down == [(1e6, 2e6)]
-    capacity = [
-        row["args"]
-        for row in rows
-        if row["ph"] == "C" and row["name"] == "a->b capacity" and row["ts"] == 5e6
-    ]
-    assert len(capacity) == 1

@@ -22,7 +22,7 @@ from netgym.launch.chakra import ExecutionTraces
 from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology
 from netsim.cli.timing import collective_command, flows_command
 from netsim.errors import DeadlockError, InputError, RankError
-from netsim.network.trace import Span
+from netsim.network.trace import Span, write_trace
 from netsim.ranks import Call, Key, Post
 from netsim.transfers import time_flows
 
@@ -388,6 +388,25 @@ def test_crashes_are_rows_of_a_trace(tmp_path: Path) -> None:
     assert computing[0][1:] == pytest.approx((2.25, 2.55))
     assert sum(end - begin for _, begin, end in computing) == pytest.approx(run.compute_seconds[2])
     check_well_formed(read(path))
+
+
+def test_weather_is_in_the_trace(tmp_path: Path) -> None:
+    events = [
+        {"at": "1 s", "link": ["a", "b"], "down": True, "for": "2 s"},
+        {"at": "5 s", "link": ["a", "b"], "bandwidth": "5 Mbit/s"},
+    ]
+    link = {"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "5 ms"}
+    mapping = {"hosts": ["a", "b"], "links": [link], "protocol": "ideal", "events": events}
+    recorder, path = Recorder(), tmp_path / "trace.json"
+    time_flows(Topology.from_mapping(mapping), [(0.0, "a", "b", 10_000_000)], recorder=recorder)
+    write_trace(recorder, path)
+    rows = json.loads(path.read_text())["traceEvents"]
+    down = [(row["ts"], row["dur"]) for row in rows if row["ph"] == "X" and row["name"] == "a->b down"]
+    assert down == [(1e6, 2e6)]
+    capacity = [
+        row for row in rows if row["ph"] == "C" and row["name"] == "a->b capacity" and row["ts"] == 5e6
+    ]
+    assert len(capacity) == 1
 
 
 # --- chakra execution traces --------------------------------------------------------------------------------

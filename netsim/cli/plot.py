@@ -1,8 +1,7 @@
-"""`netsim plot`: a picture of a topology, and of how its links are used."""
+"""`netsim plot`: a picture of a topology."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,8 @@ import numpy as np
 from netsim.cli.terminal import OneLineCommand, given, takes
 from netsim.errors import InputError
 from netsim.files.plain_files import output_file
-from netsim.network.trace import Recorder
-from netsim.topology.protocol import Protocol
 from netsim.topology.sketch import Sketch
 from netsim.topology.topology import Topology
-from netsim.transfers import read_flows, time_flows
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
@@ -28,12 +24,10 @@ if TYPE_CHECKING:
 
     from netsim.topology.topology import FloatArray
 
-__all__ = ["command", "draw", "mean_use"]
+__all__ = ["command", "draw"]
 
 _FORMATS = (".png", ".svg", ".pdf")
 _SKETCH_HEIGHT = 6.2  # inches
-_MOST_ROWS = 24  # links whose use is shown
-_COLUMNS = 480  # instants of the picture of use
 _BOX_WIDTH, _LINE_HEIGHT = 0.32, 0.055  # of a label; the picture is two wide and two high
 _BESIDE = 0.1  # farther from an upright line, since labels are wide
 _ALONG = (0.5, 0.4, 0.6, 0.32, 0.68, 0.25, 0.75)  # where on its link a label may stand
@@ -54,28 +48,20 @@ _STYLE: dict[Any, Any] = {
 @takes()
 def command(
     topology: str = given(is_argument=True, required=True, metavar="TOPOLOGY.yaml"),
-    flows: Path | None = given(metavar="FLOWS.csv"),
-    protocol: str | None = given(metavar="NAME"),
     out: Path | None = given(metavar="FILE.png"),
 ) -> None:
     """Draw TOPOLOGY: its regions, and its links with bandwidth and one-way latency.
 
-    With FLOWS.csv, as `netsim flows` takes it, the use of the links over time is drawn below. The last line
-    printed is the file's path.
+    The line printed is the file's path.
 
     Args:
-        flows: Draw how these transfers use the links.
         out: Also .svg, .pdf [NAME.png].
     """
     network = Topology.load(topology)
     path = out if out is not None else Path(f"{Path(topology).stem}.png")
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"--out {path}: expected a name that ends in {', '.join(_FORMATS)}")
-    recorder = None
-    if flows is not None:
-        recorder, parsed = Recorder(), Protocol.resolve(protocol, network.protocol)
-        time_flows(network, read_flows(flows, network).flows, parsed, recorder=recorder)
-    _save(draw(network, recorder), path)
+    _save(draw(network), path)
     click.echo(path)
 
 
@@ -90,8 +76,8 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format=form, metadata=undated[form])
 
 
-def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
-    """A picture of a topology, and of how its links were used if a recorder watched.
+def draw(topology: Topology) -> Figure:
+    """Draw a topology.
 
     Returns:
         A matplotlib figure: `figure.savefig("picture.png")`.
@@ -104,29 +90,24 @@ def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
 
     sketch = Sketch.of(topology)
     rates = [rate for wire in sketch.wires for rate in wire.rates] or [1.0]
-    used = _used_links(recorder) if recorder is not None else []
     # From the defaults, so that a user's own matplotlibrc changes nothing; a figure of its own, not pyplot's.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         colours = ScalarMappable(LogNorm(min(rates) / 1.3, max(rates) * 1.3), "viridis_r")
-        wide, below = sketch.is_crowded, 1.2 + 0.2 * len(used) if recorder is not None else 0.0
-        figure = Figure(figsize=(13.5 if wide else 9.0, _SKETCH_HEIGHT + below), layout="constrained")
-        halves: Any = figure.subfigures(2, 1, height_ratios=[_SKETCH_HEIGHT, below]) if below else None
-        upper, lower = halves if below else (figure, None)
-        panels = upper.subplots(1, 2 if wide else 1, squeeze=False)[0]
+        wide = sketch.is_crowded
+        figure = Figure(figsize=(13.5 if wide else 9.0, _SKETCH_HEIGHT), layout="constrained")
+        panels = figure.subplots(1, 2 if wide else 1, squeeze=False)[0]
         _draw_sketch(panels[0], sketch, colours)
         panels[0].set_title(topology.name)
         if wide:
             _draw_matrix(panels[1], sketch, colours)
         _add_legend(panels[0], sketch)
         if len(set(rates)) > 1:
-            bar = upper.colorbar(colours, ax=panels[0], location="bottom", shrink=0.6, aspect=40, pad=0.02)
+            bar = figure.colorbar(colours, ax=panels[0], location="bottom", shrink=0.6, aspect=40, pad=0.02)
             ticks = sorted({min(rates), float(np.sqrt(min(rates) * max(rates))), max(rates)})
             bar.set_ticks(ticks, labels=[format_bits_per_second(float(f"{tick:.3g}")) for tick in ticks])
             bar.minorticks_off()
-        if lower is not None and recorder is not None:
-            _draw_use(lower.subplots(), topology, recorder, used)
     return figure
 
 
@@ -270,76 +251,3 @@ def _add_legend(axes: Axes, sketch: Sketch) -> None:
     axes.legend(
         handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, fontsize=7.5
     )
-
-
-def _used_links(recorder: Recorder) -> list[int]:
-    """The links that carried most, in order of index."""
-    end = _end(recorder)
-    bytes_of = {
-        link: float(mean_use(use, np.array([0.0, end]))[0]) * end for link, use in recorder.link_use.items()
-    }
-    return sorted(sorted(bytes_of, key=lambda link: (-bytes_of[link], link))[:_MOST_ROWS])
-
-
-def _end(recorder: Recorder) -> float:
-    return max((use[-1][0] for use in recorder.link_use.values()), default=0.0) or 1.0
-
-
-def mean_use(use: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:
-    """The mean of a piecewise constant rate between one instant of `edges` and the next.
-
-    Args:
-        use: (instant, rate from then on), ascending; zero before the first.
-        edges: ascending instants in seconds; shape (n + 1,).
-
-    Returns:
-        In the unit of the rate; shape (n,).
-    """
-    instants, rates = np.array(use, dtype=np.float64).reshape(-1, 2).T
-    total = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(instants))])
-    at = np.searchsorted(instants, edges, side="right") - 1
-    known = np.maximum(at, 0)
-    sums = np.where(at < 0, 0.0, total[known] + rates[known] * (edges - instants[known]))
-    means: FloatArray = np.diff(sums) / np.diff(edges)
-    return means
-
-
-def _mark_weather(axes: Axes, recorder: Recorder, links: Sequence[int], end: float) -> None:
-    """Over the row of a link: red where it is down, a line where it carries less than at the start."""
-    for row, link in enumerate(links):
-        points = recorder.link_capacity.get(link, [])
-        for (begin, rate), (until, _) in pairwise([*points, (end, 0.0)]):
-            if rate == 0:
-                axes.fill_between(
-                    [begin, until], row - 0.5, row + 0.5, color="#c0392b", alpha=0.5, linewidth=0
-                )
-            elif rate != points[0][1]:
-                share = min(rate / points[0][1], 1.0)
-                axes.plot([begin, until], [row + 0.5 - share] * 2, color="#c0392b", linewidth=1.2)
-
-
-def _draw_use(axes: Axes, topology: Topology, recorder: Recorder, links: Sequence[int]) -> None:
-    """A row a link, dark where it is full."""
-    end = _end(recorder)
-    edges = np.linspace(0.0, end, _COLUMNS + 1)
-    rows = [
-        mean_use(recorder.link_use[link], edges) * 8 / topology.links[link].bits_per_second for link in links
-    ]
-    left_out = len(recorder.link_use) - len(links)
-    axes.set_title("use of links" + (f" (the {len(links)} that carry most)" if left_out else ""))
-    axes.set_xlabel("virtual seconds")
-    if not rows:
-        axes.text(0.5, 0.5, "nothing crossed a link", ha="center", va="center", transform=axes.transAxes)
-        axes.set_yticks([])
-        return
-    image = axes.imshow(
-        np.array(rows) * 100, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0.0, vmax=100.0,
-        extent=(0.0, end, len(rows) - 0.5, -0.5),
-    )  # fmt: skip
-    names = [f"{topology.links[link].source} \u2192 {topology.links[link].target}" for link in links]
-    axes.set_yticks(range(len(links)), names, fontsize=7.5)
-    axes.set_yticks(np.arange(len(links) - 1) + 0.5, minor=True)
-    axes.grid(which="minor", axis="y", color="#ffffff", linewidth=2.0)
-    axes.tick_params(which="both", axis="y", length=0)
-    _mark_weather(axes, recorder, links, end)
-    axes.figure.colorbar(image, ax=axes, pad=0.01, aspect=12, label="% of bandwidth")

@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
     _Places = Mapping[str, tuple[int, int]]
     _OfRoute = Callable[[Topology, int, int], float]
-    _Quantity = tuple[str, _OfRoute, Callable[[float], str]]
 
 __all__ = ["show_command", "validate_command"]
 
 _MANY_HOSTS = 10  # more are shown by region
-_MANY_COLUMNS = 24
 _MANY_ROWS = 60
-_MOST_SAMPLED = 200  # others that a row's least, median and most are of
 _MOST_ROUTED = 100  # places between which JSON has all routes
 _PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
 
@@ -61,7 +58,7 @@ def _warn_of_unknown_devices(file: str, topology: Topology) -> None:
 @click.command("show")
 @takes()
 def show_command(topology: str = given(is_argument=True, required=True), as_json: bool = given()) -> None:
-    """Print hosts, links and the matrix of bandwidth and latency of a TOPOLOGY (a file, or a shipped name)."""
+    """Print hosts and links of a TOPOLOGY (a file, or a shipped name); as JSON, its routes too."""
     network = Topology.load(topology)
     if as_json:
         click.echo(json.dumps(_as_mapping(network)))
@@ -74,10 +71,6 @@ def show_command(topology: str = given(is_argument=True, required=True), as_json
         console.print(Text(f"protocol: {network.protocol}"))
     console.print(_hosts(network))
     console.print(_links(network))
-    note, tables = _matrices(network, console)
-    console.print(Text(note, style="bold"))
-    for table in tables:
-        console.print(table)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -148,67 +141,11 @@ def _places(network: Topology) -> tuple[str, dict[str, tuple[int, int]]]:
     return "region", {name: (members[0], members[-1]) for name, members in regions.items()}
 
 
-def _matrices(network: Topology, console: Console) -> tuple[str, list[Table]]:
-    """Narrowest link and one-way latency of the route from each row to each column, and what these are.
-
-    Where not all columns fit, each row's least, median and most instead.
-    """
-    what, places = _places(network)
-    of_regions = ", by the first host of each" if what == "region" else ""
-    note = f"Routes from {what} (row) to {what} (column){of_regions}"
-    quantities: tuple[_Quantity, ...] = (
-        ("narrowest link, Mbit/s", _bits_per_second, lambda rate: f"{rate / 1e6:.6g}"),
-        ("one-way latency, ms", Topology.route_latency_seconds, lambda seconds: f"{seconds * 1e3:.4g}"),
-    )
-    if len(places) <= _MANY_COLUMNS:
-        tables = [_matrix(network, places, *each) for each in quantities]
-        if all(console.measure(table).maximum <= console.width for table in tables):
-            return note, tables
-    others = list(places.values())
-    some = ""
-    if len(others) > _MOST_SAMPLED:
-        others = [others[at * len(others) // _MOST_SAMPLED] for at in range(_MOST_SAMPLED)]
-        some = f"{_MOST_SAMPLED} of "
-    shown = dict(list(places.items())[:_MANY_COLUMNS])
-    note = f"Routes from each {what} to {some}the others{of_regions}"
-    if len(shown) < len(places):
-        note += f"; the first {len(shown)} of {len(places):,}"
-    return note, [_summary(network, shown, others, *each) for each in quantities]
-
-
-def _matrix(
-    network: Topology, places: _Places, title: str, of_route: _OfRoute, form: Callable[[float], str]
-) -> Table:
-    of_places = _values(network, places, list(places.values()), of_route)
-    rows = (["-" if value is None else form(value) for value in values] for values in of_places)
-    named = ((name, *row) for name, row in zip(places, rows, strict=True))
-    return _table(title, ("", *places), named)
-
-
-def _summary(
-    network: Topology,
-    places: _Places,
-    others: Sequence[tuple[int, int]],
-    title: str,
-    of_route: _OfRoute,
-    form: Callable[[float], str],
-) -> Table:
-    from statistics import median  # few topologies are that large, and its import takes 3 ms
-
-    rows = []
-    for name, values in zip(places, _values(network, places, others, of_route), strict=True):
-        given = [value for value in values if value is not None]
-        rows.append((name, *map(form, (min(given), median(given), max(given)) if given else ())))
-    return _table(title, ("", "least", "median", "most"), rows)
-
-
-def _values(
-    network: Topology, places: _Places, others: Sequence[tuple[int, int]], of_route: _OfRoute
-) -> list[list[float | None]]:
-    """Value of the route from each place to each other one; None to itself where it has one host."""
+def _routes(network: Topology, places: _Places, of_route: _OfRoute) -> list[list[float | None]]:
+    """Value of the route from each place to each; None to itself where it has one host."""
     rows: list[list[float | None]] = []
     for row, partner in places.values():
-        ends = [(row, column if column != row else partner) for column, _ in others]
+        ends = [(row, column if column != row else partner) for column, _ in places.values()]
         rows.append([None if one == other else of_route(network, one, other) for one, other in ends])
     return rows
 
@@ -222,12 +159,11 @@ def _as_mapping(network: Topology) -> dict[str, object]:
     what, places = _places(network)
     routes: dict[str, object] | None = None
     if len(places) <= _MOST_ROUTED:
-        columns = list(places.values())
         routes = {
             "between": list(places),
             "of": f"{what}s",
-            "bits_per_second": _values(network, places, columns, _bits_per_second),
-            "latency_seconds": _values(network, places, columns, Topology.route_latency_seconds),
+            "bits_per_second": _routes(network, places, _bits_per_second),
+            "latency_seconds": _routes(network, places, Topology.route_latency_seconds),
         }
     return {
         "name": network.name,
