@@ -37,7 +37,7 @@ class StepTransfer(Transfer):
     """Transfer of a collective, from one member to another in one of its steps."""
 
     def __init__(
-        self, connection: Connection, size: float, owner: Owner, step: int, src: int, dst: int, kind: int
+        self, connection: Connection, size: float, owner: Owner, step: OpenStep, src: int, dst: int, kind: int
     ) -> None:
         super().__init__(connection, size, owner)
         self.step = step
@@ -141,12 +141,14 @@ class OpenStep:
     """A step under way in one collective.
 
     Attributes:
+        index: of the step.
         num_open: by member, its sends and receives that are not done; negative before it has posted the step.
         num_members: members that are not through with it.
         halves: of each rendezvous (source x members + target), whether half of it has happened.
     """
 
-    def __init__(self, messages: StepMessages, num_members: int) -> None:
+    def __init__(self, index: int, messages: StepMessages, num_members: int) -> None:
+        self.index = index
         self.messages = messages
         self.num_open = [0] * num_members
         self.num_members = num_members
@@ -196,7 +198,7 @@ class Collective(Owner):
         self.has_arrived[member] = True
         self._enter(member)
         if self._waits_for_receive and member == 1:
-            self._part_done(0, 0)
+            self._part_done(self._step(0), 0)
 
     def cancel(self) -> None:
         """Abort: nothing more is sent, and no further member finishes.
@@ -231,7 +233,7 @@ class Collective(Owner):
             step = self._step(posted)
             self._num_posted[member] = posted + 1
             step.num_open[member] += step.messages.num_parts(member)
-            self._post(member, posted, step)
+            self._post(member, step)
             self._count_done(member)
             posted = self._num_posted[member]
         if self._num_done[member] == num_steps:
@@ -243,7 +245,7 @@ class Collective(Owner):
     def _step(self, index: int) -> OpenStep:
         step = self._open.get(index)
         if step is None:
-            step = self._open[index] = OpenStep(self.sequence.step(index), self.sequence.num_members)
+            step = self._open[index] = OpenStep(index, self.sequence.step(index), self.sequence.num_members)
         return step
 
     def _count_done(self, member: int) -> None:
@@ -260,27 +262,27 @@ class Collective(Owner):
             done += 1
         self._num_done[member] = done
 
-    def _part_done(self, index: int, member: int) -> None:
+    def _part_done(self, step: OpenStep, member: int) -> None:
         """Count a finished send or receive of a step."""
-        step = self._step(index)
-        step.num_open[member] -= 1
-        if step.num_open[member] == 0 and self._num_posted[member] > index:
+        num_open = step.num_open[member] - 1
+        step.num_open[member] = num_open
+        if num_open == 0 and self._num_posted[member] > step.index:
             self._count_done(member)
             self._go_on(member)
 
-    def _post(self, member: int, index: int, step: OpenStep) -> None:
+    def _post(self, member: int, step: OpenStep) -> None:
         """Start the sends of a member in a step."""
         messages = step.messages
         for send in range(messages.first[member], messages.first[member + 1]):
             dst = messages.targets[send]
-            self._send(member, dst, messages.sizes[send], index, DATA, False)
+            self._send(member, dst, messages.sizes[send], step, DATA, False)
 
-    def _send(self, src: int, dst: int, size: float, index: int, kind: int, tells_sent: bool) -> None:
+    def _send(self, src: int, dst: int, size: float, step: OpenStep, kind: int, tells_sent: bool) -> None:
         if self.is_cancelled:
             return
         engine = self.engine
         connection = engine.connect(self.group, self.hosts[src], self.hosts[dst])
-        engine.send(StepTransfer(connection, size, self, index, src, dst, kind), tells_sent)
+        engine.send(StepTransfer(connection, size, self, step, src, dst, kind), tells_sent)
 
 
 @final
@@ -291,19 +293,18 @@ class GlooCollective(Collective):
         """gloo's thread wakes a little later; single messages have none."""
         wakes = 0 if self.sequence.is_message else member % WAKES_APART
         if wakes:
-            self.engine.set_timer(Thread(self, member, 0, 0), wakes * WAKE_SECONDS)
+            self.engine.set_timer(Thread(self, member, None, 0), wakes * WAKE_SECONDS)
         else:
             self._go_on(member)
 
-    def wake(self, member: int, index: int, number: int) -> None:
+    def wake(self, member: int, step: OpenStep | None, number: int) -> None:
         """A member's thread posts a pair of a step, or, where that is its first, enters."""
         if self.is_cancelled:
             return
-        if number == 0:
+        if step is None:
             self._go_on(member)
             return
-        step = self._open[index]
-        self._post_pair(member, index, step, number)
+        self._post_pair(member, step, number)
         if step.num_open[member] == 0:
             self._count_done(member)
             self._go_on(member)
@@ -322,50 +323,49 @@ class GlooCollective(Collective):
             assert isinstance(transfer, StepTransfer)
             self._part_done(transfer.step, transfer.src)
 
-    def _post(self, member: int, index: int, step: OpenStep) -> None:
+    def _post(self, member: int, step: OpenStep) -> None:
         """Write the notes of a step, pair by pair."""
         messages = step.messages
         sends = messages.first[member + 1] - messages.first[member]
         receives = messages.first_receive[member + 1] - messages.first_receive[member]
         for number in range(max(sends, receives)):
             if number:
-                self.engine.set_timer(Thread(self, member, index, number), number * POST_SECONDS)
+                self.engine.set_timer(Thread(self, member, step, number), number * POST_SECONDS)
             else:
-                self._post_pair(member, index, step, 0)
+                self._post_pair(member, step, 0)
 
-    def _post_pair(self, member: int, index: int, step: OpenStep, number: int) -> None:
+    def _post_pair(self, member: int, step: OpenStep, number: int) -> None:
         """Post one receive and one send; where both have the same peer, the first one's bytes go before the other's."""
         if self.sequence.sends_first:
-            self._post_send(member, index, step, number)
+            self._post_send(member, step, number)
         messages = step.messages
         receive = messages.first_receive[member] + number
         if receive < messages.first_receive[member + 1]:
-            self._send(member, messages.sources[receive], 0.0, index, READY, False)
+            self._send(member, messages.sources[receive], 0.0, step, READY, False)
         if not self.sequence.sends_first:
-            self._post_send(member, index, step, number)
+            self._post_send(member, step, number)
 
-    def _post_send(self, member: int, index: int, step: OpenStep, number: int) -> None:
+    def _post_send(self, member: int, step: OpenStep, number: int) -> None:
         """Write the note of a send, and its data where the receiver's note has come already."""
         messages = step.messages
         send = messages.first[member] + number
         if send < messages.first[member + 1]:
             dst = messages.targets[send]
-            self._send(member, dst, 0.0, index, NOTE, False)
+            self._send(member, dst, 0.0, step, NOTE, False)
             rendezvous = member * self.sequence.num_members + dst
             if rendezvous in step.halves:
                 del step.halves[rendezvous]
-                self._send(member, dst, messages.sizes[send], index, DATA, True)
+                self._send(member, dst, messages.sizes[send], step, DATA, True)
             else:
                 step.halves[rendezvous] = send
 
-    def _meet(self, index: int, src: int, dst: int) -> None:
+    def _meet(self, step: OpenStep, src: int, dst: int) -> None:
         """The receiver's note has come: data leave when the send is posted as well."""
-        step = self._step(index)
         rendezvous = src * self.sequence.num_members + dst
         send = step.halves.get(rendezvous, -1)
         if send >= 0:
             del step.halves[rendezvous]
-            self._send(src, dst, step.messages.sizes[send], index, DATA, True)
+            self._send(src, dst, step.messages.sizes[send], step, DATA, True)
         else:
             step.halves[rendezvous] = -1
 
@@ -374,7 +374,7 @@ class GlooCollective(Collective):
 class Thread(Timer):
     """gloo's thread of a member, which goes on at an instant: with its first step, or pair `number` of a step."""
 
-    def __init__(self, collective: GlooCollective, member: int, step: int, number: int) -> None:
+    def __init__(self, collective: GlooCollective, member: int, step: OpenStep | None, number: int) -> None:
         super().__init__(-1)
         self.collective = collective
         self.member = member

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from netsim.network.bursts import open_window
 from netsim.network.congestion import CongestionControl, TcpSettings
-from netsim.network.fairness import Claim, FairShares
+from netsim.network.fairness import Claim
 from netsim.network.heap import HeapItem
 from netsim.network.route import Route
 
@@ -55,21 +55,16 @@ class Connection:
         backlog: bytes of its transfers that are not finished.
     """
 
-    def __init__(
-        self, name: Hashable, is_background: bool, route: Route, gross: Claim | None, net: Claim | None
-    ) -> None:
+    def __init__(self, name: Hashable, is_background: bool, route: Route) -> None:
         self.name = name
         self.is_background = is_background
         self.route = route
-        self.gross = gross
-        self.net = net
+        self.gross: Claim | None = None
+        self.net: Claim | None = None
         self.window: CongestionControl | None = None
         self.backlog = 0.0
         self.first: Transfer | None = None
         self.last: Transfer | None = None
-        if gross is not None and net is not None:
-            gross.owner = self
-            net.owner = self
 
     def append(self, transfer: Transfer) -> bool:
         """Put a transfer behind the others; returns whether it is the first."""
@@ -162,7 +157,7 @@ class Connections:
 
     Attributes:
         routes: those in use so far.
-        by_name: connections that are kept, by name and the index of their route.
+        by_name: connections that are kept, by name and pair of hosts.
     """
 
     def __init__(
@@ -183,37 +178,29 @@ class Connections:
         self._sweep_at = SWEEP_AFTER
 
     def route(self, source: int, target: int) -> Route:
-        key = source * self.num_hosts + target
-        route = self._route_between.get(key)
+        pair = source * self.num_hosts + target
+        route = self._route_between.get(pair)
         if route is None:
             route = self.find_route(len(self.routes), source, target)
-            self._route_between[key] = route
+            self._route_between[pair] = route
             self.routes.append(route)
         return route
 
-    def open(
-        self,
-        name: Hashable,
-        is_background: bool,
-        route: Route,
-        gross: FairShares,
-        net: FairShares,
-        now: float,
-    ) -> Connection:
-        """A new connection, which claims a share of two kinds of capacity."""
+    def find(self, name: Hashable, source: int, target: int) -> Connection | None:
+        """The connection of this name between two hosts, if one is kept."""
+        named = self.by_name.get(name)
+        return None if named is None else named.get(source * self.num_hosts + target)
+
+    def open(self, name: Hashable, source: int, target: int, is_background: bool, now: float) -> Connection:
+        """A new connection; it is kept unless it is of a single transfer."""
         if len(self.by_name) + self._num_kept >= self._sweep_at:
             self._sweep(now)
-        claim: Claim | None = None
-        net_claim: Claim | None = None
-        if route.links:
-            claim = Claim([gross.links[i] for i in route.links], route.weight)
-            net_claim = claim if net is gross else Claim([net.links[i] for i in route.links], route.weight)
-        connection = Connection(name, is_background, route, claim, net_claim)
+        connection = Connection(name, is_background, self.route(source, target))
         if not self.is_per_transfer:
             named = self.by_name.get(name)
             if named is None:
                 named = self.by_name[name] = {}
-            named[route.index] = connection
+            named[source * self.num_hosts + target] = connection
             self._num_kept += 1
         return connection
 
@@ -223,9 +210,9 @@ class Connections:
             connection.window = open_window(self.tcp, connection.route)
 
     def close(self, connection: Connection) -> None:
-        named = self.by_name.get(connection.name)
-        if named is not None and named.get(connection.route.index) is connection:
-            del named[connection.route.index]
+        route = connection.route
+        if self.find(connection.name, route.source, route.target) is connection:
+            del self.by_name[connection.name][route.source * self.num_hosts + route.target]
             self._num_kept -= 1
 
     def kept(self) -> list[Connection]:

@@ -105,8 +105,8 @@ class Engine:
         self.dead: set[int] = set()
         self.singles: dict[int, Transfer] = {}
         self._num_sent = 0
-        self._heap: Heap[Transfer] = Heap()
-        self._timers: Heap[Timer] = Heap()
+        self._heap = Heap()
+        self._timers = Heap()
         self._held: dict[Transfer, None] = {}
         self._has_changed = False  # something is to be done at this instant
         self._delivered: list[Transfer] = []  # at this instant, owners not called yet
@@ -119,18 +119,15 @@ class Engine:
 
     def connect(self, name: Hashable, source: int, target: int, is_background: bool = False) -> Connection:
         """The connection of this name between two hosts, or one that lasts for a single transfer."""
-        connections, rates = self.connections, self.rates
-        route = connections.route(source, target)
-        if not connections.is_per_transfer:
-            named = connections.by_name.get(name)
-            found = None if named is None else named.get(route.index)
-            if found is not None:
-                return found
-        return connections.open(name, is_background, route, rates.gross, rates.net, self.now)
+        found = self.connections.find(name, source, target)
+        if found is None:
+            found = self.connections.open(name, source, target, is_background, self.now)
+            self.rates.admit(found)
+        return found
 
     def in_flight(self) -> list[Transfer]:
         """All transfers that are not finished, in the order of sending."""
-        in_use = {transfer.connection for transfer in self._heap.items}
+        in_use = {item.connection for item in self._heap.items() if isinstance(item, Transfer)}
         in_use.update([transfer.connection for transfer in self._held])
         for link in self.rates.gross.links:
             in_use.update([connection_of(claim) for claim in link.claims])
@@ -286,7 +283,8 @@ class Engine:
 
     def _ring(self) -> None:
         """Handle the earliest timer."""
-        timer = self._timers.items[0]
+        timer = self._timers.first
+        assert isinstance(timer, Timer)
         self._timers.move(timer, inf)
         self.num_events += 1
         self.show_time(self.now)
@@ -339,8 +337,10 @@ class Engine:
         """Let transfers that are due start to drain, go on or end; owners are called at the end of the instant."""
         heap = self._heap
         now = self.now
-        while heap.items:
-            transfer = heap.items[0]
+        while True:
+            transfer = heap.first
+            if not isinstance(transfer, Transfer):
+                return
             if transfer.key - (now * CLOCK_TOLERANCE + (now - transfer.begun) * DURATION_TOLERANCE) > now:
                 return
             self.num_events += 1
@@ -578,7 +578,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """True if something happens at this instant, or a timer is set."""
-        if self._has_changed or self._delivered or self._notices or self._timers.items:
+        if self._has_changed or self._delivered or self._notices or self._timers.first is not None:
             return True
         return not self.rates.is_settled
 

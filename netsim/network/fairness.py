@@ -47,11 +47,28 @@ class SharedLink(HeapItem):
 
 
 @final
+class AckLink:
+    """A link, as acknowledgements cross it.
+
+    Attributes:
+        shared: what they leave to data.
+        claims: those whose acknowledgements cross it, in the order in which they joined.
+        is_stale: the rate of one has changed.
+    """
+
+    def __init__(self, shared: SharedLink) -> None:
+        self.shared = shared
+        self.claims: list[Claim] = []
+        self.is_stale = False
+
+
+@final
 class Claim:
     """Demand of one transfer on the links of its route; `rate` is what it gets."""
 
     def __init__(self, links: list[SharedLink], weight: float) -> None:
         self.links = links
+        self.ack_links: list[AckLink] = []
         self.number = 0  # grows with each claim that joins
         self.weight = weight
         self.cap = inf
@@ -101,7 +118,7 @@ class FairShares:
         else:
             self._least = min(self._least, claim.level)
         for link in claim.links:
-            del link.claims[place_of(claim, link.claims)]
+            link.claims.pop(place_of(claim, link.claims))
             if not link.claims:
                 link.is_full = False
                 link.spare = link.capacity
@@ -192,7 +209,7 @@ class FairShares:
         for link in self._resized:
             if link.claims:
                 least = min(least, level_when_full(link))
-        del self._resized[:]
+        self._resized.clear()
         least = min(least, self._least_of_new()) * BELOW
         while True:
             self._visit += 1
@@ -211,8 +228,8 @@ class FairShares:
             self._take(claim, claim.next_rate, changed)
         for claim in self._new:
             claim.is_new = False
-        del self._new[:]
-        del self._changed[:]
+        self._new.clear()
+        self._changed.clear()
 
     def _take(self, claim: Claim, rate: float, changed: list[Claim]) -> None:
         """Keep a rate that differs by rounding only, so that transfers which end together still do."""
@@ -289,9 +306,9 @@ class FairShares:
     def _fill(self, links: list[SharedLink], claims: list[Claim]) -> None:
         """Progressive filling, the tightest link first; levels of the others only rise, so stale ones are put back."""
         visit = self._visit
-        heap: Heap[SharedLink] = Heap()
+        heap = Heap()
         for link in links:
-            link.place = -1
+            link.detach()
             if link.load > 0.0:
                 heap.move(link, max(link.left, 0.0) / link.load)
         capped = [claim for claim in claims if claim.cap < inf]
@@ -303,8 +320,9 @@ class FairShares:
             while num_capped < len(capped) and capped[num_capped].next_rate >= 0.0:
                 num_capped += 1
             cap = cap_level(capped[num_capped]) if num_capped < len(capped) else inf
-            if heap.items and heap.items[0].key <= cap:
-                link = heap.items[0]
+            tightest = heap.first
+            if isinstance(tightest, SharedLink) and tightest.key <= cap:
+                link = tightest
                 level = max(link.left, 0.0) / max(link.load, 1e-300)
                 if link.load > 0.0 and level * (1.0 - ROUNDING) > link.key:
                     heap.move(link, level)

@@ -1,4 +1,7 @@
-"""A binary heap whose items can move: transfers and timers by instant, links by the level at which they are full.
+"""A pairing heap whose items can move: transfers and timers by instant, links by the level at which they are full.
+
+Items point to each other, each to those that come after it (M. Fredman, R. Sedgewick, D. Sleator and R. Tarjan, The
+pairing heap, 1986). Joining takes one comparison, leaving a logarithmic number of them on average.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -6,88 +9,120 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 from __future__ import annotations
 
 from math import inf
-from typing import Generic, TypeVar, final
+from typing import final
 
 
 class HeapItem:
     """Item of a heap: the least key comes first, of equal keys the least number.
 
     Attributes:
-        place: position in the heap; -1 outside.
+        below: first of the items directly below it.
+        following: next item below the same one.
+        before: the one that points to it, by `below` or `following`.
     """
 
     def __init__(self, number: int) -> None:
-        self.key = inf
         self.number = number
-        self.place = -1
+        self.detach()
 
-
-ItemT = TypeVar("ItemT", bound=HeapItem)
+    def detach(self) -> None:
+        """Belong to no heap."""
+        self.key = inf
+        self.below: HeapItem | None = None
+        self.following: HeapItem | None = None
+        self.before: HeapItem | None = None
 
 
 @final
-class Heap(Generic[ItemT]):
-    """A binary heap; an item with the key infinity is not in it."""
+class Heap:
+    """A heap; an item with the key infinity is not in it.
+
+    Attributes:
+        first: the item that comes first.
+    """
 
     def __init__(self) -> None:
-        self.items: list[ItemT] = []
+        self.first: HeapItem | None = None
 
     def least(self) -> float:
         """The least key; infinity if the heap is empty."""
-        return self.items[0].key if self.items else inf
+        first = self.first
+        return inf if first is None else first.key
 
-    def move(self, item: ItemT, key: float) -> None:
+    def move(self, item: HeapItem, key: float) -> None:
         """Give an item another key; it joins or leaves the heap accordingly."""
-        heap = self.items
-        before = item.key
+        if item.key < inf:
+            self._remove(item)
         item.key = key
-        i = item.place
-        if i < 0:
-            if key < inf:
-                item.place = len(heap)
-                heap.append(item)
-                self._sift_up(len(heap) - 1)
-        elif key == inf:
-            item.place = -1
-            last = heap.pop()
-            if last is not item:
-                heap[i] = last
-                last.place = i
-                self._sift_up(i)
-                self._sift_down(last.place)
-        elif key < before:
-            self._sift_up(i)
+        if key < inf:
+            first = self.first
+            self.first = item if first is None else united(first, item)
+
+    def items(self) -> list[HeapItem]:
+        """All items, in no order."""
+        found: list[HeapItem] = [] if self.first is None else [self.first]
+        for item in found:
+            found += [other for other in (item.below, item.following) if other is not None]
+        return found
+
+    def _remove(self, item: HeapItem) -> None:
+        below = item.below
+        if below is not None:
+            item.below = None
+            below = united_siblings(below)
+        before = item.before
+        if before is None:
+            self.first = below
+            return
+        following = item.following
+        if before.below is item:
+            before.below = following
         else:
-            self._sift_down(i)
+            before.following = following
+        if following is not None:
+            following.before = before
+            item.following = None
+        item.before = None
+        first = self.first
+        if below is not None and first is not None:
+            self.first = united(first, below)
 
-    def _sift_up(self, i: int) -> None:
-        heap = self.items
-        item = heap[i]
-        while i > 0:
-            above = heap[(i - 1) >> 1]
-            if above.key < item.key or (above.key == item.key and above.number < item.number):
-                break
-            heap[i] = above
-            above.place = i
-            i = (i - 1) >> 1
-        heap[i] = item
-        item.place = i
 
-    def _sift_down(self, i: int) -> None:
-        heap = self.items
-        item = heap[i]
-        while 2 * i + 1 < len(heap):
-            child = 2 * i + 1
-            below = heap[child]
-            if child + 1 < len(heap):
-                other = heap[child + 1]
-                if other.key < below.key or (other.key == below.key and other.number < below.number):
-                    child += 1
-                    below = other
-            if below.key > item.key or (below.key == item.key and below.number > item.number):
-                break
-            heap[i] = below
-            below.place = i
-            i = child
-        heap[i] = item
-        item.place = i
+def united(one: HeapItem, other: HeapItem) -> HeapItem:
+    """Put the later of two items below the other, which is returned."""
+    if other.key < one.key or (other.key == one.key and other.number < one.number):
+        one, other = other, one
+    below = one.below
+    if below is not None:
+        below.before = other
+        other.following = below
+    other.before = one
+    one.below = other
+    return one
+
+
+def united_siblings(first: HeapItem) -> HeapItem:
+    """Unite siblings two by two, and then the pairs, the last one first."""
+    pairs: HeapItem | None = None
+    left: HeapItem | None = first
+    while left is not None:
+        pair = left
+        other = pair.following
+        left = None
+        pair.before = pair.following = None
+        if other is not None:
+            left = other.following
+            other.before = other.following = None
+            pair = united(pair, other)
+        pair.following = pairs
+        pairs = pair
+    assert pairs is not None
+    whole = pairs
+    pairs = whole.following
+    whole.following = None
+    while pairs is not None:
+        pair = pairs
+        pairs = pair.following
+        pair.following = None
+        whole = united(whole, pair)
+    return whole

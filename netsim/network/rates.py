@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from netsim.network.connections import Connection, connection_of
-from netsim.network.fairness import Claim, FairShares
+from netsim.network.fairness import AckLink, Claim, FairShares, place_of
 
 # Share of a link that acknowledgements leave to data however fast they come: those of 1 Gbit/s in one direction would
 # fill 10 Mbit/s in the other, and data there would stand still. Real ones are thinned out, or slow the others down.
@@ -34,15 +34,24 @@ class Rates:
         self.ack_share = ack_share
         self.gross = FairShares(payload)
         self.net = FairShares(payload) if ack_share else self.gross
-        self._acking: list[dict[Connection, None]] = [
-            {} for _ in payload
-        ]  # connections by link of their way back
-        self._stale: list[int] = []  # links whose acknowledgements have changed
-        self._is_stale = [False] * len(payload)
+        self._ack_links = [AckLink(link) for link in self.net.links] if ack_share else []
+        self._stale: list[AckLink] = []
 
     @property
     def is_settled(self) -> bool:
         return self.gross.is_settled and self.net.is_settled and not self._stale
+
+    def admit(self, connection: Connection) -> None:
+        """Give a new connection its claims; none within a host."""
+        route = connection.route
+        if not route.links:
+            return
+        gross = net = Claim([self.gross.links[i] for i in route.links], route.weight)
+        if self.ack_share:
+            net = Claim([self.net.links[i] for i in route.links], route.weight)
+            gross.ack_links = [self._ack_links[i] for i in route.back]
+        connection.gross, connection.net = gross, net
+        gross.owner = net.owner = connection
 
     def join(self, connection: Connection, cap: float) -> None:
         """Let a connection drain, with at most `cap` bytes per second."""
@@ -53,8 +62,8 @@ class Rates:
         self.gross.join(gross, cap)
         if self.ack_share:
             self.net.join(net, cap)
-            for link in connection.route.back:
-                self._acking[link][connection] = None
+            for link in gross.ack_links:
+                link.claims.append(gross)
 
     def leave(self, connection: Connection) -> None:
         gross = connection.gross
@@ -63,8 +72,8 @@ class Rates:
         self.gross.leave(gross)
         if self.ack_share:
             self.net.leave(net)
-            for link in connection.route.back:
-                del self._acking[link][connection]
+            for link in gross.ack_links:
+                link.claims.pop(place_of(gross, link.claims))
                 self._note_stale(link)
 
     def limit(self, connection: Connection, cap: float) -> None:
@@ -88,11 +97,14 @@ class Rates:
         self.payload[link] = payload
         self.gross.resize(self.gross.links[link], payload)
         if self.ack_share:
-            self._note_stale(link)
+            self._note_stale(self._ack_links[link])
 
     def users(self, link: int) -> list[Connection]:
         """Connections whose data or acknowledgements cross a link."""
-        return [connection_of(claim) for claim in self.gross.links[link].claims] + list(self._acking[link])
+        claims = self.gross.links[link].claims
+        if self.ack_share:
+            claims = claims + self._ack_links[link].claims
+        return [connection_of(claim) for claim in claims]
 
     def settle(self) -> list[Claim]:
         """Find rates after changes; returns the claims of `net` whose `next_rate` differs from `rate`."""
@@ -101,23 +113,20 @@ class Rates:
             return changed
         for claim in changed:
             claim.rate = claim.next_rate
-            for link in connection_of(claim).route.back:
+            for link in claim.ack_links:
                 self._note_stale(link)
-        for link in self._stale:
-            self._is_stale[link] = False
-            taken = 0.0
-            for connection in self._acking[link]:
-                gross = connection.gross
-                if gross is not None:
-                    taken += gross.rate
-            payload = self.payload[link]
-            self.net.resize(
-                self.net.links[link], max(payload - self.ack_share * taken, payload * ACKS_AT_MOST)
-            )
-        del self._stale[:]
+        if self._stale:
+            for link in self._stale:
+                link.is_stale = False
+                taken = 0.0
+                for claim in link.claims:
+                    taken += claim.rate
+                payload = self.payload[link.shared.number]
+                self.net.resize(link.shared, max(payload - self.ack_share * taken, payload * ACKS_AT_MOST))
+            self._stale = []
         return self.net.settle()
 
-    def _note_stale(self, link: int) -> None:
-        if not self._is_stale[link]:
-            self._is_stale[link] = True
+    def _note_stale(self, link: AckLink) -> None:
+        if not link.is_stale:
+            link.is_stale = True
             self._stale.append(link)
