@@ -1,4 +1,4 @@
-"""Runs in processes end soon after a failure, name the failed rank and the cause, and leave nothing behind."""
+"""Ranks that fail or disagree: ends soon, names the failed rank and the cause, leaves nothing; on every host."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import confused
 import pytest
 import torch
-from conformance_cases import run
+from conformance_cases import TRANSPORTS, run
 from forks import Fork, run_script
 
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.communicator.simulated.simulation import World
+from exogym_core.workers.gloo.ranks import GlooHost
+from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
+from exogym_core.workers.processes.process_runner import ProcessHost
 from exogym_core.workers.run import run_ranks
-from netsim.errors import DeadlockError, RankError
+from exogym_core.workers.runner import ThreadHost
+from exogym_core.workers.spec import WorkerSpec
+from exogym_core.workers.torchrun.rank import TorchrunHost
+from netsim.errors import DeadlockError, MismatchError, RankError
 
 PROCESSES = ["processes", "gloo"]
 
@@ -260,3 +269,172 @@ def test_ranks_started_by_torchrun_find_each_other() -> None:
         answers = [channel.recv() for channel in children.channels]
     assert [answer[:2] for answer in answers] == [(3, [1, 0])] * 2
     assert all(address.startswith("0100007F:") for answer in answers for address in answer[2])
+
+
+# --- calls that disagree ------------------------------------------------------------------------------------
+
+
+def _dtype(comm: Communicator) -> None:
+    comm.all_gather(confused.ones().long() if comm.rank == 1 else confused.ones())
+
+
+def _order(comm: Communicator) -> None:
+    calls: list[Callable[[torch.Tensor], Any]] = [comm.all_reduce, comm.all_gather]
+    for call in reversed(calls) if comm.rank == 1 else calls:
+        call(confused.ones())
+
+
+def _group(comm: Communicator) -> None:
+    comm.group([1, 0, 2] if comm.rank == 1 else [0, 1, 2]).all_reduce(confused.ones())
+
+
+def _once_too_often(comm: Communicator) -> None:
+    for _ in range(3 if comm.rank == 1 else 2):
+        comm.all_reduce(confused.ones())
+
+
+def _one_rank_gone(comm: Communicator) -> None:
+    if comm.rank != 1:
+        comm.all_reduce(confused.ones())
+
+
+def _asynchronous(comm: Communicator) -> None:
+    handle = comm.all_reduce(confused.ones(4 if comm.rank == 1 else 3), async_op=True)
+    handle.wait()
+
+
+def _in_a_group(comm: Communicator) -> None:
+    if comm.rank > 0:
+        comm.group([1, 2]).all_reduce(confused.ones(4 if comm.rank == 1 else 3))
+
+
+_TABLE = {
+    confused.another_operation: ["broadcast", "all_reduce"],
+    confused.another_shape: ["float32[3]", "float32[4]"],
+    _dtype: ["float32[3]", "int64[3]"],
+    confused.another_reduction: ["op=sum", "op=max"],
+    confused.another_root: ["src=0", "src=1"],
+    _order: ["all_reduce", "all_gather"],
+    _group: [],
+    _once_too_often: ["ended", "all_reduce"],
+    _one_rank_gone: ["ended", "all_reduce"],
+    confused.a_message_of_another_size: ["send(float32[5])", "recv(float32[3])"],
+    _asynchronous: ["float32[3]", "float32[4]"],
+    _in_a_group: ["float32[3]", "float32[4]"],
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("body", _TABLE)
+def test_a_mismatch_is_reported(body: Callable[[Communicator], None], transport: str) -> None:
+    with pytest.raises((MismatchError, DeadlockError)) as caught:
+        run(transport, body, 3)
+    first = str(caught.value).splitlines()[0]
+    assert "rank" in first
+    assert "1" in first
+    assert f"{Path(body.__code__.co_filename).name}:" in first
+    for words in _TABLE[body]:
+        assert words in first
+
+
+def _crossed_making_of_groups(comm: Communicator) -> None:
+    if comm.rank < 2:
+        comm.group([0, 1])
+    if comm.rank == 2:
+        comm.recv(confused.ones(), 0)
+    if comm.rank == 1:
+        comm.group([1, 2])
+
+
+_DEADLOCKS = {
+    confused.circle_of_receives: "rank 1 waits for rank 2 in recv",
+    confused.missing_send: "rank 1 waits for rank 0 in recv",
+    confused.missing_receive: "rank 1 waits for rank 0 in send",
+    confused.another_tag: "rank 1 waits for rank 0",
+    confused.crossed_groups: "rank 1 waits for ranks 0, 2 in all_reduce",
+    confused.from_anyone: "rank 1",
+    confused.handles_in_a_circle: "rank 1 waits for rank 2 in recv",
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("body", _DEADLOCKS)
+def test_ranks_that_wait_in_a_cycle_are_reported_at_once(
+    body: Callable[[Communicator], None], transport: str
+) -> None:
+    """Over gloo too, long before its time-out, with every rank's call and place."""
+    with pytest.raises(DeadlockError) as caught:
+        run(transport, body, 3, timeout_seconds=600)
+    first, *table = str(caught.value).splitlines()
+    assert first.startswith("deadlock: ")
+    assert _DEADLOCKS[body] in first
+    assert "confused.py:" in first or body is confused.from_anyone
+    assert "  rank 1" in {line.split(":")[0] for line in table} or body is confused.from_anyone
+
+
+def test_ranks_that_make_groups_in_different_orders_are_reported_at_once() -> None:
+    """Over gloo the members of a group connect when they make it; in simulation there is nothing to wait for."""
+    with pytest.raises(
+        DeadlockError, match=r"rank 1 waits for rank 2 in group\(\[1, 2\]\) at test_endings"
+    ) as caught:
+        run("gloo", _crossed_making_of_groups, 3, timeout_seconds=600)
+    assert "rank 2 waits for rank 0 in recv(float32[3]) at test_endings.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_equal_calls_that_are_swapped_on_one_rank_are_reported_by_their_places(transport: str) -> None:
+    """They would give each other's values, silently; who means it says so."""
+    with pytest.raises(MismatchError, match=r"rank 1 called all_reduce.* at confused.py:\d+") as caught:
+        run(transport, confused.swapped, 3)
+    assert "ranks 0, 2 called" in str(caught.value)
+
+    def meant(comm: Communicator) -> list[float]:
+        comm.compare_places(False)
+        return confused.swapped(comm)
+
+    assert run(transport, meant, 3).results[0] == [102.0, 201.0]
+
+
+# --- every place where ranks live ---------------------------------------------------------------------------
+
+
+def simulated(kind, num_ranks):
+    host = ThreadHost if kind == "threads" else ProcessHost
+    world = World.build(num_ranks, None, None, None, "auto")
+    return host(world, 3, WorkerSpec(kind=kind, processes=None if kind == "threads" else num_ranks))
+
+
+HOSTS = {
+    "threads": (lambda: simulated("threads", 2), 2),
+    "processes": (lambda: simulated("processes", 2), 2),
+    "gloo": (lambda: GlooHost(2, seed=3), 2),
+    "torchrun": (lambda: TorchrunHost(lambda: "nothing to go on from", seed=3), 1),
+}
+
+
+def same_everywhere(comm):
+    comm.mark({"step": 1})
+    comm.deposit({"step": 1}, [torch.full((2,), float(comm.rank))])
+    comm.mark({"step": 2})
+    return float(comm.all_reduce(torch.ones(1))), float(torch.rand(1))
+
+
+@pytest.mark.parametrize("place", HOSTS)
+def test_results_rows_and_snapshots(place, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    make, num_ranks = HOSTS[place]
+    rows, snapshots = [], []
+    sinks = Sinks(
+        lambda row: rows.append((row.rank, row.row["step"])),
+        lambda rank, note, tensors: snapshots.append((rank, note["step"], tensors[0].tolist())),
+    )
+    run = make().run(same_everywhere, sinks)
+    assert [total for total, _ in run.results] == [float(num_ranks)] * num_ranks
+    assert len({value for _, value in run.results}) == num_ranks
+    assert sorted(rows) == [(rank, step) for rank in range(num_ranks) for step in (1, 2)]
+    assert sorted(snapshots) == [(rank, 1, [rank, rank]) for rank in range(num_ranks)]
+    assert run.rows == []
+    assert len(run.traffic) == num_ranks

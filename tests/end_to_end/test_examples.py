@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forks import Fork, ranks, run_script
 
 from exogym_core.strategy import STRATEGIES
+from exogym_core.strategy.parts.codecs import Int8Codec
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
 from netgym.tasks import LLAMA_PRESETS
@@ -205,3 +208,102 @@ def test_output_is_the_recorded_one() -> None:
     assert loss.sub("", done.stdout) == loss.sub("", recorded)
     for got, expected in zip(loss.findall(done.stdout), loss.findall(recorded), strict=True):
         assert abs(float(got) - float(expected)) < 0.1
+
+
+# --- a worker at home ---------------------------------------------------------------------------------------
+
+HOME_WORKER = Path(__file__).parents[2] / "examples" / "home_worker.yaml"
+
+
+@pytest.fixture(scope="module")
+def home_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "out"
+    small = [arg for key in ("steps=440", "evaluate.every=110") for arg in ("--set", key)]
+    assert netgym(["compare", str(HOME_WORKER), *small, "--out", str(out)]) == 0
+    return out
+
+
+def entries(home_folder: Path) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in json.loads((home_folder / "summary.json").read_text())}
+
+
+def test_the_run_goes_on_without_home_and_tells_when(home_folder: Path) -> None:
+    waiting, going_on = entries(home_folder).values()
+    assert "dropped_peers" not in waiting
+    (absence,) = going_on["dropped_peers"]
+    assert absence["rank"] == 3
+    # The line is down from 25 s to 85 s; the round that ends then is the seventh, and the servers wait 2 s for home.
+    assert absence["step"] == 140
+    assert 29 < absence["virtual_seconds"] < 33
+    assert 85 < absence["back_virtual_seconds"] < 86
+    assert absence["back_step"] % 20 == 0
+    assert waiting["virtual_seconds"] - going_on["virtual_seconds"] == pytest.approx(54, abs=2)
+
+
+def test_metrics_tell_with_how_many_each_step_was_done(home_folder: Path) -> None:
+    with open(home_folder / "metrics" / "time-outs.csv", newline="") as file:
+        peers = [int(row["num_peers"]) for row in csv.DictReader(file)]
+    back = entries(home_folder)["time-outs"]["dropped_peers"][0]["back_step"]
+    assert peers == [4] * 120 + [3] * (back - 120) + [4] * (440 - back)
+
+
+def test_the_report_tells_it_too(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert netgym(["report", str(home_folder)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"time-outs continued without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", output
+    )
+    assert "continued without rank 3" in (home_folder / "report.html").read_text()
+
+
+def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    join = "strategies.time-outs.join_at={2: 10 s}"
+    options = ["--strategy", "time-outs", "--set", "steps=80", "--set", "evaluate.every=80", "--set", join]
+    assert netgym(["run", str(HOME_WORKER), *options, "--out", str(out)]) == 0
+    (entry,) = entries(out).values()
+    assert [(row["rank"], row["step"]) for row in entry["dropped_peers"]] == [(2, 20)]
+    assert entry["dropped_peers"][0]["back_virtual_seconds"] > 10
+
+
+# --- sharded sites ------------------------------------------------------------------------------------------
+
+SHARDED_SITES = Path(__file__).parents[2] / "examples" / "sharded_sites.yaml"
+SHARDED_STEPS = 40  # two rounds of DiLoCo
+
+
+@pytest.fixture(scope="module")
+def sharded_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Each strategy's entry of the summary."""
+    out = tmp_path_factory.mktemp("runs") / "out"
+    assert netgym(["compare", str(SHARDED_SITES), "--set", f"steps={SHARDED_STEPS}", "--out", str(out)]) == 0
+    return {entry["name"]: entry for entry in json.loads((out / "summary.json").read_text())}
+
+
+def num_values() -> int:
+    experiment = Experiment.load(SHARDED_SITES)
+    return sum(p.numel() for p in experiment.build_model(experiment.build_task()).parameters())
+
+
+def test_bytes_are_those_of_the_formulas(sharded_run: dict[str, dict[str, Any]]) -> None:
+    """The model has 50,826 values, which two ranks cut evenly and four with two of padding."""
+    total = num_values()
+    of_four, of_two = 4 * (-(-total // 4) * 4), 4 * (-(-total // 2) * 2)
+    # The norm of all gradients, for clipping, is one number of 4 bytes that goes around all who share a model.
+    assert sharded_run["FSDP"]["bytes_sent"] == SHARDED_STEPS * (3 * 3 * of_four + 2 * 3 * 4)
+    in_sites = 3 * 2 * of_two + 2 * 2 * 4
+    assert sharded_run["hybrid"]["bytes_sent"] == SHARDED_STEPS * (in_sites + 2 * of_two)
+    assert sharded_run["hybrid"]["wan_bytes"] == SHARDED_STEPS * 2 * of_two
+    rounds, shard = SHARDED_STEPS // 20, of_two // 8
+    # Of each of the two shards, one of the two sites adds up one half and the other the other.
+    encoded = 2 * sum(Int8Codec().encoded_bytes(half) for half in (shard // 2, shard - shard // 2))
+    assert sharded_run["DiLoCo of sites"]["wan_bytes"] == rounds * 2 * encoded
+    assert sharded_run["DiLoCo of sites"]["bytes_sent"] == SHARDED_STEPS * in_sites + rounds * 2 * encoded
+
+
+def test_what_crosses_less_is_sooner_and_dividing_a_model_changes_no_loss(
+    sharded_run: dict[str, dict[str, Any]],
+) -> None:
+    seconds = [sharded_run[name]["virtual_seconds"] for name in ("FSDP", "hybrid", "DiLoCo of sites")]
+    assert seconds[0] > 1.5 * seconds[1] > 1.5**2 * seconds[2]
+    assert sharded_run["FSDP"]["final_loss"] == pytest.approx(sharded_run["hybrid"]["final_loss"], rel=1e-3)
