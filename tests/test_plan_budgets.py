@@ -41,17 +41,15 @@ def test_a_long_plan_sends_what_a_short_one_does() -> None:
     assert long.seconds_per_round - short.seconds_per_round == pytest.approx(5990 * 0.05)
 
 
-def test_whole_rounds_are_charged() -> None:
-    """Tokens for 48 steps at H = 100 take a round, and all its communication; a remark says so."""
+def test_steps_after_the_last_whole_round_are_charged() -> None:
+    """Tokens for 48 steps at H = 100 take their computing alone, and no round."""
     where = setting()
     few = replace(where, tokens=float(48 * where.tokens_a_round(1)))
-    made = Measured(build_strategy("DiLoCo", H=100), few)
-    assert made.plan.days == pytest.approx(made.figures.round_seconds[0] / 86_400)
-    assert (made.plan.rounds, made.plan.steps, made.plan.tokens) == (1, 100, 100 * 4 * 2 * 4)
-    assert any("the budget is 48 steps" in remark for remark in made.plan.remarks)
+    made = measure(build_strategy("DiLoCo", H=100), few)
+    assert made.days == pytest.approx(48 * 0.05 / 86_400)
+    assert (made.rounds, made.steps, made.tokens) == (0, 48, 48 * 4 * 2 * 4)
     even = measure(build_strategy("DiLoCo", H=100), replace(where, tokens=float(where.tokens_a_round(300))))
     assert (even.rounds, even.steps) == (3, 300)
-    assert not even.remarks
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
@@ -75,7 +73,7 @@ def test_days_are_tokens_over_tokens_a_second(name: str, options: dict[str, Any]
         assert made.tokens_per_second * made.days * 86_400 == pytest.approx(made.tokens)
         assert made.tokens >= 1e6
         assert made.cost == pytest.approx(made.days * 24 * 4 * 2.0)
-        assert made.steps == (made.rounds or 0) * made.steps_per_round
+        assert made.rounds == made.steps // made.steps_per_round
 
 
 def test_a_schedule_of_absences_is_applied() -> None:

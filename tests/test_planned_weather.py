@@ -13,6 +13,7 @@ from experiments import json_of
 from test_planning import NETWORK, Tiny, setting, trained
 
 from exogym_core.cost.compute import Compute
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import build_strategy
 from netgym.cli.main import main
 from netgym.planning.advise import advise
@@ -39,23 +40,22 @@ def both(
     topology: dict[str, Any],
     compute: Any = "50 ms",
     protocol: str = "ideal",
-) -> tuple[Plan, list[float]]:
-    """The plan of so many steps, and when training was through with each."""
+) -> tuple[Plan, FitResult]:
+    """The plan of so many steps, and their run."""
     where = replace(
         setting(compute, protocol=protocol, half=False),
         topology=Topology.from_mapping(topology),
         tokens=float(steps * RANKS * BATCH * LENGTH),
     )
     planned = measure(build_strategy(name, **options), where)
-    result = trained(name, options, steps, topology=topology, protocol=protocol, compute=compute)
-    return planned, [row["virtual_seconds"] for row in result.history if row["step"]]
+    return planned, trained(name, options, steps, topology=topology, protocol=protocol, compute=compute)
 
 
-def assert_same(planned: Plan, ends: list[float], *, rounds: bool = True) -> None:
-    """All steps take as long as planned, and the last round, to a millionth."""
-    assert planned.days * 86_400 == pytest.approx(ends[-1], rel=1e-6)
+def assert_same(planned: Plan, run: FitResult, *, rounds: bool = True) -> None:
+    """The whole run takes as long as planned, and the last round, to a millionth."""
+    assert planned.days * 86_400 == pytest.approx(run.virtual_seconds, rel=1e-6)
     if rounds:
-        length = planned.steps_per_round
+        ends, length = [row["virtual_seconds"] for row in run.history], planned.steps_per_round
         assert planned.seconds_per_round == pytest.approx(ends[-1] - ends[-1 - length], rel=1e-6)
 
 
@@ -97,8 +97,8 @@ def test_unlike_devices_are_planned_as_they_train(name: str, options: dict[str, 
     topology = network()
     topology["regions"]["a"] |= {"hosts": 3, "device": "h100"}
     topology["regions"]["b"] |= {"hosts": 1, "device": "a100"}
-    planned, ends = both(name, options, 16, topology, {"flops": {"utilisation": 1e-8}})
-    assert_same(planned, ends)
+    planned, run = both(name, options, 16, topology, {"flops": {"utilisation": 1e-8}})
+    assert_same(planned, run)
     assert planned.compute_utilisation < 0.5
 
 
@@ -130,8 +130,8 @@ def test_weather_is_planned_until_it_is_over(name: str, weather: str) -> None:
         "DiLoCo": {"H": 5},
         "StreamingDiLoCo": {"H": 6, "tau": 1, "num_fragments": 2},
     }[name]
-    planned, ends = both(name, options, 120, network(**WEATHER[weather]))
-    assert_same(planned, ends)
+    planned, run = both(name, options, 120, network(**WEATHER[weather]))
+    assert_same(planned, run)
     assert planned.steady
     assert any("the network changes until" in remark for remark in planned.remarks)
 
@@ -158,8 +158,8 @@ def test_a_short_budget_meets_the_draws_that_training_meets(name: str, chance: s
         "SPARTA": {"p_sparta": 0.1, "index_selector": "partitioned"},
     }[name]
     more, compute = CHANCE[chance]
-    planned, ends = both(name, options, 60, network(**more), compute)
-    assert_same(planned, ends, rounds=False)
+    planned, run = both(name, options, 60, network(**more), compute)
+    assert_same(planned, run, rounds=False)
     assert any("all rounds of the budget were simulated" in remark for remark in planned.remarks)
 
 

@@ -176,14 +176,18 @@ WORLDS = [(3, "linux-tcp"), (5, "ideal"), (7, "gloo"), (7, "ideal"), (5, "linux-
 
 
 def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal") -> Measured:
-    """Plan of a strategy on odd sites; the end of each of its rounds and all bytes are those of a real run."""
+    """Plan of a strategy on odd sites; the ends of its rounds and of the run and all bytes are those of a real run."""
     odd = {"topology": Topology.from_mapping(ODD), "num_ranks": num_ranks, "tokens": None}
     where = replace(setting(protocol=protocol), **odd)
     made = Measured(copy.deepcopy(strategy), where)
     figures, period = made.figures, made.plan.steps_per_round
     steps = period * len(figures.round_seconds)
     given = {"num_nodes": num_ranks, "topology": ODD, "protocol": protocol, "progress": False}
-    rows = {row["step"]: row for row in trained_as(strategy, steps, **given).history}
+    run = trained_as(strategy, steps, **given)
+    assert figures.end_seconds == pytest.approx(run.virtual_seconds, abs=1e-9)
+    crossed = [num_bytes for name, num_bytes in run.link_history[-1].items() if name != "virtual_seconds"]
+    assert sum(crossed) == pytest.approx(sum(figures.link_bytes), abs=len(crossed))
+    rows = {row["step"]: row for row in run.history}
     for number, seconds in enumerate(figures.round_seconds):
         row = rows[(number + 1) * period]
         assert row["virtual_seconds"] == pytest.approx(seconds, abs=1e-9)
@@ -257,6 +261,33 @@ def test_plans_of_own_strategies_are_what_training_takes(
         assert any("does not declare round_steps" in remark for remark in made.plan.remarks)
 
 
+@pytest.mark.parametrize("steps", [3, 7, 17, 45])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        build_strategy("AllReduce"),
+        build_strategy("DiLoCo", H=7),
+        build_strategy("DiLoCo", H=14, ranks_per_worker=2),
+        build_strategy("SPARTA+DiLoCo", H=6, interval=4),
+        build_strategy("AsyncSPARTA", interval=4, delay=1),
+        build_strategy("DelayedDiLoCo", H=5),
+        build_strategy("StreamingDiLoCo", H=7, num_fragments=1, tau=3, codec="int8"),
+        build_strategy("CoCoDC", H=6, num_fragments=1, transmissions=3, tau=5),
+        build_strategy("NoLoCo", H=2),
+        Own(7, 2),
+        Declared(7, 2),
+    ],
+    ids=str,
+)
+def test_a_plan_of_some_steps_is_what_a_run_of_them_takes(strategy: Strategy, steps: int) -> None:
+    """Whole rounds, the steps after them, and what is in flight at the end; declared or not."""
+    where = setting()
+    made = measure(strategy, replace(where, tokens=float(where.tokens_a_round(steps))))
+    assert made.steps == steps
+    assert made.tokens == where.tokens_a_round(steps)
+    assert made.days * 86_400 == pytest.approx(trained_as(strategy, steps).virtual_seconds, abs=1e-9)
+
+
 def test_what_does_not_say_when_it_sends_is_simulated_or_refused() -> None:
     """An own strategy that averages every 50 steps was planned with 0 bytes, steadily."""
     found = measure(Own(50), setting())  # 31,250 steps: 32 times 977
@@ -278,9 +309,8 @@ def test_a_declared_round_that_is_none_is_reported() -> None:
     class Wrong(Declared):
         round_steps = 3
 
-    made = measure(Wrong(4), setting())
-    assert "its rounds of 3 steps (round_steps) do not send the same" in made.remarks
-    assert not made.steady
+    with pytest.raises(RefusedPlanError, match="its rounds of 3 steps do not send the same: declare in"):
+        measure(Wrong(4), setting())
     for period in (0, 2.5, True):
         Wrong.round_steps = period  # type: ignore[assignment]
         with pytest.raises(InputError, match="must be a whole number of steps"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from netsim import HostEvent
 
 
-__all__ = ["FitRequest", "with_servers"]
+__all__ = ["FitRequest", "unlike_hosts", "with_servers"]
 
 
 def with_servers(
@@ -189,23 +189,10 @@ class FitRequest(RunConfig):
 
     def _warn_of_unlike_hosts(self) -> None:
         """Warn where no worker is on hosts whose links are others than those of all workers' hosts."""
-        if self.topology is None or self.placement is not None:
-            return
-        used, figures = self.hosts, {}
-        for host, links in zip(self.topology.hosts, self.topology.access_links, strict=True):
-            figures[host.name] = links and (links[0].figures, links[1].figures)
-        mine = {figures[name] for name in used}
-        left = [name for name, kind in figures.items() if kind is not None and kind not in mine]
-        if left and None not in mine and len(used) > 1:
-            hosts = ", ".join(map(visible, dict.fromkeys(used)))
-            warnings.warn(
-                f"fit: topology {self.topology.name}: the workers are on {hosts}; "
-                f"none is on {visible(left[0])}"
-                + (f" or {len(left) - 1} more hosts" if len(left) > 1 else "")
-                + " with other links: name the hosts by placement",
-                UserWarning,
-                stacklevel=5,
-            )
+        if self.topology is not None and self.placement is None:
+            line = unlike_hosts(self.topology, self.hosts)
+            if line is not None:
+                warnings.warn(f"fit: {line}", UserWarning, stacklevel=5)
 
     # --- what follows from them ----------------------------------------------------------------------------
 
@@ -390,3 +377,19 @@ def parse_device(given: Any, where: str) -> torch.device:
         raise InputError(
             f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
         ) from None
+
+
+def unlike_hosts(topology: Topology, used: Sequence[str]) -> str | None:
+    """Line on hosts without workers whose links are others than those of the hosts `used`; None without such hosts."""
+    figures = {}
+    for host, links in zip(topology.hosts, topology.access_links, strict=True):
+        figures[host.name] = links and (links[0].figures, links[1].figures)
+    mine = {figures[name] for name in used}
+    left = [name for name, kind in figures.items() if kind is not None and kind not in mine]
+    if not left or None in mine or len(used) < 2:
+        return None
+    more = f" or {len(left) - 1} more hosts" if len(left) > 1 else ""
+    return (
+        f"topology {topology.name}: the workers are on {', '.join(map(visible, dict.fromkeys(used)))}; "
+        f"none is on {visible(left[0])}{more} with other links: name the hosts by placement"
+    )

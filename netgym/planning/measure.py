@@ -76,13 +76,13 @@ class Plan:
         compute_utilisation: computing / all time, mean over ranks.
         exposed_seconds_per_round: waiting without computing, mean over ranks.
         tokens_per_second: of all workers: over the whole budget if there is one, else in a round that repeats.
-        days: to the budget of tokens, the first round included.
+        days: of a run of `steps` steps, to the end of what is in flight.
         cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
             (`egress`); None where nothing has a price.
         days_low, days_high, cost_low, cost_high: bands around them: waiting by the network's measured error, computing
             by the published shares of devices' peak where none was given.
         cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
-        bytes_per_worker: payload that leaves a worker a round, the largest worker's.
+        bytes_per_worker: payload that leaves a worker a round, mean over workers.
         payload_bytes: the encoded message of a round, once.
         wan_bytes: payload between regions a round, over all workers.
         coding: "charged", or "not charged" where a worker encodes and decodes values in no time; None where it sends
@@ -96,11 +96,12 @@ class Plan:
         fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
         fits_with: changes, each of which alone makes it fit, as flags; none where it fits.
         steady: simulated rounds repeat; else figures are means over them.
-        tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
+        tokens: that are worked through: the budget in whole steps, or less where `until` ends it before; None
             without a budget. In `days` they come at `tokens_per_second`.
         tokens_low, tokens_high: band of the tokens that a budget of dollars pays for; None without such a budget.
         tokens_per_parameter: `tokens` over the model's parameters.
-        rounds, steps: of the budget; None without one.
+        steps: of the budget; None without one.
+        rounds: whole ones among them.
         global_batch: sequences of all workers in a step.
         tokens_per_step: of all workers.
         failures: cost of crashes: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
@@ -250,7 +251,6 @@ _MOST_STEPS, _MOST_STEPS_OF_ALL = (
     1_000,
     20_000,
 )  # of a strategy that does not declare its rounds, and of all ranks
-_NOTICEABLE = 1.01  # times the budget's steps
 _MOST_DEVICES = 1024  # of a worker, tried
 _A_CENTURY = 36_525  # days
 _LONGER = 2  # times as long by crashes: below, a century is the budget's
@@ -289,6 +289,7 @@ class Measured:
         declared = _declared(strategy, setting)
         self.strategy, self.setting = strategy, setting
         period, num_rounds, start, remarks = _extent(strategy, setting, declared)
+        self._is_a_mean = declared.period is None
         self.rounds_of = partial(
             SimulatedRounds, strategy, setting, period, start=start, apart=declared.period is None
         )
@@ -300,9 +301,11 @@ class Measured:
         remarks += _silence_remarks(
             strategy, setting, figures, period, is_declared=declared.period is not None
         )
-        budget = setting.num_rounds(period)
+        steps = setting.num_steps()
+        budget = None if steps is None else -(-steps // period)
         if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
-            budget = setting.affordable_rounds(self._pace(figures).seconds_until, 0.0)
+            until = self._pace(figures).seconds_until
+            budget = setting.affordable_rounds(lambda number: (until(number), 0.0))
         if strategy.is_synchronous and not self.are_peers_new:
             figures = self._until_they_repeat(figures, budget)
             figures, weather_remarks = self._through_weather(figures, budget)
@@ -315,8 +318,10 @@ class Measured:
         self.figures = figures
         pace = self._pace(figures)
         if declared.period is not None and not self.are_peers_new and not self.rounds.repeats:
-            remarks += (f"its rounds of {format_count(period, 'step')} (round_steps) do not send the same",)
-            pace = pace._replace(steady=False)
+            raise RefusedPlanError(
+                f"plan: {name}: its rounds of {format_count(period, 'step')} do not send the same: declare in "
+                "round_steps after how many steps it repeats, or None (docs/own-strategy.md)"
+            )
         pace = pace._replace(remarks=(*remarks, *pace.remarks))
         if setting.dollars is not None:
             self.setting = setting = self._paid(name, period, pace)
@@ -328,7 +333,7 @@ class Measured:
     def _priced(self, name: str, period: int, pace: Pace) -> Plan:
         """The plan for the setting's tokens, crashes included."""
         setting = self.setting
-        made = _plan_of(name, setting, self.figures, period, pace)
+        made = self._plan_of(name, period, pace)
         fits_with = would_fit(self.strategy, setting, self.figures.memory)
         self.plan = replace(made, expected_bytes=self.strategy.sends_by_value, fits_with=tuple(fits_with))
         _refuse_unseen_changes(name, self.plan, setting, pace.ends)
@@ -337,6 +342,77 @@ class Measured:
         plan = with_failures(self, setting.failures)
         _refuse_endless(name, plan)
         return plan
+
+    def _plan_of(self, name: str, period: int, pace: Pace) -> Plan:
+        setting, figures = self.setting, self.figures
+        num_rounds = len(figures.round_seconds)
+        tokens_a_round = setting.tokens_a_round(period)
+        days = worked = None
+        per_second = tokens_a_round / pace.seconds if pace.seconds else float("inf")
+        costs: dict[str, Any] = {"cost": None, "cost_by": {}}
+        missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
+        steps = setting.num_steps(missed * period)
+        remarks = pace.remarks
+        if (cut := setting.cut_sequences()) is not None:
+            remarks += (cut,)
+        if missed:
+            remarks += (
+                f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
+            )
+        if steps is not None:
+            seconds, egress = self._bill(steps, period, pace)
+            days = seconds / SECONDS_A_DAY
+            hourly = setting.hourly_dollars()
+            workers = None if hourly is None else days * 24 * hourly
+            costs = _costs(workers, egress)
+            worked = (steps - missed * period / setting.num_ranks) * setting.tokens_a_round(1)
+            if days:  # cold connections, weather and all
+                per_second = worked / (days * SECONDS_A_DAY)
+        available = setting.memory_available()
+        memory = setting.memory_of(figures.memory)
+        fits = setting.fits(figures.memory)
+        if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
+            remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
+        from_servers = figures.server_wan_bytes / num_rounds
+        coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
+        coding = "charged" if coding_bytes else None
+        if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
+            coding = "not charged"
+            remarks += (_coding_remark(coding_bytes),)
+        return Plan(
+            strategy=name,
+            seconds_per_step=pace.seconds / period,
+            seconds_per_round=pace.seconds,
+            steps_per_round=period,
+            compute_utilisation=pace.computing_seconds / pace.seconds if pace.seconds else 1.0,
+            exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
+            tokens_per_second=per_second,
+            days=days,
+            **costs,
+            bytes_per_worker=_whole(sum(_a_round(figures.bytes_sent, pace.span)) / setting.num_ranks),
+            payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
+            wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
+            memory_per_worker=memory["total"],
+            memory=memory,
+            memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
+            mfu=setting.mfu(pace.seconds / period),
+            memory_available=available,
+            fits=fits,
+            steady=pace.steady,
+            coding=coding,
+            coding_bytes=coding_bytes,
+            tokens=worked,
+            tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,
+            rounds=None if steps is None else steps // period,
+            steps=steps,
+            global_batch=setting.num_ranks * setting.batch_size,
+            tokens_per_step=setting.tokens_a_round(1),
+            protocol=setting.resolved_protocol.describe(),
+            placement=setting.workers_by_site(),
+            algorithm=setting.collectives or "auto",
+            collectives=figures.collectives,
+            remarks=remarks,
+        )
 
     def _paid(self, name: str, period: int, pace: Pace) -> Setting:
         """The setting with the tokens that its dollars pay for.
@@ -348,11 +424,39 @@ class Measured:
         failures = self._priced(name, period, pace).failures or {}
         longer = failures.get("times_as_long", 1.0)
         num_rounds = len(figures.round_seconds)
-        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds
-        rounds = setting.affordable_rounds(lambda number: longer * pace.seconds_until(number), egress)
+
+        def bill(number: int) -> tuple[float, float]:
+            seconds, egress = self._bill(number * period, period, pace)
+            return longer * seconds, egress
+
+        rounds = setting.affordable_rounds(bill)
         missed = num_rounds * len(figures.rank_ends) - figures.contributions
         counted = max(rounds - missed / setting.num_ranks, 1e-9)
         return replace(setting, tokens=counted * setting.tokens_a_round(period))
+
+    def _bill(self, steps: int, period: int, pace: Pace) -> tuple[float, float]:
+        """Seconds of a run of so many steps, to the end of what is in flight, and the dollars of its traffic.
+
+        Whole rounds are played once, or as often as they differ, and repeated; the remaining steps are played after
+        them. Where ranks go their own pace or may be absent, and where rounds are means, the pace is all there is.
+        """
+        setting, figures = self.setting, self.figures
+        num_rounds = len(figures.round_seconds)
+        whole, remainder = divmod(steps, period)
+        played = min(whole, num_rounds)
+        charged = setting.topology.egress_dollars
+        a_round = charged(figures.link_bytes) / num_rounds
+        if self._is_a_mean and steps > period or not self.strategy.is_synchronous or self.rounds.has_absences:
+            at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
+            return pace.seconds_until(steps / period) + at_end, a_round * steps / period
+        quiet = 0.0
+        if played and figures.quiet_seconds is not None:
+            quiet, remainder = remainder * figures.quiet_seconds, 0
+        if (played, remainder) != (num_rounds, 0):
+            few = min(played, self.rounds.num_rounds)
+            figures = self.rounds_of(few, remainder=remainder).on(setting, max(played, few))
+        later = whole - played
+        return figures.end_seconds + later * pace.seconds + quiet, charged(figures.link_bytes) + later * a_round
 
     def _through_weather(
         self, figures: RoundFigures, budget: int | None
@@ -634,22 +738,20 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     rounds = _first_rounds(strategy, setting)
     if start or rounds.has_pairs or not rounds.repeats:
         return 0.0, 0.0
-    seconds = max(each.mean_seconds for each in setting.durations()) * period
+    steps, durations = setting.max_steps, setting.durations()
     try:
         on_lines = max(
             (_least_seconds(rounds, rank, *lines) for rank, lines in _narrowest(setting)), default=0.0
         )
     except (ValueError, RuntimeError):  # its requests depend on the others
         on_lines = 0.0
-    number = setting.num_rounds(period)
-    assert number is not None
     if rounds.has_absences:
         return 0.0, 0.0
     on_lines /= setting.resolved_protocol.payload_share
-    days = max(number * seconds, (number - 1) * on_lines) / SECONDS_A_DAY
+    slowest = max(each.mean_seconds for each in durations)
+    days = max(steps * slowest, (steps // period - 1) * on_lines) / SECONDS_A_DAY
     fast = setting.computing_range()[0]
-    durations = setting.durations()
-    computing = sum(each.mean_seconds for each in durations) / len(durations) * number * period
+    computing = sum(each.mean_seconds for each in durations) / len(durations) * steps
     share = (
         min(computing / SECONDS_A_DAY / days, 1.0) if not setting.compute.coding.speeds else float(fast < 1)
     )
@@ -707,78 +809,6 @@ def _first_rounds(strategy: Strategy, setting: Setting) -> SimulatedRounds:
     return SimulatedRounds(strategy, setting, period, num_rounds, start=start, apart=declared.period is None)
 
 
-def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
-    num_rounds = len(figures.round_seconds)
-    tokens_a_round = setting.tokens_a_round(period)
-    days = worked = None
-    per_second = tokens_a_round / pace.seconds if pace.seconds else float("inf")
-    costs: dict[str, Any] = {"cost": None, "cost_by": {}}
-    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
-    rounds = setting.num_rounds(period, missed)
-    remarks = pace.remarks
-    if (cut := setting.cut_sequences()) is not None:
-        remarks += (cut,)
-    if missed:
-        remarks += (
-            f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
-        )
-    if rounds is not None:
-        remarks += _whole_round_remarks(setting, period)
-        days = pace.seconds_until(rounds) / SECONDS_A_DAY
-        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
-        hourly = setting.hourly_dollars()
-        workers = None if hourly is None else days * 24 * hourly
-        costs = _costs(workers, egress)
-        worked = rounds * tokens_a_round - missed * tokens_a_round / setting.num_ranks
-        if days:  # cold connections, weather and all
-            per_second = worked / (days * SECONDS_A_DAY)
-    available = setting.memory_available()
-    memory = setting.memory_of(figures.memory)
-    fits = setting.fits(figures.memory)
-    if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
-        remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
-    from_servers = figures.server_wan_bytes / num_rounds
-    coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
-    coding = "charged" if coding_bytes else None
-    if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
-        coding = "not charged"
-        remarks += (_coding_remark(coding_bytes),)
-    return Plan(
-        strategy=name,
-        seconds_per_step=pace.seconds / period,
-        seconds_per_round=pace.seconds,
-        steps_per_round=period,
-        compute_utilisation=pace.computing_seconds / pace.seconds if pace.seconds else 1.0,
-        exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
-        tokens_per_second=per_second,
-        days=days,
-        **costs,
-        bytes_per_worker=max(_a_round(figures.bytes_sent, pace.span)),
-        payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
-        wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
-        memory_per_worker=memory["total"],
-        memory=memory,
-        memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
-        mfu=setting.mfu(pace.seconds / period),
-        memory_available=available,
-        fits=fits,
-        steady=pace.steady,
-        coding=coding,
-        coding_bytes=coding_bytes,
-        tokens=worked,
-        tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,
-        rounds=rounds,
-        steps=None if rounds is None else rounds * period,
-        global_batch=setting.num_ranks * setting.batch_size,
-        tokens_per_step=setting.tokens_a_round(1),
-        protocol=setting.resolved_protocol.describe(),
-        placement=setting.workers_by_site(),
-        algorithm=setting.collectives or "auto",
-        collectives=figures.collectives,
-        remarks=remarks,
-    )
-
-
 def _coding_remark(coding_bytes: float) -> str:
     """A remark on coding that is not charged, with what it would take."""
     if not coding_bytes:
@@ -799,21 +829,6 @@ def _start_remarks(name: str, setting: Setting, start: int) -> tuple[str, ...]:
             "plan it without --tokens and --budget"
         )
     return (f"it {text}: figures are for later ones",)
-
-
-def _whole_round_remarks(setting: Setting, period: int) -> tuple[str, ...]:
-    """A remark where whole rounds are noticeably more than the budget."""
-    rounds = setting.num_rounds(period)
-    assert setting.tokens is not None
-    assert rounds is not None
-    steps = math.ceil(setting.tokens / setting.tokens_a_round(1) - 1e-9)
-    if rounds * period <= steps * _NOTICEABLE:
-        return ()
-    return (
-        f"the budget is {format_count(steps, 'step')}, and whole rounds are planned: "
-        f"{rounds:,} of {format_count(period, 'step')}, "
-        f"{rounds * setting.tokens_a_round(period):,} tokens",
-    )
 
 
 def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequence[float]) -> None:

@@ -70,8 +70,11 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _round(row: Mapping[str, Any]) -> str:
-    number = "" if row["rounds"] is None else f" x {row['rounds']:,}"
-    steps = row["steps_per_round"]
+    """Seconds and steps of a round, the budget's whole rounds, and its steps after them."""
+    steps, number = row["steps_per_round"], ""
+    if row["steps"] is not None:
+        whole, rest = divmod(row["steps"], steps)
+        number = f" x {whole:,}" + (f" + {rest:,}" if rest else "")
     return f"{format_seconds(row['seconds_per_round'])} / {format_count(steps, 'step')}{number}"
 
 
@@ -131,7 +134,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "algorithm": lambda row: "-" if row["algorithm"] == "auto" else algorithm_text(row["algorithm"]),
     "MFU": _mfu,
     "tokens/s": lambda row: _whole(row["tokens_per_second"]),
-    "sent a worker and round": lambda row: (
+    "sent per worker and round": lambda row: (
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else "")
     ),
     "coding": lambda row: "not charged" if row["coding"] == "not charged" else "-",

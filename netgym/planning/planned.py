@@ -18,6 +18,7 @@ from exogym_core.config import checked_config, file_values
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader, loss_and_count
+from exogym_core.run.request import unlike_hosts
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides
@@ -241,6 +242,10 @@ class Request:
             known=known,
             **options,
         )
+        if setting.placement is None:
+            used = [topology.hosts[host].name for host in setting.hosts]
+            if (unlike := unlike_hosts(topology, used)) is not None:
+                setting = replace(setting, remarks=(*setting.remarks, unlike))
         return cls(experiment, setting, tokens)
 
     def of_own_sites(self, every: Container[str]) -> Request:

@@ -526,12 +526,9 @@ def _lengthened(stream: Stream, num_marks: int) -> Stream:
         for earlier, later in pairs
         if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
     }
-    for request in stream[ends[-1] :]:  # calls in flight at the end
-        if isinstance(request, Post | Wait) and (step := steps.get(request.key.group, 0)):
-            number = request.key.number + num_more * step
-            made.append(request._replace(key=request.key._replace(number=number)))
-        else:
-            made.append(request)
+    by = Counter({group: num_more * step for group, step in steps.items()})
+    period = next((b.step - a.step for a, b in pairs if isinstance(a, Computing) and isinstance(b, Computing)), 0)
+    made += (_shifted(request, by, num_more * period) for request in stream[ends[-1] :])
     return made
 
 

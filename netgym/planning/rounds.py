@@ -20,6 +20,7 @@ from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.request import with_servers
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
+from netgym.command_options import first_line
 from netgym.planning.models import worker_memory
 from netgym.planning.planned_rank import planned_rank, without_updates
 from netgym.planning.recording import (
@@ -62,8 +63,10 @@ class RoundFigures:
 
     Attributes:
         round_seconds: virtual time at which the last rank finished each round.
-        compute_seconds, exposed_seconds: of each rank, over all of them.
+        compute_seconds: of each rank, over all of them.
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
+        end_seconds: when the last rank ended, after what was in flight.
+        quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
         memory: bytes of the first rank by purpose.
         collectives: the algorithms that were used, by operation.
         link_bytes: payload that crossed each link, over all of them.
@@ -77,12 +80,13 @@ class RoundFigures:
 
     round_seconds: list[float]
     compute_seconds: list[float]
-    exposed_seconds: list[float]
     bytes_sent: list[list[int]]
     wan_bytes: list[list[int]]
     payload_bytes: list[list[int]]
     coded_values: list[list[int]]
     coding: list[str | None]
+    end_seconds: float = 0.0
+    quiet_seconds: float | None = None
     memory: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
@@ -257,9 +261,11 @@ class SimulatedRounds:
         period: steps a round.
         num_rounds: how many.
         start: steps before the first of them, which are counted and not taken.
+        remainder: steps after the last of them.
         apart: ranks may differ in what they send, so that none stands for another.
 
     Attributes:
+        num_rounds: how many are recorded.
         has_absences: rounds continue without ranks that are late or gone.
     """
 
@@ -271,10 +277,12 @@ class SimulatedRounds:
         num_rounds: int,
         *,
         start: int = 0,
+        remainder: int = 0,
         apart: bool = False,
     ) -> None:
         self._strategy, self._setting, self._apart = strategy, setting, apart
-        self._num_rounds, self._period, self._start = num_rounds, period, start
+        self.num_rounds, self._period, self._start = num_rounds, period, start
+        self._remainder = remainder
         self._num_ranks = setting.num_ranks + strategy.num_servers
         self._model = setting.model.model
         self._memory: dict[str, int] = {}
@@ -287,6 +295,7 @@ class SimulatedRounds:
             num_rounds,
             period,
             start,
+            remainder,
             apart,
             setting.max_steps,
             *map(known.number_of, parts),
@@ -326,8 +335,8 @@ class SimulatedRounds:
         except RankError as error:
             raise InputError(
                 f"plan: {type(self._strategy).__name__} computes with values, which a plan does not have, so its "
-                f"messages cannot be planned; plan another strategy, or run it on a small model\n{error}"
-            ) from None
+                f"messages cannot be planned; plan another strategy, or run it on a small model ({first_line(error)})"
+            ) from error
         return None if made.asks_for_time or self.has_absences else made
 
     def _make_groups(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
@@ -341,15 +350,15 @@ class SimulatedRounds:
         *,
         is_alone: bool = False,
     ) -> None:
-        """Program of a rank, from its first step to the last one of so many rounds."""
+        """Program of a rank: its steps through `num_rounds` rounds and the remainder, and its end."""
         with without_updates(self._strategy):
-            self._run_rank(comm, computing, num_rounds or self._num_rounds, is_alone)
+            self._run_rank(comm, computing, num_rounds or self.num_rounds, is_alone)
 
     def _run_rank(
         self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int, is_alone: bool
     ) -> None:
         own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
-        coding, num_steps = self._setting.compute.coding, num_rounds * self._period
+        coding, num_steps = self._setting.compute.coding, num_rounds * self._period + self._remainder
         max_steps = max(self._setting.max_steps, self._start + num_steps)
         runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
         if runner is None:
@@ -362,7 +371,10 @@ class SimulatedRounds:
         step = 0
         while step < num_steps:
             if step % self._period and not self.has_absences:  # as many in each round: its first one is taken
-                step += runner.take_alike(self._period - 1 - step % self._period, copies=is_alone)
+                most = min(self._period - 1 - step % self._period, num_steps - step)
+                step += runner.take_alike(most, copies=is_alone)
+                if step == num_steps:
+                    break
             if mine.workers.skips(step):
                 mine.skip_step()
                 mine.round_place()  # forgets that a round was missed
@@ -421,7 +433,8 @@ class SimulatedRounds:
 
         Args:
             setting: network and computing.
-            num_rounds: fewer rounds than there are, or more, if later ones repeat the last ones; None: all.
+            num_rounds: fewer rounds than there are, without the remainder and the end; or more, if later ones repeat
+                the last ones; None: all.
             factors: on each worker's seconds of computing; None: 1.
         """
         topology, seconds, recording = setting.topology, self._seconds(setting, factors), self._recording
@@ -430,9 +443,11 @@ class SimulatedRounds:
         if recording is None:
             return self._figures(self._live(setting, seconds, num_rounds))
         shortened = None if not setting.is_even() else recording.with_few_copies
-        if num_rounds is not None and num_rounds > self._num_rounds:
+        if num_rounds is not None and num_rounds > self.num_rounds:
             recording = recording.lengthened(num_rounds)
             shortened = shortened and [(each.lengthened(num_rounds), left) for each, left in shortened]
+        if num_rounds is not None and num_rounds >= self.num_rounds:
+            num_rounds = None  # to the end
         world = self._world(setting)
         if self._schedules is None:
             self._schedules = _schedules(setting, world)
@@ -445,8 +460,12 @@ class SimulatedRounds:
             shortened = recording.shortened
         if shortened is None:
             return figures(recording)
-        one, other = (vars(figures(each)) for each, _ in shortened)
-        return RoundFigures(**extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0]))
+        one, other = (figures(each) for each, _ in shortened)
+        more = REPEATS[1] - REPEATS[0]
+        made = RoundFigures(**extrapolated(vars(one), vars(other), shortened[1][1], more))
+        if recording.with_few_copies is not None and made.round_seconds:
+            made.quiet_seconds = (other.end_seconds - one.end_seconds) / (more * len(made.round_seconds))
+        return made
 
     def _world(self, setting: Setting) -> World:
         places, protocol = self._placement(setting), setting.protocol
@@ -508,7 +527,7 @@ class SimulatedRounds:
     @property
     def most_live_rounds(self) -> int:
         """Number of rounds to simulate where every rank has to run."""
-        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
+        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self.num_rounds)
 
     def _live(
         self, setting: Setting, seconds: Sequence[Callable[[int], float]], num_rounds: int | None
@@ -520,7 +539,7 @@ class SimulatedRounds:
                 f"run, {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
                 "do not overlap in stages or leave ranks out"
             )
-        number = min(num_rounds or self._num_rounds, self._num_rounds)
+        number = min(num_rounds or self.num_rounds, self.num_rounds)
 
         def own(comm: Communicator) -> None:
             assert isinstance(comm, SimulatedCommunicator)
@@ -547,9 +566,9 @@ class SimulatedRounds:
         return RoundFigures(
             [max(ends) for ends in zip(*rank_ends, strict=True)],
             run.compute_seconds[:num_workers],
-            run.exposed_seconds[:num_workers],
             **counts,
-            coding=[own[-1].row["coding"] for own in rows],
+            coding=[own[-1].row["coding"] if own else None for own in rows],
+            end_seconds=run.virtual_seconds or 0.0,
             memory=self._memory,
             collectives=run.collectives,
             link_bytes=run.link_bytes,

@@ -309,29 +309,26 @@ class Setting:
         """Tokens of all workers in so many steps."""
         return period * self.num_ranks * self.batch_size * self.model.length
 
-    def num_rounds(self, period: int, missed: int = 0) -> int | None:
-        """Number of whole rounds in the budget of tokens; None without a budget.
+    def num_steps(self, missed: float = 0) -> int | None:
+        """Number of steps in the budget of tokens; None without a budget.
 
         Args:
-            period: steps of a round.
-            missed: rounds of one worker each that do not count.
+            missed: steps of one worker each that do not count.
         """
         if self.tokens is None:
             return None
-        rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
-        return max(1, math.ceil(rounds - 1e-9))
+        return max(1, math.ceil(self.tokens / self.tokens_a_round(1) + missed / self.num_ranks - 1e-9))
 
     @property
     def max_steps(self) -> int:
         """Steps of the run: those of the budget of tokens; a thousand without one."""
-        return self.num_rounds(1) or _STEPS
+        return self.num_steps() or _STEPS
 
-    def affordable_rounds(self, seconds_until: Callable[[float], float], egress_a_round: float) -> int:
+    def affordable_rounds(self, bill: Callable[[int], tuple[float, float]]) -> int:
         """Number of whole rounds that `dollars` pays for.
 
         Args:
-            seconds_until: end of a number of rounds.
-            egress_a_round: dollars of a round's traffic.
+            bill: seconds, and dollars of traffic, of a number of rounds.
 
         Raises:
             InputError: workers have no price, nothing costs anything, or the first round costs more.
@@ -342,7 +339,8 @@ class Setting:
             raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
 
         def cost(rounds: int) -> float:
-            return seconds_until(rounds) / 3600 * hourly + egress_a_round * rounds
+            seconds, egress = bill(rounds)
+            return seconds / 3600 * hourly + egress
 
         if cost(1) > budget:
             raise InputError(

@@ -223,7 +223,7 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
     rows: list[Sequence[str]] = []
     for entry in study.entries[:_ROWS]:
         rows += _cells(entry, visible(point_text(entry["point"])))
-    _print_table(("point", "strategy", "final loss", "to target", "wan"), rows)
+    _print_table(("point", "strategy", "final loss", "to target", "virtual time", "wan"), rows)
     console = stdout()
     if len(study.entries) > _ROWS:
         more = format_count(len(study.entries) - _ROWS, "more point")
@@ -234,19 +234,20 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
 
 def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
     if entry.get("failed"):
-        yield point, "failed", visible(entry.get("error", ""), 60), "", ""
+        yield point, "failed", visible(entry.get("error", ""), 60), "", "", ""
         return
     if entry.get("incomplete"):
-        yield point, "not finished", "", "", ""
+        yield point, "not finished", "", "", "", ""
     for position, strategy in enumerate(entry.get("strategies", ())):
-        has_time = strategy.get("virtual_seconds") is not None
+        seconds = strategy.get("virtual_seconds")
         to_target = _time(strategy.get("virtual_seconds_to_target"))
         yield (
             "" if position else point,
             visible(strategy["name"]),
             _loss(strategy.get("final_loss")),
             "not held" if strategy.get("target") == "touched" else to_target,
-            format_bytes(strategy.get("wan_bytes") or 0) if has_time else "",
+            _time(seconds),
+            format_bytes(strategy.get("wan_bytes") or 0) if seconds is not None else "",
         )
 
 

@@ -150,6 +150,7 @@ class Group:
     def cells(self) -> list[str]:
         """Cells of the group's row in the table, after its values."""
         times, count = self.times(), len(self.runs)
+        ends = [run.virtual_seconds for run in self.runs if run.virtual_seconds is not None]
         has_target = any(run.target is not None for run in self.runs)
         diverged = f" ({self.num_diverged} of {count} not finite)" if self.num_diverged else ""
         results = self.members[0].results
@@ -161,6 +162,7 @@ class Group:
             f"{len(times)} of {count}" if has_target else _MISSING,
             _interval_text(self.losses().values(), format_loss) + diverged,
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
+            format_seconds(_mean(ends)) if len(ends) == count and ends else _MISSING,
             *(self._mean_bytes(name) for name in ("bytes_sent_per_worker", "wan_bytes")),
             _interval_text(known, short_count) if len(known) == count else _MISSING,
         ]
@@ -176,6 +178,7 @@ HEADINGS = (
     "held",
     "final loss",
     "runs",
+    "virtual time",
     "sent by a worker",
     "between regions",
     "tokens to target",
