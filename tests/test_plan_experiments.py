@@ -85,6 +85,46 @@ def test_a_strategy_that_fails_leaves_the_others_planned(
     assert capsys.readouterr().err.startswith("error: KeyError: 'absent'")
 
 
+def test_a_strategy_that_goes_by_values_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line has where it does; a traceback followed it."""
+    own = "from exogym_core.strategy import DiLoCoStrategy\n\n\nclass Mine(DiLoCoStrategy):\n"
+    own += "    def begin_step(self, context):\n        float(self.trainable[0].detach().sum())\n"
+    (tmp_path / "by_values.py").write_text(own)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "task: digits\ncompute: 50 ms" + SITES.replace("[AllReduce", "[by_values:Mine, AllReduce")
+    )
+    assert main(["plan", str(path), "--strategy", "by_values:Mine"]) == 2
+    line, *more = capsys.readouterr().err.splitlines()
+    assert not more
+    assert line.startswith("error: plan: Mine computes with values, which a plan does not have")
+    assert "(rank 0 failed at by_values.py:6: " in line
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`:fire:` became a picture of one."""
+    path = tmp_path / "own.yaml"
+    label = "':fire: [bold]:Seven:'"
+    path.write_text("task: digits\ncompute: 50 ms" + SITES.replace("H: 2", f"H: 2, label: {label}"))
+    assert main(["plan", str(path), "--strategy", label.strip("'")]) == 0
+    assert ":fire: [bold]:Seven: " in capsys.readouterr().out
+
+
+def test_hosts_of_other_kinds_that_stay_empty_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four workers on the first homes: as `compare` warns, a plan remarks."""
+    words = "plan --model llama-2m --strategy AllReduce --topology home-broadband --device a100 --sequence 64"
+    for more, number in (
+        ("--workers 4", 1),
+        ("--workers 8", 0),
+        ("--workers 2 --set placement=[cable0,dsl0]", 0),
+    ):
+        (row,) = printed_rows(f"{words} {more}", capsys)
+        assert sum("none is on dsl0 or 3 more hosts" in remark for remark in row["remarks"]) == number
+
+
 def test_coding_that_is_not_charged_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("task: digits\ncompute: {fixed: 50 ms}" + SITES.replace("H: 2", "H: 2, codec: int8"))

@@ -69,12 +69,12 @@ def trained(name: str, options: dict[str, Any], steps: int, **given: Any) -> Fit
     return trained_as(build_strategy(name, **options), steps, **given)
 
 
-def trained_as(strategy: Strategy, steps: int, **given: Any) -> FitResult:
+def trained_as(strategy: Strategy, steps: int, model: nn.Module | None = None, **given: Any) -> FitResult:
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
     usual = {"num_nodes": 4, "topology": NETWORK, "compute": "50 ms", "seed": 0, "workers": "threads"}
     usual |= {"batch_size": 2, "max_steps": steps, "disable_logging": True, "val_size": 0}
-    return Trainer(Tiny(), data).fit(strategy=strategy, **(usual | given)).fit_result
+    return Trainer(model or Tiny(), data).fit(strategy=strategy, **(usual | given)).fit_result
 
 
 ROUNDS = [
@@ -211,6 +211,39 @@ def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], world
 def test_every_strategy_is_in_the_table() -> None:
     names = {name for name, kind in Strategy.registry.items() if kind.__module__.startswith("exogym_core.")}
     assert names == {name for name, _ in TABLE}
+
+
+class Linear(nn.Linear):
+    """A layer with ten outputs."""
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__(num_inputs, 10)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Mean square of the outputs."""
+        tokens, _ = batch
+        return super().forward(tokens.float().mean().expand(self.in_features)).square().mean()
+
+
+@pytest.mark.parametrize(("num_parameters", "num_ranks"), [(2410, 7), (610, 4), (390, 5)])
+@pytest.mark.parametrize(("name", "options"), [("SignSGD", {}), ("OneBitAdam", {"freeze_step": 2})])
+def test_signs_of_few_parameters_among_odd_ranks_are_planned(
+    name: str, options: dict[str, Any], num_parameters: int, num_ranks: int
+) -> None:
+    """The last rank's part of the signs is smaller than others', or empty: plans raised where runs trained."""
+    strategy, width = build_strategy(name, **options), num_parameters // 10 - 1
+    with torch.device("meta"):
+        model = SequenceModel(Linear(width), 4)
+    assert model.num_parameters == num_parameters
+    where = replace(setting(), model=model, num_ranks=num_ranks)
+    made = Measured(strategy, replace(where, tokens=float(where.tokens_a_round(5))))
+    run = trained_as(strategy, 5, Linear(width), num_nodes=num_ranks)
+    assert made.plan.days * 86_400 == pytest.approx(run.virtual_seconds, abs=1e-9)
+    sent = {row["step"]: row["bytes_sent"] for row in run.history}
+    counted = range(1, min(5, len(made.figures.round_seconds)) + 1)
+    assert [sum(each[step - 1] for each in made.figures.bytes_sent) for step in counted] == [
+        sent[step] for step in counted
+    ]
 
 
 class Own(Strategy):

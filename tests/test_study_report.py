@@ -355,6 +355,7 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
         "2 of 2",
         "0.1500 [-0.4853, 0.7853]",
         "2",
+        "-",
         "8 B",
         "4 B",
         "-",

@@ -205,6 +205,22 @@ def test_points_side_by_side_give_the_sweep_that_runs_one_after_the_other(
     assert "error: --jobs 2: is for this machine, and --on ray is not" in capsys.readouterr().err
 
 
+def test_a_table_without_a_target_has_virtual_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Points were told apart by their losses alone."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        experiment(topology="lan", compute="50 ms", strategies="[AllReduce]") + "sweep: {steps: [2, 4]}\n"
+    )
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 0
+    heading, *rows = [
+        line for line in capsys.readouterr().out.splitlines() if "steps" in line or "virtual" in line
+    ]
+    assert "virtual time" in heading
+    assert all(seconds in row for seconds, row in zip(("100.8 ms", "201.6 ms"), rows, strict=True))
+
+
 def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     arguments = [

@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from exogym_core.names import visible
 from exogym_core.results.disk import Forgiving, RecordError, owner_of, write_whole
 from exogym_core.results.run_folder import RunFolder
+from netsim.cli.terminal import plain_console
 from netsim.errors import InputError
 from netsim.files.documents import load_document
 from netsim.files.plain_files import read_bytes
@@ -31,6 +31,8 @@ from netsim.units import format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from rich.console import Console
 
     from exogym_core.results.fit_result import FitResult
 
@@ -377,7 +379,7 @@ def shown(
         is_quiet: show nothing on stderr.
     """
     stream = None if sys.stderr is None else Forgiving(sys.stderr)
-    console = Console(file=stream, stderr=True, quiet=is_quiet)  # type: ignore[arg-type]
+    console = plain_console(file=stream, stderr=True, quiet=is_quiet)
     log, path = (lambda line: None, None) if folder is None else (folder.log, folder.path)
     with progress_for(console, log, path) as progress:
         run = progress.begin(label, 1, 1, result.max_steps)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from exogym_core.meeting_place import (
@@ -33,13 +32,15 @@ from netgym.command_options import (
     topology_here,
 )
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import given
+from netsim.cli.terminal import given, plain_console
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+    from rich.console import Console
 
     from exogym_core.results.progress import AnyProgress
     from exogym_core.results.report import RunReport
@@ -177,10 +178,10 @@ def _shown(experiment: Experiment, folder: RunFolder, *, progress: bool = True) 
         console.print(Text(line), soft_wrap=True)
         folder.log(line)
 
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     if experiment.shared_hosts is not None:
         write(experiment.shared_hosts)
-    shown_on = console if progress else Console(stderr=True, quiet=True)
+    shown_on = console if progress else plain_console(stderr=True, quiet=True)
     with warnings_to(write), progress_for(shown_on, folder.log, folder.path) as listener:
         yield listener
 
@@ -258,8 +259,7 @@ def show_report(
 
 def stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
     """Console of the terminal's width, or of `plain_width` for a file or pipe."""
-    console = Console()
-    return console if console.is_terminal else Console(width=plain_width)
+    return plain_console(plain_width)
 
 
 def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:

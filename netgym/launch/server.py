@@ -8,11 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from exogym_core.workers.processes.children import ChannelClosed
 from netgym.launch.report import show_summary, write_launch
 from netgym.launch.run import JoinedRanks, Launch, Script, serve_joined
+from netsim.cli.terminal import plain_console
 from netsim.errors import InputError
 
 __all__ = ["JoinedRanks", "main"]
@@ -53,8 +52,7 @@ def _serve(fd: int, path: str) -> int:
         from exogym_core.results.run_folder import RunFolder
 
         report = write_launch(RunFolder.create(out, Path(out).name), report)
-    console = Console(stderr=True, highlight=False)
-    show_summary(report, console if console.is_terminal else Console(stderr=True, width=_PLAIN_WIDTH))
+    show_summary(report, plain_console(_PLAIN_WIDTH, stderr=True, highlight=False))
     if run.error is not None:
         print(f"error: {run.error}", file=sys.stderr, flush=True)
         return 1

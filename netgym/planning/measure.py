@@ -372,7 +372,9 @@ class Measured:
         memory = setting.memory_of(figures.memory)
         fits = setting.fits(figures.memory)
         if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
-            remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
+            remarks += (
+                f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",
+            )
         from_servers = figures.server_wan_bytes / num_rounds
         coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
         coding = "charged" if coding_bytes else None
@@ -446,7 +448,11 @@ class Measured:
         played = min(whole, num_rounds)
         charged = setting.topology.egress_dollars
         a_round = charged(figures.link_bytes) / num_rounds
-        if self._is_a_mean and steps > period or not self.strategy.is_synchronous or self.rounds.has_absences:
+        if (
+            (self._is_a_mean and steps > period)
+            or not self.strategy.is_synchronous
+            or self.rounds.has_absences
+        ):
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
             return pace.seconds_until(steps / period) + at_end, a_round * steps / period
         quiet = 0.0
@@ -456,7 +462,9 @@ class Measured:
             few = min(played, self.rounds.num_rounds)
             figures = self.rounds_of(few, remainder=remainder).on(setting, max(played, few))
         later = whole - played
-        return figures.end_seconds + later * pace.seconds + quiet, charged(figures.link_bytes) + later * a_round
+        return figures.end_seconds + later * pace.seconds + quiet, charged(
+            figures.link_bytes
+        ) + later * a_round
 
     def _through_weather(
         self, figures: RoundFigures, budget: int | None

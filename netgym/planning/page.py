@@ -396,10 +396,10 @@ def print_table(
         table.add_row(*row_of_cells)
     console = stdout(_TABLE_WIDTH)
     for line in [title, *(f"{name}: {value}" for name, value in facts)]:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False)
     console.print(table)
     for line in _notes(rows, values, short=True):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def write_page(

@@ -527,7 +527,9 @@ def _lengthened(stream: Stream, num_marks: int) -> Stream:
         if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
     }
     by = Counter({group: num_more * step for group, step in steps.items()})
-    period = next((b.step - a.step for a, b in pairs if isinstance(a, Computing) and isinstance(b, Computing)), 0)
+    period = next(
+        (b.step - a.step for a, b in pairs if isinstance(a, Computing) and isinstance(b, Computing)), 0
+    )
     made += (_shifted(request, by, num_more * period) for request in stream[ends[-1] :])
     return made
 

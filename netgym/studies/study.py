@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from exogym_core.config import yaml_text
@@ -27,6 +26,7 @@ from exogym_core.results.run_folder import RunFolder, code_folder_of, require_ow
 from netgym.experiment.experiment import Experiment, apply_values
 from netgym.studies.points import Sweep, point_text
 from netsim import Topology
+from netsim.cli.terminal import plain_console
 from netsim.errors import InputError
 from netsim.files.documents import Document, load_document
 from netsim.units import format_count
@@ -49,7 +49,7 @@ class LineWriter:
     """Writes lines to stderr and to the folder's log; in a notebook those of a sweep's points share a bar."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._console = folder, Console(stderr=True)
+        self._folder, self._console = folder, plain_console(stderr=True)
         self._bar: NotebookBar | None = None
 
     def __call__(self, line: str, done: float | None = None, num_points: int = 1) -> None:

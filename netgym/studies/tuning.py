@@ -26,8 +26,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from exogym_core.config import yaml_text
 from exogym_core.names import file_name, visible
 from exogym_core.results.progress import progress_for
@@ -39,6 +37,7 @@ from netgym.studies.points import Range, TuneSettings, point_text
 from netgym.studies.runners import runner_at
 from netgym.studies.study import LineWriter, Study, read_experiment
 from netgym.studies.sweep import SweepProgress, run_sweep, train_in
+from netsim.cli.terminal import plain_console
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document, load_document
 from netsim.files.schemas import validate_document
@@ -386,7 +385,7 @@ class Tuning:
             if not run.read_summary():
                 run.write_text("experiment.yaml", experiment.to_yaml())
                 run.write_environment(experiment.code_folder)
-            with progress_for(Console(stderr=True), run.log) as progress:
+            with progress_for(plain_console(stderr=True), run.log) as progress:
                 train_in(run, experiment, progress, jobs)
             (words, winner), summary = verdict(Results.load(run)), run.read_summary()
             seeds, of_runs = self.tuning_seeds, experiment.seeds

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from netsim.cli.terminal import given, takes
+from netsim.cli.terminal import given, plain_console, takes
 from netsim.errors import InputError
 from netsim.topology.devices import device_name
 from netsim.topology.topology import Topology
@@ -63,7 +61,7 @@ def show_command(topology: str = given(is_argument=True, required=True), as_json
     if as_json:
         click.echo(json.dumps(_as_mapping(network)))
         return
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = plain_console(_PLAIN_WIDTH)
     console.print(Text(network.name, style="bold"))
     if network.source:
         console.print(Text(f"source: {network.source.strip()}", style="dim"))

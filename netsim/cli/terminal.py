@@ -34,6 +34,7 @@ __all__ = [
     "OneLineCommand",
     "check_new",
     "given",
+    "plain_console",
     "plain_lines",
     "takes",
     "usage_message",
@@ -237,6 +238,21 @@ class OneLineCommand(click.Command):
             raise click.ClickException(str(error)) from None
 
 
+def plain_console(plain_width: int | None = None, **options: Any) -> Console:
+    """Console that prints text as it is: markup and names of emoji in it, as in users' names, are text.
+
+    Args:
+        plain_width: characters a line where it is no terminal.
+        options: rich's.
+    """
+    from rich.console import Console  # here, so that `--help` does not wait for it
+
+    made = Console(markup=False, emoji=False, **options)
+    if plain_width is not None and not made.is_terminal:
+        made.width = plain_width
+    return made
+
+
 def plain_lines(text: str) -> str:
     """Text for a terminal: its lines, with control characters written out.
 
@@ -308,10 +324,9 @@ class DelayedProgress:
         every_seconds: float | None = None,
     ) -> None:
         # Imported here, so that `--help` does not wait for it.
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        console = console if console is not None else Console(file=sys.stderr)
+        console = console if console is not None else plain_console(file=sys.stderr)
         counted = [] if total is None else [MofNCompleteColumn()]
         columns = [
             TextColumn("{task.description}", markup=False),
@@ -358,6 +373,6 @@ class DelayedProgress:
             line, elapsed = f"{task.description}{done}", task.elapsed or 0.0
             if line != printed or elapsed >= due:  # an unchanged line comes at twice the time of the last one
                 text = f"{line}, {format_seconds(round(elapsed))}"
-                self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._progress.console.print(text, highlight=False, soft_wrap=True)
                 printed, due = line, 2 * elapsed
             self._is_over.wait(every)

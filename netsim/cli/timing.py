@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_lines, takes
+from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_console, plain_lines, takes
 from netsim.collectives.collective import collective, ring_seconds
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import algorithm_names
@@ -220,7 +219,7 @@ def _print(
     ring: float | None,
 ) -> None:
     made, timing, bound = times.schedule, times.timing, times.bound_seconds
-    console = Console()
+    console = plain_console()
     console.print(_ranks_table(topology, hosts, timing))
     console.print(_links_table(topology, timing))
     repeated = "" if len(timing.seconds) == 1 else f" (of {len(timing.seconds)}, the last)"
