@@ -310,7 +310,7 @@ def test_plans_of_own_strategies_are_what_training_takes(
         Own(7, 2),
         Declared(7, 2),
     ],
-    ids=str,
+    ids=lambda strategy: type(strategy).__name__,
 )
 def test_a_plan_of_some_steps_is_what_a_run_of_them_takes(strategy: Strategy, steps: int) -> None:
     """Whole rounds, the steps after them, and what is in flight at the end; declared or not."""
