@@ -30,6 +30,7 @@ __all__ = [
     "Served",
     "SharedFinding",
     "SiteRow",
+    "Snapshot",
     "StepDone",
     "from_record",
     "step_of",
@@ -148,6 +149,33 @@ class EvaluationTaken(NamedTuple):
     wall_seconds: float | None = None
 
 
+class Snapshot(NamedTuple):
+    """A copy of a rank's model, and of the judged one, whose tensors travel alongside.
+
+    Attributes:
+        point: evaluation that it is for.
+        what: `evaluate`, `correlate`, `final`.
+        present: ranks that deposit one.
+        is_worker: the rank trains.
+        is_replica: the model counts among those that are averaged.
+        num_steps: that the rank has done.
+        version, born: of the judged model, and the step that brought it about; None: the end.
+        layouts: names and shapes of tensors, by section.
+        extra: entries of the model's state that are no tensors.
+    """
+
+    point: EvaluationPoint
+    what: list[str]
+    present: list[int]
+    is_worker: bool
+    is_replica: bool
+    num_steps: int
+    version: int
+    born: int | None
+    layouts: dict[str, Any]
+    extra: dict[str, Any]
+
+
 Marked = StepDone | Announced | Saved | Served | EvaluationTaken
 """What ranks of a run mark."""
 
@@ -226,7 +254,7 @@ SiteRow = Marked | RepeatedStep | SharedFinding | Finished
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(EvaluationPoint, RoundPlace, StepDone, Announced, Saved, Served, EvaluationTaken),
+        *(EvaluationPoint, RoundPlace, StepDone, Announced, Saved, Served, EvaluationTaken, Snapshot),
         *(Evaluated, Correlated, Absent, RepeatedStep, SharedFinding, Finished),
     )
 }
@@ -247,12 +275,12 @@ def from_record(record: Any) -> Any:
     """Event of a record.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        TypeError, ValueError: its values are not those of its class.
 
     >>> from_record(["Served", 7, None])
     Served(wan_bytes=7, wall_seconds=None)
     """
-    if not (isinstance(record, list) and record and isinstance(record[0], str)):
+    if not (isinstance(record, list) and record and record[0] in _KINDS):
         return record
     kind, values = _KINDS[record[0]], map(from_record, record[1:])
     return EvaluationPoint(Grid(next(values)), *values) if kind is EvaluationPoint else kind(*values)

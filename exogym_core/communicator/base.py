@@ -534,10 +534,10 @@ class Communicator(CheckedArguments, ABC):
         A program's own row is a mapping of plain values; `fit` marks events.
         """
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         """Give `tensors` to the run monitor, free of virtual time; this rank must not use them again.
 
-        Without an observer they are dropped. `note` is plain: numbers, text, lists and mappings.
+        Where nobody evaluates they are dropped. `note` says what they are: `fit`'s is a `Snapshot`.
         """
 
     def off_clock(self) -> AbstractContextManager[None]:

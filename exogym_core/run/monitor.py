@@ -1,13 +1,9 @@
-"""Run monitor: history, loggers, evaluation and checkpoints, fed by the ranks' rows.
-
-The observer works in the turn of ranks that are threads, or in a thread of its own.
-"""
+"""Run monitor: history, loggers, evaluation and checkpoints, fed by the ranks' rows."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,24 +14,21 @@ from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.record import PLAIN, plain_arguments
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.workers.host import Sinks
-from exogym_core.workers.journal import SnapshotThread
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
-    from exogym_core.run.observer import FinalModels, Observer
     from exogym_core.run.program import Program
     from exogym_core.run.request import FitRequest
     from exogym_core.workers.torchrun.rank import TorchrunHost
     from netsim.ranks import StampedRow
 
 __all__ = [
-    "Evaluations",
     "RunMonitor",
     "StoppedError",
     "make_loggers",
@@ -84,49 +77,6 @@ def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None
     return loggers
 
 
-class Evaluations(SnapshotThread):
-    """Evaluation of snapshots: in the turn of the rank that deposits one, or in a thread that no rank waits for.
-
-    The thread starts with the first snapshot: processes forked before do not have it.
-
-    Args:
-        observer: evaluates; in that thread alone, until `finish`.
-        intra_op_threads: torch's threads for one operator in the thread; they change last bits. None: no thread.
-
-    Attributes:
-        num_given, num_taken: snapshots deposited, and those of them that are evaluated.
-    """
-
-    def __init__(self, observer: Observer, intra_op_threads: int | None) -> None:
-        super().__init__(observer.take, observer.spill, "observer", intra_op_threads)
-        self._observer, self._is_inline = observer, intra_op_threads is None
-        self.num_given = 0
-
-    def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Take a snapshot; its tensors may be reused afterwards.
-
-        Raises an exception that the thread has raised since.
-        """
-        self.raise_if_failed()
-        self.num_given += 1
-        if self._is_inline:
-            self.num_taken += 1
-            self._observer.take(rank, note, tensors)
-        else:
-            self.put(rank, note, [tensor.clone() for tensor in tensors])
-
-    def finish(self) -> FinalModels:
-        """Wait until all snapshots are evaluated; the last has been deposited."""
-        self.stop()
-        self.raise_if_failed()
-        return self._observer.finish()
-
-    def abandon(self) -> None:
-        """Drop waiting snapshots, and end the thread."""
-        self.failure = self.failure or RuntimeError("the run is over")
-        self.stop()
-
-
 class StoppedError(NetsimError):
     """`on_event` has raised StopIteration: no further rows are wanted."""
 
@@ -157,7 +107,7 @@ class RunMonitor:
         resumed: the checkpoint that the run resumes from; None for a run from the start.
         writer: completes checkpoints.
         recorder: merges rows.
-        evaluations: evaluates snapshots, in its own thread or in the depositing rank's turn.
+        evaluator: of the ranks' snapshots.
     """
 
     def __init__(
@@ -171,14 +121,9 @@ class RunMonitor:
         listening = [*listeners, *(logger.event for logger in self._loggers)]
         if request.on_event is not None:
             listening.append(partial(_tell, request.on_event))
-        has_clock, workers = request.carrier.has_clock, program.workers()
-        clock = "virtual_seconds" if has_clock else "wall_seconds"
+        clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
         self.recorder = RowRecorder(result, request.topology is not None, listening, clock)
-        self._found: deque[Finding] = deque()  # perhaps in another thread
-        self._observer = program.observer(self._found.append, self.writer.found)
-        # Threads take turns with the evaluation; elsewhere it has a thread of its own.
-        is_inline = has_clock and workers.in_one_process
-        self.evaluations = Evaluations(self._observer, None if is_inline else workers.intra_op_threads)
+        self.evaluator = program.evaluator(self.writer.found)
         self._result = result
         note_settled(result, program)
         for found in self.writer.found:
@@ -194,7 +139,7 @@ class RunMonitor:
     @property
     def sinks(self) -> Sinks:
         """Receivers of rows, snapshots and the journal."""
-        return Sinks(self.take, self.evaluations.take, self.writer.journal)
+        return Sinks(self.take, self.evaluator.take, self.writer.journal)
 
     def take(self, marked: StampedRow) -> None:
         """Record a row of a rank."""
@@ -206,38 +151,35 @@ class RunMonitor:
 
     def _num_deposited_at(self, saved: Saved) -> int:
         """Snapshots of all ranks that have been deposited when a checkpoint was marked."""
-        return self.evaluations.num_given
+        return self.evaluator.num_given
 
     def take_final_models(self) -> None:
         """Wait for the last evaluations, after all rows and snapshots, and keep the models in the result."""
-        final = self.evaluations.finish()
+        self._result.mean_state, self._result.judged_state = self.evaluator.result()
         with self._lock:
             self.settle()
-        self._result.mean_state, self._result.judged_state = final.mean, final.judged
 
     def observe(self, found: Finding) -> None:
-        """Record a finding of the observer."""
+        """Record a finding of the evaluator."""
         self.recorder.observe(found)
         self.writer.add_found(found)
 
     def settle(self) -> None:
-        """Record what the observer has found since the last call."""
-        num_taken = self.evaluations.num_taken  # first: findings that come after it do no harm
-        while self._found:
-            self.observe(self._found.popleft())
+        """Record what the evaluator has found since the last call."""
+        num_taken = self.evaluator.num_taken  # first: findings that come after it do no harm
+        while self.evaluator.found:
+            self.observe(self.evaluator.found.popleft())
         self.writer.settle(num_taken)
 
     def close(self, failed: bool) -> None:
         """Write what was recorded and release all resources."""
         with self._lock:
-            if failed:
-                self.evaluations.abandon()
+            self.evaluator.close()
             try:
                 self.recorder.finish()  # a listener may press Ctrl-C here too
             finally:
                 self.writer.close()
                 self.writer.release()
-                self._observer.close()
                 error = sys.exception() if failed else None
                 for logger in self._loggers:
                     close_logger(logger, None if error is None else type(error))

@@ -40,9 +40,9 @@ from exogym_core.data.samples import (
 from exogym_core.meeting_place import whole_number_of
 from exogym_core.names import visible
 from exogym_core.plain import encode
+from exogym_core.run.evaluator import Evaluation, Evaluator
 from exogym_core.run.learner import TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
-from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.optimizers import ensure_optim_spec, try_schedule
@@ -623,11 +623,15 @@ class Program:
         """True if models are evaluated."""
         return self.val_dataset is not None and self.request.val_size > 0
 
-    def observer(self, report: Callable[[Finding], None], known: Sequence[Finding]) -> Observer:
-        """Observer of the run's models; `report` gets its findings, `known` are those of an earlier part."""
-        device = self.request.device_of(0)
-        make = (lambda: Evaluation(self.data.validation(), self.request, device)) if self.evaluates else None
-        return Observer(self.model, device, make, report, known)
+    def evaluator(self, known: Sequence[Finding]) -> Evaluator:
+        """Evaluator of the run's models; `known` are findings of an earlier part."""
+        request, workers = self.request, self.workers()
+        device = request.device_of(0)
+        make = (lambda: Evaluation(self.data.validation(), request, device)) if self.evaluates else None
+        # Ranks that are threads of this process take turns with the evaluation; elsewhere it has its own thread.
+        is_inline = request.carrier.has_clock and workers.in_one_process
+        threads = None if is_inline else workers.intra_op_threads
+        return Evaluator(self.model, device, request.strategy, make, threads, known)
 
     def _durations(self, rank: int) -> StepDurations | None:
         request, compute = self.request, self.compute

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.events import EvaluationPoint, EvaluationTaken, Grid
+from exogym_core.events import EvaluationPoint, EvaluationTaken, Grid, Snapshot
 from exogym_core.strategy.parts.flat import flatten, in_buckets
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
@@ -319,23 +319,23 @@ class Snapshots(Stateful):
             layouts[name], flats = pack(named, self._comm)
             tensors += flats
         is_first = self._comm.rank == present[0]
-        is_replica = self._is_worker or len(present) == 1
-        note = {
-            "is_replica": is_replica,
-            "is_worker": self._is_worker,
-            "point": point,
-            "what": what,
-            "present": present,
-            "judged": self._strategy.judged,
-            "strategy": type(self._strategy).__name__,
-            "rank": self._comm.rank,
-            "num_steps": self._strategy.local_step,
-            "version": self._version,
-            "born": self._born,
-            "layouts": layouts,
-            "extra": self._extra() if is_first and "final" in what else {},
-        }
-        self._comm.deposit(note, tensors)
+        extra: dict[str, Any] = {}
+        if is_first and "final" in what:
+            state = self._model.state_dict()
+            extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        snapshot = Snapshot(
+            point,
+            what,
+            present,
+            is_worker=self._is_worker,
+            is_replica=self._is_worker or len(present) == 1,
+            num_steps=self._strategy.local_step,
+            version=self._version,
+            born=self._born,
+            layouts=layouts,
+            extra=extra,
+        )
+        self._comm.deposit(snapshot, tensors)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The model's parameters by name, checked to be those that the strategy was set up with.
@@ -405,8 +405,3 @@ class Snapshots(Stateful):
                     f"{where}: {name!r} is not the model's before the first step; return a copy of the parameters that "
                     "setup() was given until there is a newer model"
                 )
-
-    def _extra(self) -> dict[str, Any]:
-        """Entries of the model's state_dict that are no tensors."""
-        state = self._model.state_dict()
-        return {name: value for name, value in state.items() if not isinstance(value, Tensor)}

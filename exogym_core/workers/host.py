@@ -48,7 +48,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
+OnDeposit = Callable[[int, Any, Sequence[Tensor]], None]
 
 
 @dataclass(frozen=True, kw_only=True)

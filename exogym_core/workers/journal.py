@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from netsim.ranks import Letter, Request
 
 __all__ = [
+    "Held",
     "Journal",
     "MessageName",
     "MessagesInFlight",
@@ -60,8 +61,16 @@ __all__ = [
 _MEMORY_BYTES = 64 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tensors in a spill buffer, and the bytes of memory that they take there."""
+
+    tensors: list[Tensor]
+    num_bytes: int
+
+
 class SpillBuffer:
-    """Keeps lists of flat CPU tensors by ticket, beyond a bound mapped from files; threads may share it.
+    """Keeps lists of flat CPU tensors, beyond a bound mapped from files; threads may share it.
 
     The files have no names, so nothing of them is left behind however the process ends, and go with their tensors.
 
@@ -69,44 +78,26 @@ class SpillBuffer:
         memory_bytes: limit of bytes held in memory; more go to files.
 
     Attributes:
-        num_bytes: bytes held now, by place: "memory" and "file".
+        num_bytes: bytes held in memory now.
     """
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
-        self.num_bytes = {"memory": 0, "file": 0}
-        self._memory_bytes = memory_bytes
-        self._held: dict[int, tuple[list[Tensor], str]] = {}  # and their place
-        self._next = 0
+        self.num_bytes, self._memory_bytes = 0, memory_bytes
         self._lock = threading.Lock()
 
-    def put(self, tensors: Sequence[Tensor]) -> int:
-        """Keep `tensors`, which stay unchanged meanwhile; returns their ticket."""
+    def put(self, tensors: Sequence[Tensor]) -> Held:
+        """Keep `tensors`, which stay unchanged meanwhile."""
+        size = sum(tensor.nbytes for tensor in tensors)
         with self._lock:
-            ticket, self._next = self._next, self._next + 1
-            fits = self.num_bytes["memory"] + _num_bytes(tensors) <= self._memory_bytes
-            place = "memory" if fits else "file"
-            self.num_bytes[place] += _num_bytes(tensors)
-        self._held[ticket] = list(tensors if fits else map(_in_file, tensors)), place
-        return ticket
+            fits = self.num_bytes + size <= self._memory_bytes
+            self.num_bytes += size if fits else 0
+        return Held(list(tensors), size) if fits else Held(list(map(_in_file, tensors)), 0)
 
-    def get(self, ticket: int) -> list[Tensor]:
-        """Tensors kept under a ticket."""
-        return list(self._held[ticket][0])
-
-    def part(self, ticket: int, index: int, start: int, stop: int) -> Tensor:
-        """Slice of the tensor at `index` under a ticket."""
-        return self._held[ticket][0][index][start:stop]
-
-    def pop(self, ticket: int) -> list[Tensor]:
-        """Remove and return the tensors kept under a ticket."""
-        tensors, place = self._held.pop(ticket)
+    def pop(self, held: Held) -> list[Tensor]:
+        """Return the tensors, which are kept no longer."""
         with self._lock:
-            self.num_bytes[place] -= _num_bytes(tensors)
-        return tensors
-
-    def close(self) -> None:
-        """Drop the tensors of every ticket, taken or not."""
-        self._held.clear()
+            self.num_bytes -= held.num_bytes
+        return held.tensors
 
 
 class SnapshotThread:
@@ -125,18 +116,18 @@ class SnapshotThread:
 
     def __init__(
         self,
-        take: Callable[[int, Mapping[str, Any], list[Tensor]], None],
+        take: Callable[[int, Any, list[Tensor]], None],
         buffer: SpillBuffer,
         name: str,
         intra_op_threads: int | None = None,
     ) -> None:
         self._take, self._buffer, self._intra_op_threads = take, buffer, intra_op_threads
-        self._queue: queue.SimpleQueue[tuple[int, Mapping[str, Any], int] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, Any, Held] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failure: BaseException | None = None
         self.num_taken = 0
 
-    def put(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def put(self, rank: int, note: Any, tensors: Sequence[Tensor]) -> None:
         """Hand a snapshot over; its tensors must stay unchanged."""
         self.raise_if_failed()
         if self._thread.ident is None:
@@ -158,18 +149,14 @@ class SnapshotThread:
         if self._intra_op_threads is not None:
             torch.set_num_threads(self._intra_op_threads)
         while (item := self._queue.get()) is not None:
-            rank, note, ticket = item
-            tensors = self._buffer.pop(ticket)
+            rank, note, held = item
+            tensors = self._buffer.pop(held)
             try:
                 if self.failure is None:
                     self._take(rank, note, tensors)
             except BaseException as failure:
                 self.failure = failure
             self.num_taken += 1
-
-
-def _num_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _in_file(tensor: Tensor) -> Tensor:

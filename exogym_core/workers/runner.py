@@ -18,7 +18,7 @@ from netsim.errors import NetsimError
 from netsim.ranks import Mark, Request, StampedRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -189,7 +189,7 @@ class _ThreadPort:
     def forget(self, ticket: Slot, member: int) -> None:
         """No state to drop: the exchange has forgotten the post."""
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         self.turns.check()
         if self._run.on_deposit is not None:
             self._run.on_deposit(self._rank, note, tensors)

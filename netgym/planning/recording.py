@@ -99,7 +99,7 @@ class _Alone:
     def forget(self, ticket: Outcome, member: int) -> None:
         """Do nothing: no call is kept."""
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         """Do nothing: plans have no monitor."""
 
     def flush(self) -> None:

@@ -210,9 +210,9 @@ class _SiteMonitor(RunMonitor):
             if found.point > (Grid.STEP, since):
                 self._send(self._first, SharedFinding(found))
 
-    def take_deposit(self, place: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def take_deposit(self, place: int, note: Any, tensors: Sequence[Tensor]) -> None:
         """Take a snapshot of the process in that place of this site."""
-        self.evaluations.take(self._first + place, note, tensors)
+        self.evaluator.take(self._first + place, note, tensors)
 
     def mark(self, stamped: StampedRow) -> None:
         """Take a row of this site; its rank is the process's place there."""
@@ -301,7 +301,7 @@ class _SiteMonitor(RunMonitor):
     def close(self, failed: bool) -> None:
         """Store the pending rows and release resources."""
         if failed:
-            self.evaluations.abandon()
+            self.evaluator.close()
         with self._lock:
             self._send = lambda rank, row: None
             self.settle()
@@ -408,7 +408,7 @@ class SiteHost:
 
         def mark(row: Marked) -> None:
             if isinstance(row, Saved):
-                row = row._replace(num_deposited=watch.evaluations.num_given)
+                row = row._replace(num_deposited=watch.evaluator.num_given)
             sinks.on_row(untimed_row(0, row))
 
         with _connected(self._program, self.resumed, mark) as comm:

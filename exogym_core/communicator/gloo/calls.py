@@ -20,7 +20,7 @@ from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagre
 from exogym_core.communicator.simulated.simulation import Schedules, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -58,7 +58,7 @@ class GlooRank(CallState):
 
     rendezvous: Rendezvous
     on_mark: Callable[[Any], None]
-    on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None] = lambda note, tensors: None
+    on_deposit: Callable[[Any, Sequence[Tensor]], None] = lambda note, tensors: None
     start_seconds: float = field(default_factory=time.monotonic)
     groups: list[GroupCalls] = field(default_factory=list)
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)

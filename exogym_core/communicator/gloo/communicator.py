@@ -241,10 +241,10 @@ class GlooCommunicator(Communicator):
             {**row, "wall_seconds": now} if isinstance(row, Mapping) else row._replace(wall_seconds=now)
         )
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         self.state.on_deposit(note, tensors)
 
-    def observed_by(self, on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None]) -> None:
+    def observed_by(self, on_deposit: Callable[[Any, Sequence[Tensor]], None]) -> None:
         """Set the receiver of this rank's snapshots."""
         self.state.on_deposit = on_deposit
 

@@ -13,7 +13,7 @@ from netsim.ranks import Ask, Await, CallEnding, Key, Wait, Withdraw
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -78,7 +78,7 @@ class Port(Protocol):
     def forget(self, ticket: Any, member: int) -> None:
         """Drop a ticket's values: the post has been taken back."""
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         """Give tensors to the run monitor without waiting for it."""
 
     def flush(self) -> None:

@@ -412,7 +412,7 @@ class SimulatedCommunicator(Communicator):
     def mark(self, row: Marked | Mapping[str, Any]) -> None:
         self._request(Mark(row))
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         self._port.deposit(note, tensors)
 
     def now(self) -> float:

@@ -216,10 +216,10 @@ class Failed(NamedTuple):
 
 
 class Deposited(NamedTuple):
-    """Snapshot of `rank` for the observer."""
+    """Snapshot of `rank` for the evaluator."""
 
     rank: int
-    note: Mapping[str, Any]
+    note: Any
     refs: list[TensorRef]
 
 

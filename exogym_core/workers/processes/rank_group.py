@@ -39,7 +39,7 @@ from netsim.errors import InputError
 from netsim.ranks import Key, Mark, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -320,8 +320,8 @@ class _PipePort:
         del self._group.tickets[ticket.key, ticket.member]
         self._group.coming.pop(ticket.key, None)
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Send tensors for the observer at once."""
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
+        """Send tensors for the evaluator at once."""
         self._turns.check()
         self._take_in()
         self._group.queue(Deposited(self._rank, note, self._group.put(tensors)))

@@ -159,7 +159,7 @@ class RayHost(SimulatedHost):
 
 
 def _deposited(
-    cluster: RayCluster, on_deposit: OnDeposit, rank: int, note: Mapping[str, Any], tensors: Sequence[Any]
+    cluster: RayCluster, on_deposit: OnDeposit, rank: int, note: Any, tensors: Sequence[Any]
 ) -> None:
     on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
 

@@ -15,7 +15,7 @@ import torch
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
-from exogym_core.events import Saved
+from exogym_core.events import Saved, from_record, to_record
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
 from exogym_core.workers.journal import SnapshotThread, SpillBuffer
@@ -112,18 +112,18 @@ class SnapshotCollector(SnapshotThread):
         super().__init__(self._send, SpillBuffer(), "deposits")
         self.num_put = 0
 
-    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         """Send a deposit on its way."""
         self.num_put += 1
-        payload = torch.frombuffer(bytearray(packed((dict(note), list(tensors)))), dtype=torch.uint8)
-        self.put(self._comm.rank, {}, [payload])
+        payload = torch.frombuffer(bytearray(packed((to_record(note), list(tensors)))), dtype=torch.uint8)
+        self.put(self._comm.rank, None, [payload])
 
     def finish(self) -> None:
         """Wait until rank 0 has all that this rank has deposited."""
         self.stop()
         self.raise_if_failed()
 
-    def _send(self, me: int, _: Mapping[str, Any], payloads: Sequence[Tensor]) -> None:
+    def _send(self, me: int, _: None, payloads: Sequence[Tensor]) -> None:
         """Send a snapshot of each rank in turn: rank 0 holds at most one in addition to its own."""
         wire, (payload,) = self._wire, payloads
         if wire.group is None:
@@ -141,8 +141,8 @@ class SnapshotCollector(SnapshotThread):
 
     def _taken(self, rank: int, payload: Tensor) -> None:
         if self._on_deposit is not None:
-            note, tensors = unpacked(payload.numpy().tobytes())
-            self._on_deposit(rank, note, tensors)
+            record, tensors = unpacked(payload.numpy().tobytes())
+            self._on_deposit(rank, from_record(record), tensors)
 
 
 # --- the rank ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Looking on: nobody waits for it, and what is seen does not depend on who comes first."""
+"""Evaluation: no rank waits for it, and its results do not depend on which snapshot comes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments import mlp, samples
 from torch import nn
 from worlds import chain_form
 
-from exogym_core.run.observer import Observer
+from exogym_core.run.evaluator import Evaluator
 from exogym_core.run.snapshots import final_state
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, SPARTAStrategy, Strategy
 from exogym_core.workers.journal import SpillBuffer
@@ -117,21 +117,44 @@ def comparable(result):
 def test_where_ranks_run_and_how_little_memory_there_is_changes_nothing(make, monkeypatch):
     seen = set()
     for workers, memory_bytes in (("threads", 1 << 26), (PROCESSES, 1 << 26), ("threads", 0), (PROCESSES, 0)):
-        monkeypatch.setattr(Observer.__init__, "__defaults__", ((), memory_bytes))
+        monkeypatch.setattr(Evaluator, "memory_bytes", memory_bytes)
         seen.add(comparable(fit(make(), workers=workers, correlation_interval=3).fit_result))
     assert len(seen) == 1
 
 
-def test_a_rank_far_ahead_fills_a_file_and_not_memory():
+def test_a_rank_far_ahead_fills_files_and_not_memory():
     buffer = SpillBuffer(memory_bytes=1000)
-    tickets = [buffer.put([torch.full((100,), float(number))]) for number in range(50)]
-    assert buffer.num_bytes["memory"] <= 1000
-    assert buffer.num_bytes["file"] == 48 * 400
-    assert [float(buffer.pop(ticket)[0].mean()) for ticket in tickets] == list(range(50))
-    again = [buffer.put([torch.zeros(100), torch.arange(3)]) for _ in range(20)]
-    assert buffer.num_bytes["file"] <= 48 * 400 + 20 * 24  # room is used again
-    assert buffer.part(again[-1], 1, 1, 3).tolist() == [1, 2]
-    buffer.close()
+    held = [buffer.put([torch.full((100,), float(number))]) for number in range(50)]
+    assert buffer.num_bytes == sum(each.num_bytes for each in held) == 800
+    assert [float(buffer.pop(each)[0].mean()) for each in held] == list(range(50))
+    assert buffer.num_bytes == 0
+    assert [buffer.put([torch.zeros(100), torch.arange(3)]).num_bytes for _ in range(4)] == [424, 424, 0, 0]
+
+
+class Owes(Strategy):
+    """Rank 0 sends after its last step what rank 1 waits for before its first."""
+
+    judged = "own"
+
+    def step(self):
+        self.optimizer_step()
+        if self.comm.rank == 1 and self.local_step == 0:
+            self.comm.recv(torch.zeros(1), 0)
+        super().step()
+        if self.comm.rank == 0 and self.local_step == 8:
+            self.comm.send(torch.ones(1), 1)
+
+
+@pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
+def test_a_rank_ahead_deposits_all_its_snapshots_though_it_owes_a_message(workers, monkeypatch):
+    """Were it to wait for room, the rank whose snapshots make room would wait for its message."""
+    seen = set()
+    for memory_bytes in (0, 1 << 26):
+        monkeypatch.setattr(Evaluator, "memory_bytes", memory_bytes)
+        result = fit(Owes(lr=0.01), workers=workers, num_nodes=2, val_interval=1).fit_result
+        assert [row["step"] for row in result.validation] == list(range(9))
+        seen.add(comparable(result))
+    assert len(seen) == 1
 
 
 def test_a_final_state_shares_memory_with_its_model_alone():

@@ -1,7 +1,6 @@
-"""Observer of a run: folds the snapshots of ranks as they come, evaluates models off the clock, reports rows.
+"""Evaluator of a run: folds the snapshots of ranks as they come, evaluates models off the clock.
 
-No rank waits for it. Early snapshots are kept in a buffer that spills to private files, so memory is bounded however
-far ahead some ranks are. Parts are added up in rank order, in fp32, so that results do not depend on arrival order.
+Parts are added up in rank order, in fp32, so that results do not depend on arrival order.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,10 +21,10 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss_and_count, move_batch
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
-from exogym_core.events import Correlated, Evaluated, EvaluationPoint, Grid
+from exogym_core.events import Correlated, Evaluated, EvaluationPoint
 from exogym_core.names import shown_value
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
-from exogym_core.workers.journal import SpillBuffer
+from exogym_core.workers.journal import SnapshotThread, SpillBuffer
 from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
 from netsim.errors import InputError
 from netsim.units import format_count
@@ -32,11 +32,13 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from exogym_core.events import Finding
+    from exogym_core.events import EvaluationPoint, Finding, Snapshot
     from exogym_core.run.request import FitRequest
     from exogym_core.run.snapshots import Layout
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.workers.journal import Held
 
-__all__ = ["Evaluation", "FinalModels", "Observer", "correlation_of"]
+__all__ = ["Evaluation", "Evaluator", "correlation_of"]
 
 
 _ORDER_STREAM = 1 << 32  # keeps the choice of evaluation samples apart from the training order
@@ -122,7 +124,6 @@ def _fraction(measure: Callable[[nn.Module, Any], float], model: nn.Module, batc
         ) from None
 
 
-_MEMORY_BYTES = 512 * 2**20  # of waiting snapshots, before a file is used
 _CHUNK = 1 << 18  # values of all replicas that are compared at a time
 
 # Distances up to which replicas count as equal: relative to their norm, and to their distance from the initial model.
@@ -131,62 +132,45 @@ _ROUNDING = 1e-6
 _ROUNDING_OF_UPDATES = 1e-3
 
 
-Note = Mapping[str, Any]
-"""Facts about a snapshot: its point, rank, model version and layouts."""
-
 Sections = Mapping[str, Sequence[Tensor]]
 """Flat tensors of a snapshot by section."""
-
-
-@dataclass
-class FinalModels:
-    """Models at the end of a run.
-
-    Attributes:
-        mean: state of the mean of the present ranks' models; whole-number and truth-value buffers are the lowest
-            present rank's.
-        judged: state of the model that could be shipped; where every rank has its own, the lowest present rank's.
-    """
-
-    mean: dict[str, Any]
-    judged: dict[str, Any]
 
 
 @dataclass
 class _Mean:
     """A mean that is built up in order; as long as all parts are equal there is nothing to add up."""
 
-    first: int | None = None  # tickets
-    total: int | None = None
+    spill: SpillBuffer
+    held: Held | None = None  # the first part as long as all are equal, then their sum
+    are_equal: bool = True
     count: int = 0
 
-    def add(self, spill: SpillBuffer, flats: Sequence[Tensor]) -> None:
+    def add(self, flats: Sequence[Tensor]) -> None:
         """Fold in the next part."""
         self.count += 1
-        if self.count == 1:
-            self.first = spill.put(flats)
+        if self.held is None:
+            self.held = self.spill.put(flats)
             return
-        if self.first is not None:
-            first = spill.get(self.first)
+        if self.are_equal:
+            first = self.held.tensors
             if all(map(_same, first, flats)):
                 return
+            self.are_equal = False
             total = [flat.to(accumulator_dtype(flat.dtype), copy=True) for flat in first]
             for _ in range(self.count - 2):
                 _add(total, first)
-            spill.pop(self.first)
-            self.first = None
+            self.spill.pop(self.held)
         else:
-            assert self.total is not None
-            total = spill.pop(self.total)
+            total = self.spill.pop(self.held)
         _add(total, flats)
-        self.total = spill.put(total)
+        self.held = self.spill.put(total)
 
-    def take(self, spill: SpillBuffer, like: Sequence[Tensor]) -> list[Tensor]:
+    def take(self, like: Sequence[Tensor]) -> list[Tensor]:
         """The mean, in the dtypes of `like`; whole numbers are those of `like`."""
-        if self.first is not None:
-            return spill.pop(self.first)
-        assert self.total is not None
-        total = spill.pop(self.total)
+        assert self.held is not None
+        total = self.spill.pop(self.held)
+        if self.are_equal:
+            return total
         return [
             (each.div_(self.count) if flat.is_floating_point() else flat).to(flat.dtype)
             for each, flat in zip(total, like, strict=True)
@@ -211,181 +195,199 @@ class _PendingEvaluation:
     point: EvaluationPoint
     what: list[str]
     present: list[int]
-    judged: str
-    waiting: dict[int, tuple[Note, int]] = field(default_factory=dict)  # rank -> note, ticket
+    mean: _Mean
+    waiting: dict[int, tuple[Snapshot, Held]] = field(default_factory=dict)  # by rank
     num_folded: int = 0
-    mean: _Mean = field(default_factory=_Mean)
-    first: tuple[Note, int] | None = None  # the lowest rank's
+    first: tuple[Snapshot, Held] | None = None  # the lowest rank's
     losses: list[float] = field(default_factory=list)  # of the ranks' own models, in order
     accuracies: list[float] = field(default_factory=list)
-    replicas: list[int] = field(default_factory=list)  # tickets, to be compared
+    replicas: list[Held] = field(default_factory=list)  # to be compared
     version: int | None = None  # of the judged model, where a server reports it
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the judged model
 
 
-class Observer:
-    """Judges a run's models.
+class Evaluator(SnapshotThread):
+    """Evaluates a run's models: in the turn of the rank that deposits a snapshot, or in a thread of its own.
 
     Judged are: the lowest present rank's replica where all are equal, which is checked; the strategy's judged state
     where it differs from them, once a version; every rank's own otherwise, by the mean of the losses. The loss of the
     mean of all replicas is a diagnostic.
 
+    No rank waits for it, in virtual or host time. Snapshots that wait for their turn, or for those of other ranks, lie
+    in memory up to `memory_bytes` and beyond it in unnamed files: a rank that waited for room might owe a message to
+    the one whose snapshot makes room, and over real transports the wait would be measured.
+
     Args:
         model: like the ranks'; copied.
-        device: where it judges.
+        device: where it evaluates.
+        strategy: of the run.
         make_evaluation: makes the evaluation at the first need; None: none.
-        report: called with every finding, in order of points.
+        intra_op_threads: torch's threads for one operator in its own thread; they change last bits. None: no thread.
         known: findings of an earlier part of this run.
 
     Attributes:
-        spill: buffer of waiting snapshots.
+        memory_bytes: of waiting snapshots.
+        num_given: snapshots deposited; `num_taken` of them are evaluated.
+        found: findings in the order of their points, for the run monitor to take out.
     """
+
+    memory_bytes = 512 * 2**20
 
     def __init__(
         self,
         model: nn.Module,
         device: torch.device,
+        strategy: Strategy,
         make_evaluation: Callable[[], Evaluation] | None,
-        report: Callable[[Finding], None],
+        intra_op_threads: int | None,
         known: Sequence[Finding] = (),
     ) -> None:
-        self._initial, self._device, self._make, self._report = model, device, make_evaluation, report
+        self._spill = SpillBuffer(self.memory_bytes)
+        super().__init__(self._take, self._spill, "evaluator", intra_op_threads)
+        self._initial, self._device, self._strategy = model, device, strategy
+        self._make, self._is_inline = make_evaluation, intra_op_threads is None
+        self.num_given = 0
+        self.found: deque[Finding] = deque()
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
-        self.spill = SpillBuffer(_MEMORY_BYTES)
         # By point and first rank: servers are evaluated apart.
         self._pending: dict[tuple[EvaluationPoint, int], _PendingEvaluation] = {}
-        self._found: dict[EvaluationPoint, list[Finding]] = {}  # held back for earlier points
+        self._early: dict[EvaluationPoint, list[Finding]] = {}  # held back for earlier points
         self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy
-        self._final: FinalModels | None = None
-        evaluated = [found for found in known if isinstance(found, Evaluated)]
-        self._known = {found.point for found in evaluated}
-        for found in evaluated[-1:]:
-            self._verdicts = {found.judged_version: (found.judged_loss, found.accuracy)}
+        self._final: tuple[dict[str, Any], dict[str, Any]] | None = None
+        evaluated = [each for each in known if isinstance(each, Evaluated)]
+        self._known = {each.point for each in evaluated}
+        for each in evaluated[-1:]:
+            self._verdicts = {each.judged_version: (each.judged_loss, each.accuracy)}
 
-    def take(self, rank: int, note: Note, tensors: Sequence[Tensor]) -> None:
-        """Take a rank's snapshot, which the observer owns from now on.
+    def take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
+        """Take a rank's snapshot; in a thread, its tensors may be reused afterwards.
 
         Raises:
             InputError: the strategy says that replicas are equal, and they are not.
+            Exception: an earlier one of the thread.
         """
-        grid, number = note["point"]
-        point = EvaluationPoint(Grid(grid), number)  # plain numbers, where they come from another process
-        if point in self._known and "evaluate" in note["what"]:
-            return
-        key = (point, note["present"][0])
-        pending = self._pending.get(key)
-        if pending is None:
-            pending = _PendingEvaluation(point, list(note["what"]), list(note["present"]), note["judged"])
-            self._pending[key] = pending
-        if rank not in pending.present:
-            return
-        pending.waiting[rank] = (note, self.spill.put(tensors))
-        while (
-            pending.num_folded < len(pending.present)
-            and pending.present[pending.num_folded] in pending.waiting
-        ):
-            self._fold(pending, *pending.waiting.pop(pending.present[pending.num_folded]))
-        if pending.num_folded == len(pending.present):
-            self._end(pending)
+        self.raise_if_failed()
+        self.num_given += 1
+        if self._is_inline:
+            self.num_taken += 1
+            self._take(rank, snapshot, tensors)
+        else:
+            self.put(rank, snapshot, [tensor.clone() for tensor in tensors])
 
-    def finish(self) -> FinalModels:
-        """Finish pending evaluations after the last snapshot.
+    def result(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Models at the end of the run, after the last snapshot: the mean of the present ranks', and the judged one.
 
-        Where a rank that was present has gone, the others' count.
+        Whole-number and truth-value buffers, and the judged model where every rank has its own, are the lowest present
+        rank's. Where a rank that was present has gone, the others' count.
         """
+        self.stop()
+        self.raise_if_failed()
         for _, pending in sorted(self._pending.items()):
             for rank in sorted(pending.waiting):
-                self._fold(pending, *pending.waiting.pop(rank))
+                self._fold(pending, rank)
             self._end(pending)
         self._release()
         assert self._final is not None
         return self._final
 
     def close(self) -> None:
-        """Release the memory and the spill file of deposits not yet read."""
-        self.spill.close()
+        """Drop waiting snapshots, and end the thread."""
+        self.failure = self.failure or RuntimeError("the run is over")
+        self.stop()
+        self._pending.clear()
 
     # --- parts as they come --------------------------------------------------------------------------------
 
-    def _fold(self, pending: _PendingEvaluation, note: Note, ticket: int) -> None:
+    def _take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
+        if snapshot.point in self._known and "evaluate" in snapshot.what:
+            return
+        key = (snapshot.point, snapshot.present[0])
+        pending = self._pending.get(key)
+        if pending is None:
+            about = (snapshot.point, snapshot.what, snapshot.present)
+            pending = self._pending[key] = _PendingEvaluation(*about, _Mean(self._spill))
+        if rank not in pending.present:
+            return
+        pending.waiting[rank] = (snapshot, self._spill.put(tensors))
+        while (
+            pending.num_folded < len(pending.present)
+            and (turn := pending.present[pending.num_folded]) in pending.waiting
+        ):
+            self._fold(pending, turn)
+        if pending.num_folded == len(pending.present):
+            self._end(pending)
+
+    def _fold(self, pending: _PendingEvaluation, rank: int) -> None:
+        """Fold in the snapshot of a rank, in the order of ranks: results do not depend on who comes first."""
+        snapshot, held = pending.waiting.pop(rank)
         pending.num_folded += 1
-        layouts: Mapping[str, Layout] = note["layouts"]
-        sections = _sections(layouts, self.spill.get(ticket))
+        sections = _sections(snapshot.layouts, held.tensors)
         replica = [*sections["parameters"], *sections["buffers"]]
         for part in ("judged", "judged_buffers"):
             if part in sections:
-                pending.parts |= unpack(layouts[part], sections[part])
-        if not note["is_replica"]:  # a server's, which has the judged model
-            pending.version = note["version"]
-            self.spill.pop(ticket)
+                pending.parts |= unpack(snapshot.layouts[part], sections[part])
+        if not snapshot.is_replica:  # a server's, which has the judged model
+            pending.version = snapshot.version
+            self._spill.pop(held)
             return
-        pending.mean.add(self.spill, replica)
+        pending.mean.add(replica)
         if "correlate" in pending.what:
-            pending.replicas.append(self.spill.put([flat for flat in replica if flat.is_floating_point()]))
-        if pending.first is None:
-            pending.first = (note, ticket)
-            self._judge_replica(pending, note, sections, accuracy=pending.judged in ("own", "replica"))
+            pending.replicas.append(self._spill.put([flat for flat in replica if flat.is_floating_point()]))
+        judged, is_first = self._strategy.judged, pending.first is None
+        evaluation = self._evaluation_of(pending)
+        if evaluation is not None and snapshot.is_worker and (is_first or judged == "own"):
+            model = self._loaded(snapshot, sections)
+            pending.losses.append(evaluation.loss(model))
+            measured = evaluation.accuracy(model) if judged in ("own", "replica") else None
+            if measured is not None:
+                pending.accuracies.append(measured)
+        if is_first:
+            pending.first = (snapshot, held)
             return
-        if pending.judged == "own":
-            self._judge_replica(pending, note, sections, accuracy=True)
-        if pending.judged == "replica":
-            self._check_equal(pending, note, sections["parameters"])
-        self.spill.pop(ticket)
+        if judged == "replica":
+            self._check_equal(pending, rank, snapshot, sections["parameters"])
+        self._spill.pop(held)
 
-    def _check_equal(self, pending: _PendingEvaluation, note: Note, parameters: Sequence[Tensor]) -> None:
+    def _check_equal(
+        self, pending: _PendingEvaluation, rank: int, snapshot: Snapshot, parameters: Sequence[Tensor]
+    ) -> None:
         """Refuse to judge the lowest rank's replica for all where a rank that has done as many steps has another.
 
         Buffers may differ: running means are of each rank's own batches. So may last bits, between kinds of processors.
         """
-        if pending.mean.first is not None:  # all so far are equal, buffers included
+        if pending.mean.are_equal:  # buffers included
             return
         assert pending.first is not None
-        first, ticket = pending.first
-        if first["version"] != note["version"]:
+        first, held = pending.first
+        if first.version != snapshot.version:
             return  # evaluated at a virtual time, between two steps of one of them
-        own = _sections(first["layouts"], self.spill.get(ticket))["parameters"]
+        own = _sections(first.layouts, held.tensors)["parameters"]
         if all(map(_same, own, parameters)):
             return
         _, initial = pack(dict(self._initial.named_parameters()))
         rounding = _ROUNDING * _distance(own) + _ROUNDING_OF_UPDATES * _distance(own, initial)
         if _distance(own, parameters) > rounding:
             raise InputError(
-                f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
-                f"{format_count(note['num_steps'], 'step')} rank {note['rank']}'s is not rank {pending.present[0]}'s; "
+                f"{type(self._strategy).__name__}: judged = 'replica' says that all ranks' models are equal, but after "
+                f"{format_count(snapshot.num_steps, 'step')} rank {rank}'s is not rank {pending.present[0]}'s; "
                 "write judged = 'own' to judge each rank's model, or judged = 'outer' with a judged_state() that "
                 "returns the last average"
             )
 
-    def _judge_replica(
-        self,
-        pending: _PendingEvaluation,
-        note: Note,
-        sections: Sections,
-        accuracy: bool,
-    ) -> None:
-        evaluation = self._judge(pending)
-        if evaluation is None or not note["is_worker"]:
-            return
-        model = self._loaded(note, sections)
-        pending.losses.append(evaluation.loss(model))
-        measured = evaluation.accuracy(model) if accuracy else None
-        if measured is not None:
-            pending.accuracies.append(measured)
-
-    def _judge(self, pending: _PendingEvaluation) -> Evaluation | None:
+    def _evaluation_of(self, pending: _PendingEvaluation) -> Evaluation | None:
         if "evaluate" not in pending.what or self._make is None:
             return None
         if self._evaluation is None:
             self._evaluation = self._make()
         return self._evaluation
 
-    def _loaded(self, note: Note, sections: Sections) -> nn.Module:
-        """The observer's model with these values."""
+    def _loaded(self, snapshot: Snapshot, sections: Sections) -> nn.Module:
+        """The evaluator's model with these values."""
         if self._model is None:
             self._model = copy.deepcopy(self._initial).to(self._device)
         for part in ("parameters", "buffers"):
-            load_named(self._model, unpack(note["layouts"][part], sections[part]))
+            load_named(self._model, unpack(snapshot.layouts[part], sections[part]))
         return self._model
 
     # --- all have come -------------------------------------------------------------------------------------
@@ -393,54 +395,45 @@ class Observer:
     def _end(self, pending: _PendingEvaluation) -> None:
         del self._pending[pending.point, pending.present[0]]
         assert pending.first is not None
-        note, ticket = pending.first
-        sections = _sections(note["layouts"], self.spill.pop(ticket))
+        snapshot, held = pending.first
+        sections = _sections(snapshot.layouts, self._spill.pop(held))
         found: list[Finding] = []
-        verdict = self._verdict(pending, note, sections)
-        judged = whole_state(self._loaded_judged(pending, note, sections)) if "final" in pending.what else {}
-        is_alike = pending.mean.first is not None
-        replica = [*sections["parameters"], *sections["buffers"]]
-        means = pending.mean.take(self.spill, replica)
-        evaluation = self._judge(pending)
+        version = snapshot.version if pending.version is None else pending.version
+        evaluation = self._evaluation_of(pending)
+        verdict: tuple[float, float | None] | None = None
+        if evaluation is not None and self._strategy.judged in ("own", "replica"):
+            accuracies = pending.accuracies
+            accuracy = sum(accuracies) / len(accuracies) if accuracies else None
+            verdict = sum(pending.losses) / len(pending.losses), accuracy
+        elif evaluation is not None:
+            if version not in self._verdicts:
+                model = self._loaded_judged(pending, snapshot, sections)
+                self._verdicts = {version: (evaluation.loss(model), evaluation.accuracy(model))}
+            verdict = self._verdicts[version]
+        is_last = "final" in pending.what
+        judged = whole_state(self._loaded_judged(pending, snapshot, sections)) if is_last else {}
+        means = pending.mean.take([*sections["parameters"], *sections["buffers"]])
         if evaluation is not None and verdict is not None:
-            local = mean = None  # workers' models: not known where a server alone is looked at
+            local = mean = None  # workers' models: not known where a server alone is evaluated
             if pending.losses:
                 local = mean = pending.losses[0]
-            if pending.losses and not is_alike:
-                mean = evaluation.loss(self._loaded(note, _sections(note["layouts"], means)))
-            version = note["version"] if pending.version is None else pending.version
-            found.append(Evaluated(pending.point, local, mean, *verdict, version, note["born"]))
+            if pending.losses and not pending.mean.are_equal:
+                mean = evaluation.loss(self._loaded(snapshot, _sections(snapshot.layouts, means)))
+            found.append(Evaluated(pending.point, local, mean, *verdict, version, snapshot.born))
         if "correlate" in pending.what:
             found.append(Correlated(pending.point, self._correlation(pending.replicas)))
-        if "final" in pending.what:
-            extra = note["extra"]
-            mean_state = whole_state(self._loaded(note, _sections(note["layouts"], means)))
-            self._final = FinalModels({**mean_state, **extra}, {**judged, **extra})
-        self._found.setdefault(pending.point, []).extend(found)
+        if is_last:
+            mean_state = whole_state(self._loaded(snapshot, _sections(snapshot.layouts, means)))
+            self._final = {**mean_state, **snapshot.extra}, {**judged, **snapshot.extra}
+        self._early.setdefault(pending.point, []).extend(found)
         self._release()
 
-    def _verdict(
-        self, pending: _PendingEvaluation, note: Note, sections: Sections
-    ) -> tuple[float, float | None] | None:
-        """Loss and accuracy of the judged model; None where nothing is judged."""
-        evaluation = self._judge(pending)
-        if evaluation is None:
-            return None
-        if pending.judged in ("own", "replica"):
-            accuracies = pending.accuracies
-            mean = sum(accuracies) / len(accuracies) if accuracies else None
-            return sum(pending.losses) / len(pending.losses), mean
-        version = note["version"] if pending.version is None else pending.version
-        if version not in self._verdicts:
-            model = self._loaded_judged(pending, note, sections)
-            self._verdicts = {version: (evaluation.loss(model), evaluation.accuracy(model))}
-        return self._verdicts[version]
-
-    def _loaded_judged(self, pending: _PendingEvaluation, note: Note, sections: Sections) -> nn.Module:
+    def _loaded_judged(
+        self, pending: _PendingEvaluation, snapshot: Snapshot, sections: Sections
+    ) -> nn.Module:
         """The judged model: the lowest rank's replica, overwritten by the strategy's judged state."""
-        model = self._loaded(note, sections)
-        whole = {name: value for name, value in pending.parts.items() if not name.endswith("]")}
-        load_named(model, whole)
+        model = self._loaded(snapshot, sections)
+        load_named(model, {name: value for name, value in pending.parts.items() if not name.endswith("]")})
         with torch.no_grad():
             parameters = dict(model.named_parameters())
             for key, value in pending.parts.items():
@@ -452,26 +445,24 @@ class Observer:
 
     def _release(self) -> None:
         """Report the findings before which no evaluation is pending."""
-        for point in sorted(self._found):
+        for point in sorted(self._early):
             if any(other < point for other, _ in self._pending):
                 return
-            for found in self._found.pop(point):
-                self._report(found)
+            self.found += self._early.pop(point)
 
-    def _correlation(self, tickets: Sequence[int]) -> float:
-        sizes = [len(flat) for flat in self.spill.get(tickets[0])]
+    def _correlation(self, replicas: Sequence[Held]) -> float:
+        sizes = [len(flat) for flat in replicas[0].tensors]
 
         def chunks() -> Any:
-            step = max(1, _CHUNK // len(tickets))
+            step = max(1, _CHUNK // len(replicas))
             for index, size in enumerate(sizes):
                 for start in range(0, size, step):
-                    yield torch.stack(
-                        [self.spill.part(ticket, index, start, start + step).double() for ticket in tickets]
-                    )
+                    part = slice(start, start + step)
+                    yield torch.stack([held.tensors[index][part].double() for held in replicas])
 
-        value = correlation_of(chunks, len(tickets), sum(sizes))
-        for ticket in tickets:
-            self.spill.pop(ticket)
+        value = correlation_of(chunks, len(replicas), sum(sizes))
+        for held in replicas:
+            self._spill.pop(held)
         return value
 
 
