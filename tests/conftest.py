@@ -52,7 +52,7 @@ FIRST = [
     *("test_children", "test_checkpoint_cli", "test_fit_apart", "test_real_ranks"),
     *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly"),
     *("test_workers", "test_packaging", "test_docs", "test_collectives", "test_endings"),
-    *("test_sharding", "test_side_by_side", "test_netgym", "test_real_runs"),
+    *("test_sites", "test_side_by_side", "test_netgym", "test_real_runs"),
 ]
 
 # Two cores at most are assumed; one intra-op thread keeps small tests quick and their bits equal everywhere.

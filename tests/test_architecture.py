@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -253,33 +254,35 @@ def test_the_public_face_is_this(package: str) -> None:
         assert name in dir(module)
 
 
-@pytest.mark.parametrize(
-    ("former", "name", "successor"),
-    [
-        ("exogym_core", "check", "netgym"),
-        ("exogym_core", "now", "netgym"),
-        ("netsim", "read_flows", "netsim.transfers"),
-        ("exogym_core.communicator", "SiteCommunicator", "netgym.sites.communicator"),
-        ("exogym_core.tasks", "digits", "netgym.tasks"),
-        ("exogym_core.planning.plan", "plan", "netgym.planning.plan"),
-        ("exogym_core.cli.experiment", "Experiment", "netgym.experiment.experiment"),
-    ],
-)
-def test_a_former_import_path_works_and_names_its_successor(former: str, name: str, successor: str) -> None:
-    code = (
-        "import warnings\n"
+FORMER = [
+    ("exogym_core", "check", "netgym"),
+    ("exogym_core", "now", "netgym"),
+    ("netsim", "read_flows", "netsim.transfers"),
+    ("exogym_core.communicator", "SiteCommunicator", "netgym.sites.communicator"),
+    ("exogym_core.tasks", "digits", "netgym.tasks"),
+    ("exogym_core.planning.plan", "plan", "netgym.planning.plan"),
+    ("exogym_core.cli.experiment", "Experiment", "netgym.experiment.experiment"),
+]
+
+
+def test_former_import_paths_work_and_name_their_successors() -> None:
+    """One after the other in a process of their own, each with one line of warning."""
+    code = "import json, warnings\nlines = []\n" + "".join(
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('default')\n"
         f"    from {former} import {name} as there\n"
         f"from {successor} import {name}\n"
-        f"assert there is {name}\n"
-        "print([f'{each.category.__name__} {each.message}' for each in caught])\n"
+        f"assert there is {name}, {name!r}\n"
+        "lines.append([f'{each.category.__name__} {each.message}' for each in caught])\n"
+        for former, name, successor in FORMER
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(json.dumps(lines))"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    (line,) = ast.literal_eval(done.stdout)
-    assert line.startswith(f"FutureWarning {former.partition('.')[0]}.")
-    assert f"has moved: write {successor.split('.')[0]}" in line
+    for (former, _, successor), (line,) in zip(FORMER, json.loads(done.stdout), strict=True):
+        assert line.startswith(f"FutureWarning {former.partition('.')[0]}.")
+        assert f"has moved: write {successor.split('.')[0]}" in line
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""DiLoCo between sites of several ranks: what it computes, and what goes inside sites and between them."""
+"""Sites of several ranks, whole and in shards: what they compute and hold, what is sent inside and between."""
 
 from __future__ import annotations
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +12,60 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from result_bits import fit_until, outcome
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from worlds import regions_form
 
-from exogym_core import DiLoCoOptimizer
+from exogym_core import DiLoCoOptimizer, Trainer
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    AsyncSparseCommunicator,
+    Chain,
+    DiLoCoStrategy,
+    OptimSpec,
+    Sites,
+    StepContext,
+    Strategy,
+)
 from netsim import Topology
+from netsim.errors import InputError
 
-SEED = 3
-ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+SEED = 5
+VALUE = 8  # bytes: the reference trains in fp64
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
+NAMES = ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+WHOLE = "NO_SHARD"
 TWO_SITES = Topology.from_mapping(regions_form({"east": 2, "west": 2}, "10 Gbit/s", protocol="ideal"))
+
+
+def num_values(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def options_of(name: str, ranks_per_node: int) -> dict[str, Any]:
+    """Sharding over a site; what is not hybrid knows of no machines."""
+    return {"sharding": name, **({"ranks_per_node": ranks_per_node} if "HYBRID" in name else {})}
+
+
+def layout(name: str, nodes: int, ranks_per_node: int) -> tuple[int, int]:
+    """Copies of the model in a site of so many machines, and the shards of each copy."""
+    if "HYBRID" in name:
+        return nodes, ranks_per_node
+    return (nodes * ranks_per_node, 1) if name == WHOLE else (1, nodes * ranks_per_node)
+
+
+def inside_bytes(name: str, copies: int, shards: int, num_values: int, clips: bool) -> int:
+    """What the ranks of a site send in a step, by hand: the one formula for all shardings."""
+    if shards == 1:  # nothing to cut
+        return 2 * (copies - 1) * num_values * VALUE
+    padded = -(-num_values // shards) * shards * VALUE
+    around = copies * (shards - 1) * padded  # a reduce-scatter or an all-gather, in each machine
+    gathers = 2 if name in ("FULL_SHARD", "HYBRID_SHARD") else 1
+    norm = copies * 2 * (shards - 1) * VALUE if clips else 0
+    return (1 + gathers) * around + 2 * (copies - 1) * padded + norm
 
 
 def joined(batches: reference.Batches, ranks_per_worker: int) -> reference.Batches:
@@ -42,75 +86,231 @@ def optimizer_of(replica: torch.nn.Module, comm: Communicator, **options: Any) -
     return DiLoCoOptimizer(communicator=comm, params=replica.parameters(), **given)
 
 
-def own_loop(model: reference.Net, batches: reference.Batches, comm: Communicator, **options: Any) -> Tensor:
-    """A training loop of one's own, clipping included."""
+sites = st.fixed_dictionaries(
+    {"workers": st.integers(1, 3), "nodes": st.integers(1, 2), "ranks_per_node": st.integers(1, 3)}
+)
+
+
+@settings(max_examples=40)
+@given(
+    site=sites,
+    name=st.sampled_from([WHOLE, *NAMES]),
+    H=st.integers(1, 3),
+    steps=st.integers(1, 4),
+    hidden=st.integers(2, 6),
+    make_optim=st.sampled_from([ADAMW, SGD]),
+    max_norm=st.sampled_from([None, 0.3]),
+)
+def test_shards_compute_what_a_single_worker_with_the_whole_batch_would(
+    site: dict[str, int],
+    name: str,
+    H: int,  # noqa: N803
+    steps: int,
+    hidden: int,
+    make_optim: Any,
+    max_norm: float | None,
+) -> None:
+    workers, nodes, ranks_per_node = site.values()
+    size = nodes * ranks_per_node
+    model, batches = reference.make_problem(workers * size, steps, 3, hidden, seed=H)
+    expected = reference.reference_local(
+        copy.deepcopy(model), joined(batches, size), make_optim, reference.outer(model, H), max_norm=max_norm
+    )
+    options = options_of(name, ranks_per_node)
+    strategy = DiLoCoStrategy(make_optim, H=H, max_norm=max_norm, ranks_per_worker=size, **options)
+    run = reference.run_strategy(strategy, model, batches, SEED)
+    for rank, result in enumerate(run.results):
+        want = reference.vector(expected[rank // size])
+        torch.testing.assert_close(result, want, rtol=1e-9, atol=1e-9)
+        assert torch.equal(result, run.results[rank // size * size]), (
+            "the ranks of a site are equal to the bit"
+        )
+
+    whole, rounds = num_values(model) * VALUE, steps // H
+    copies, shards = layout(name, nodes, ranks_per_node)
+    handed_on = workers * (copies - 1) * whole if workers > 1 else 0
+    between = 2 * (workers - 1) * whole
+    inside = workers * inside_bytes(name, copies, shards, num_values(model), max_norm is not None)
+    sent = sum(traffic.bytes_sent for traffic in run.traffic)
+    assert sent == steps * inside + rounds * (between + handed_on)
+
+
+@settings(max_examples=20)
+@given(num_ranks=st.integers(1, 5), name=st.sampled_from(NAMES[:2]), hidden=st.integers(3, 7))
+def test_all_reduce_in_shards_and_many_buckets(num_ranks: int, name: str, hidden: int) -> None:
+    model, batches = reference.make_problem(num_ranks, 3, 4, hidden, seed=hidden)
+    expected = reference.reference_all_reduce(copy.deepcopy(model), batches, ADAMW, max_norm=0.5)
+    strategy = AllReduceStrategy(ADAMW, max_norm=0.5, bucket_bytes=1, sharding=name)  # a bucket a parameter
+    run = reference.run_strategy(strategy, model, batches, SEED)
+    for result in run.results:
+        torch.testing.assert_close(result, reference.vector(expected[0]), rtol=1e-9, atol=1e-9)
+    passes = 3 if name == "FULL_SHARD" else 2
+    padded = sum(-(-p.numel() // num_ranks) * num_ranks for p in model.parameters()) * VALUE
+    norms = 2 * (num_ranks - 1) * VALUE
+    assert sum(t.bytes_sent for t in run.traffic) == 3 * (passes * (num_ranks - 1) * padded + norms)
+
+
+def held_values(optimizer: torch.optim.Optimizer) -> int:
+    """Numbers in the optimizer's states, steps aside."""
+    tensors = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    return sum(tensor.numel() for tensor in tensors if tensor.dim())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_holds_the_states_of_its_shard_alone(name: str) -> None:
+    model, batches = reference.make_problem(8, 2, 5, 7, seed=1)
+    options = options_of(name, 2)
+    strategy = DiLoCoStrategy(ADAMW, H=1, ranks_per_worker=4, **options)
+
+    def body(comm: Communicator) -> tuple[int, int]:
+        own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
+        own.setup(replica, comm, len(batches), SEED)
+        reference.train(own, replica, comm, batches)
+        inner, outer = own.optimizers
+        return held_values(inner), held_values(outer)
+
+    held = run_ranks(body, 8).results
+    copies, shards = layout(name, 2, 2)
+    total = num_values(model)
+    share = -(-total // shards)
+    assert all(inner <= 2 * share and outer <= share for inner, outer in held)
+    assert sum(inner for inner, _ in held[:4]) == copies * 2 * total, "AdamW's two moments, once a machine"
+    assert sum(outer for _, outer in held[:4]) == copies * total, "and the outer momentum"
+
+
+@pytest.mark.parametrize("name", ["FULL_SHARD", "HYBRID_SHARD"])
+def test_the_backward_pass_uses_what_has_come_over_the_wire(name: str) -> None:
+    """What others hold is spoilt after each forward pass, as if it had been freed."""
+    model, batches = reference.make_problem(4, 3, 4, 6, seed=1)
+    options = options_of(name, 2)
+
+    def body(comm: Communicator, spoils: bool) -> Tensor:
+        strategy = AllReduceStrategy(ADAMW, **options)
+        replica = copy.deepcopy(model)
+        strategy.setup(replica, comm, len(batches), SEED)
+        for step in batches:
+            strategy.zero_grad()
+            loss = replica(step[comm.rank])
+            if spoils:
+                pieces = [piece.detach().clone() for piece in strategy.held]
+                for parameter in replica.parameters():
+                    parameter.data.fill_(torch.nan)
+                for piece, values in zip(strategy.held, pieces, strict=True):
+                    piece.data.copy_(values)
+            strategy.before_backward(last_micro_batch=True)
+            loss.backward()
+            strategy.step()
+        return reference.vector(replica)
+
+    clean, spoilt = (run_ranks(functools.partial(body, spoils=spoils), 4).results for spoils in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(clean, spoilt, strict=True))
+
+
+class Odd(nn.Module):
+    """Shared and frozen parameters, buffers, two dtypes, a layout that is not contiguous, one unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+
+        def weights(*shape: int, dtype: torch.dtype = torch.float64) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype) * 0.5)
+
+        self.embed = weights(5, 4)
+        self.out = self.embed
+        self.frozen = nn.Parameter(torch.eye(4, dtype=torch.float64) * 1.5, requires_grad=False)
+        self.turned = nn.Parameter(torch.randn(4, 4, generator=generator, dtype=torch.float64).t())
+        self.single = weights(7, dtype=torch.float32)
+        self.unused = weights(3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, batch: reference.Batch) -> Tensor:
+        self.calls += 1
+        hidden = torch.tanh(batch[0] @ self.embed[:, :3].T @ self.embed @ self.frozen @ self.turned)
+        logits = hidden @ self.out.T * self.single[:5].double()
+        return (logits - batch[1].sum(1, keepdim=True)).square().mean()
+
+
+def in_groups(model: nn.Module) -> list[dict[str, Any]]:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in trainable if p.dim() == 1], "lr": 0.05},
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_models_and_parameter_groups_train_as_they_do_whole(name: str) -> None:
+    _, batches = reference.make_problem(8, 5, 3, 2, seed=2)
+    spec = OptimSpec("adamw", params=in_groups, lr=0.01)
+
+    def trained(**options: Any) -> list[Tensor]:
+        strategy = DiLoCoStrategy(spec, H=2, max_norm=0.4, ranks_per_worker=4, **options)
+        return reference.run_strategy(strategy, Odd(), batches, SEED).results
+
+    for sharded, whole in zip(trained(**options_of(name, 2)), trained(), strict=True):
+        torch.testing.assert_close(sharded, whole, rtol=1e-6, atol=1e-7)
+
+
+def own_loop(model: nn.Module, batches: reference.Batches, comm: Communicator, **options: Any) -> Tensor:
+    """A training loop of one's own, clipping included: torch's own where replicas are whole."""
     replica = copy.deepcopy(model)
-    optimizer = optimizer_of(replica, comm, **options)
+    optimizer = optimizer_of(replica, comm, num_inner_steps=2, **options)
     for step in batches:
         optimizer.zero_grad()
         replica(step[comm.rank]).backward()
-        optimizer.average_gradients()
-        torch.nn.utils.clip_grad_norm_(replica.parameters(), 0.3)
+        if options["sharding"] == WHOLE:
+            optimizer.average_gradients()
+            nn.utils.clip_grad_norm_(replica.parameters(), 0.3)
+        else:
+            optimizer.clip_grad_norm_(0.3)
         optimizer.step()
     return reference.vector(replica)
 
 
-sites = st.fixed_dictionaries({"num_workers": st.integers(1, 3), "ranks_per_worker": st.integers(1, 3)})
+@pytest.mark.parametrize("name", [WHOLE, *NAMES])
+@pytest.mark.parametrize("codec", [None, "fp16"])
+def test_a_loop_of_ones_own_trains_as_the_strategy_does(name: str, codec: str | None) -> None:
+    model, batches = reference.make_problem(8, 5, 4, 6, seed=1)
+    options = {**options_of(name, 2), "ranks_per_worker": 4}
+    strategy = DiLoCoStrategy(ADAMW, H=2, max_norm=0.3, codec=codec, **options)
+    expected = reference.run_strategy(strategy, model, batches, SEED)
+    own = run_ranks(lambda comm: own_loop(model, batches, comm, grad_compression=codec, **options), 8)
+    for got, want in zip(own.results, expected.results, strict=True):
+        assert torch.equal(got, want)
+    start = 7 * num_values(model) * VALUE  # everyone but the first is told the first one's parameters
+    assert sum(t.bytes_sent for t in own.traffic) == start + sum(t.bytes_sent for t in expected.traffic)
 
 
-@settings(max_examples=15)
-@given(shape=sites, H=st.integers(1, 3), steps=st.integers(1, 6), hidden=st.integers(1, 6))
-def test_sites_compute_what_single_workers_with_their_whole_batch_would(
-    shape: dict[str, int],
-    H: int,  # noqa: N803
-    steps: int,
-    hidden: int,
-) -> None:
-    size = shape["ranks_per_worker"]
-    num_ranks = shape["num_workers"] * size
-    model, batches = reference.make_problem(num_ranks, steps, 3, hidden, seed=H)
-    expected = reference.reference_local(
-        copy.deepcopy(model), joined(batches, size), ADAMW, reference.outer(model, H), max_norm=0.3
-    )
-    strategy = DiLoCoStrategy(ADAMW, H=H, max_norm=0.3, ranks_per_worker=size)
-    by_strategy = reference.run_strategy(strategy, model, batches, SEED)
-    options = {"num_inner_steps": H, "ranks_per_worker": size}
-    by_optimizer = run_ranks(lambda comm: own_loop(model, batches, comm, **options), num_ranks)
-    for rank, (one, other) in enumerate(zip(by_strategy.results, by_optimizer.results, strict=True)):
-        want = reference.vector(expected[rank // size])
-        torch.testing.assert_close(one, want, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(other, want, rtol=1e-9, atol=1e-9)
-        first_of_site = by_strategy.results[rank // size * size]
-        assert torch.equal(one, first_of_site), "the ranks of a site are equal to the bit"
-
-    whole = 8 * len(reference.vector(model))
-    workers, rounds = shape["num_workers"], steps // H
-    gradients = steps * workers * 2 * (size - 1) * whole if size > 1 else 0
-    between = rounds * 2 * (workers - 1) * whole
-    inside = rounds * workers * (size - 1) * whole if workers > 1 else 0
-    sent = sum(traffic.bytes_sent for traffic in by_strategy.traffic)
-    assert sent == gradients + between + inside
-    start = (num_ranks - 1) * whole  # everyone but the first is told the first one's parameters
-    assert sum(traffic.bytes_sent for traffic in by_optimizer.traffic) == sent + start
-
-
-@pytest.mark.parametrize("codec", [None, "fp16", "uniform8bit"])
-def test_the_wan_carries_a_round_once_per_site(codec: str | None) -> None:
-    model, batches = reference.make_problem(4, 6, 4, 6, seed=1)
-    num_values = len(reference.vector(model))
-    strategy = DiLoCoStrategy(ADAMW, H=3, codec=codec, ranks_per_worker=2)
+@pytest.mark.parametrize("name", [WHOLE, *NAMES])
+@pytest.mark.parametrize("codec", [None, "fp16", "int8", "uniform8bit"])
+def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> None:
+    """Of two sites with two machines of two ranks each."""
+    model, batches = reference.make_problem(8, 6, 4, 6, seed=1)
+    options = {"codec": codec, "error_feedback": codec is not None, **options_of(name, 2)}
+    strategy = DiLoCoStrategy(ADAMW, H=3, ranks_per_worker=4, **options)
     run = reference.run_strategy(strategy, model, batches, SEED, topology=TWO_SITES)
-    rounds, num_sites = 2, 2
-    parts = [len(part) for half in torch.zeros(num_values).tensor_split(2) for part in half.tensor_split(2)]
+    copies, num_shards = layout(name, 2, 2)
+    shards = torch.zeros(num_values(model)).split(-(-num_values(model) // num_shards))
+    turns = [
+        turn for shard in shards for turn in shard.tensor_split(copies)
+    ]  # a copy sends its part of a shard
+    parts = [len(part) for turn in turns for part in turn.tensor_split(2)]
     of_codec = strategy.averaging.codec
-    payload = 8 * num_values if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
+    payload = VALUE * sum(parts) if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
+    rounds, num_sites = 2, 2
     assert sum(t.wan_bytes for t in run.traffic) == rounds * 2 * (num_sites - 1) * payload
     assert all(torch.equal(run.results[0], result) for result in run.results)
 
-    options = {"num_inner_steps": 3, "grad_compression": codec, "ranks_per_worker": 2}
-    own = run_ranks(lambda comm: own_loop(model, batches, comm, **options), 4, topology=TWO_SITES)
-    start = (num_sites - 1) * 8 * num_values
-    assert sum(t.wan_bytes for t in own.traffic) == start + rounds * 2 * (num_sites - 1) * payload
+
+def test_the_wan_carries_an_average_that_overlaps_once_per_site() -> None:
+    """Every rank of a site sent all chosen values of async SPARTA itself: k times as many bytes as SPARTA."""
+    model, batches = reference.make_problem(8, 6, 4, 6, seed=1)
+    modules = [Sites(4), AsyncSparseCommunicator(p_sparta=0.5, interval=3, delay=1)]
+    run = reference.run_strategy(Chain(modules, ADAMW), model, batches, SEED, topology=TWO_SITES)
+    num_averages, num_sites = 2, 2
+    payload = VALUE * round(0.5 * num_values(model))
+    assert sum(t.wan_bytes for t in run.traffic) == num_averages * 2 * (num_sites - 1) * payload
 
 
 def test_sites_are_faster_than_as_many_single_workers_where_gradients_stay_at_home() -> None:
@@ -144,3 +344,176 @@ def test_a_closure_of_a_site_is_averaged_too() -> None:
     expected = reference.reference_all_reduce(copy.deepcopy(model), batches, ADAMW)
     for result in run_ranks(body, 2).results:
         torch.testing.assert_close(result, reference.vector(expected[0]), rtol=1e-9, atol=1e-9)
+
+
+def test_a_third_gather_takes_half_as_long_again() -> None:
+    model, batches = reference.make_problem(2, 4, 4, 6, seed=1)
+
+    def seconds(name: str) -> float:
+        run = reference.run_strategy(
+            AllReduceStrategy(ADAMW, sharding=name), model, batches, SEED, topology="two-datacenters"
+        )
+        assert run.virtual_seconds is not None
+        return run.virtual_seconds
+
+    assert seconds("FULL_SHARD") == pytest.approx(1.5 * seconds("SHARD_GRAD_OP"), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [WHOLE, *NAMES])
+def test_real_sockets_and_other_processes_change_neither_result_nor_bytes(name: str) -> None:
+    model, batches = reference.make_problem(4, 6, 4, 6, seed=1)
+    strategy = DiLoCoStrategy(
+        ADAMW,
+        H=2,
+        codec="int8",
+        error_feedback=True,
+        max_norm=0.5,
+        ranks_per_worker=2,
+        **options_of(name, 2),
+    )
+    if "HYBRID" in name:
+        strategy = AllReduceStrategy(ADAMW, max_norm=0.5, **options_of(name, 2))
+    simulated = reference.run_strategy(strategy, model, batches, SEED)
+    apart = reference.run_strategy(
+        strategy, model, batches, SEED, workers={"kind": "processes", "processes": 2}
+    )
+    real = reference.run_strategy(strategy, model, batches, SEED, transport="gloo")
+    for ours, same, theirs in zip(simulated.results, apart.results, real.results, strict=True):
+        assert torch.equal(ours, same)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert simulated.traffic == apart.traffic
+    for ours, theirs in zip(simulated.traffic, real.traffic, strict=True):
+        assert (ours.bytes_sent, ours.payload_bytes) == (theirs.bytes_sent, theirs.payload_bytes)
+
+
+@pytest.mark.parametrize("name", ["NO_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"])
+def test_an_overflow_in_one_shard_skips_the_update_of_the_whole_site(name: str) -> None:
+    model, batches = reference.make_problem(8, 2, 4, 6, seed=1)
+
+    def body(comm: Communicator) -> tuple[float, Tensor]:
+        replica = copy.deepcopy(model)
+        optimizer = optimizer_of(replica, comm, ranks_per_worker=4, **options_of(name, 2))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for number, step in enumerate(batches):
+            optimizer.zero_grad()
+            scaler.scale(replica(step[comm.rank])).backward()
+            if number == 0 and comm.rank == 1:
+                replica.scale.grad.fill_(torch.inf)  # one value, which one rank of each machine holds
+            if number == 1 and comm.rank == 3:
+                with pytest.raises(
+                    InputError,
+                    match=r"call average_gradients\(.*\) after|with a scaler and several ranks per site call",
+                ):
+                    optimizer.step(scaler=scaler)
+            optimizer.average_gradients(scaler)
+            scaler.unscale_(optimizer.inner_optimizer)
+            optimizer.step(scaler=scaler)
+            scaler.update()
+        return scaler.get_scale(), reference.vector(replica)
+
+    results = run_ranks(body, 8).results
+    assert [scale for scale, _ in results] == [4.0] * 4 + [8.0] * 4
+    assert all(torch.equal(results[0][1], vector) for _, vector in results[:4])
+    assert all(torch.equal(results[4][1], vector) for _, vector in results[4:])
+    assert bool(results[0][1].isfinite().all())
+
+
+def test_a_strategy_under_a_scaler_skips_alike_too() -> None:
+    model, batches = reference.make_problem(2, 2, 4, 6, seed=1)
+
+    def body(comm: Communicator) -> tuple[float, Tensor]:
+        strategy, replica = AllReduceStrategy(ADAMW, sharding="FULL_SHARD"), copy.deepcopy(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        strategy.setup(replica, comm, 2, SEED)
+        for number, step in enumerate(batches):
+            strategy.begin_step(StepContext(scaler=scaler))
+            strategy.zero_grad()
+            strategy.before_backward(last_micro_batch=False)  # nothing leaves before `step`
+            scaler.scale(replica(step[comm.rank])).backward()
+            if number == 0 and comm.rank == 1:
+                replica.scale.grad.fill_(torch.inf)  # one value, which one of the two holds
+            strategy.step()
+        return scaler.get_scale(), reference.vector(replica)
+
+    (one, first), (two, second) = run_ranks(body, 2).results
+    assert one == two == 4.0
+    assert torch.equal(first, second)
+    assert not torch.equal(first, reference.vector(model)), "the second step counts"
+
+
+class Task(nn.Module):
+    """Draws random numbers and counts its calls; the loss of a batch is the mean over its samples."""
+
+    def __init__(self, drops: float = 0.3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Dropout(drops), nn.Linear(7, 3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+
+def fit(
+    strategy: Strategy, model: nn.Module | None = None, stop_at: int | None = None, **options: Any
+) -> Any:
+    """Four ranks in two sites, seven steps; `stop_at` presses Ctrl-C."""
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(64, 6, generator=generator), torch.arange(64) % 3)
+
+    trainer = Trainer(model or Task(), data, data)
+    given: dict[str, Any] = {
+        "num_nodes": 4,
+        "max_steps": 7,
+        "batch_size": 4,
+        "val_size": 8,
+        "val_interval": 3,
+    }
+    given |= {
+        "topology": TWO_SITES,
+        "compute": {"fixed": "3 ms", "jitter": 0.2},
+        "device": "cpu",
+        "workers": "threads",
+    }
+    return fit_until(trainer, stop_at, strategy=strategy, **{**given, **options})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_stopped_and_resumed_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    def strategy() -> Strategy:
+        if "HYBRID" in name:
+            return AllReduceStrategy(ADAMW, max_norm=0.5, **options_of(name, 2))
+        return DiLoCoStrategy(
+            ADAMW, H=3, max_norm=0.5, codec="int8", error_feedback=True, ranks_per_worker=2, sharding=name
+        )
+
+    whole = outcome(fit(strategy()))
+    for number, stop_at in enumerate((2, 5)):
+        stopped = fit(strategy(), stop_at=stop_at, checkpoint_interval=1, save_dir=tmp_path / str(number))
+        resumed = fit(strategy(), checkpoint_interval=1, resume_from=stopped.checkpoint_folder)
+        assert resumed.resumed_step == stop_at - 1
+        assert outcome(resumed) == whole
+    assert outcome(fit(strategy(), workers={"kind": "processes", "processes": 2})) == whole
+
+
+def test_every_micro_batch_gathers_for_both_of_its_passes() -> None:
+    """As FSDP does, which gives parameters up after each pass; losses do not depend on it."""
+    model = Task(drops=0.0)
+
+    def run(name: str, minibatch_size: int) -> tuple[list[float], int]:
+        strategy = AllReduceStrategy(ADAMW, sharding=name)
+        result = fit(strategy, copy.deepcopy(model), minibatch_size=minibatch_size)
+        return [row["train_loss"] for row in result.history], result.bytes_sent
+
+    num_steps, n, padded = 7, 4, -(-num_values(model) // 4) * 4 * 4
+    for name, passes in (("SHARD_GRAD_OP", [2, 2, 2]), ("FULL_SHARD", [3, 5, 9])):
+        losses = []
+        for size, num_passes in zip((4, 2, 1), passes, strict=True):
+            loss, sent = run(name, size)
+            # The gather after the last step is the next step's; that for the first was free.
+            assert sent == num_steps * num_passes * (n - 1) * padded
+            losses.append(loss)
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        assert losses[2] == pytest.approx(losses[0], rel=1e-5)
