@@ -15,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from exogym_core.results.run_folder import code_folder_of, is_own
 from netgym.experiment.own_code import OwnCode, find_own_code
 from netsim import Protocol, Topology
 from netsim.collectives.choice import parse_collectives
-from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document, load_document, parse_document
 from netsim.files.schemas import validate_document
 from netsim.units import format_count
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Compute
     from exogym_core.strategy import Strategy
     from netgym.tasks import Task
-    from netsim.files.documents import ConfigError, KeyPath
+    from netsim.files.documents import KeyPath
 
 __all__ = ["Experiment", "apply_overrides", "apply_values", "program_remedy"]
 
@@ -495,29 +495,6 @@ def _expanded(key: str | int, plain: str) -> dict[str, Any]:
     return {"preset" if key == "protocol" else "name": plain}
 
 
-@dataclass(frozen=True)
-class _Overridden(Document):
-    """Document with keys from flags; errors there name the flag instead of a line."""
-
-    flags: Mapping[KeyPath, str] = field(default_factory=dict)
-
-    def errors(self, problems: Iterable[ConfigError]) -> InputError:
-        flagged = [(self._flag_of((*self.inside, *problem.path)), problem) for problem in problems]
-        errors = [
-            Document(flag, self.data, inside=self.inside).errors([problem])
-            for flag, problem in flagged
-            if flag is not None
-        ]
-        if in_file := [problem for flag, problem in flagged if flag is None]:
-            errors.append(super().errors(in_file))
-        kind = UnknownNameError if isinstance(errors[0], UnknownNameError) else InputError
-        return kind("\n".join(map(str, errors)))
-
-    def _flag_of(self, path: KeyPath) -> str | None:
-        lengths = range(len(path), 0, -1)
-        return next((self.flags[path[:length]] for length in lengths if path[:length] in self.flags), None)
-
-
 def apply_overrides(
     document: Document,
     overrides: Sequence[str],
@@ -572,33 +549,37 @@ _Change = tuple[str, object, str]
 """Key path, value, and what errors about it begin with."""
 
 
-def _changed(document: Document, changes: Iterable[_Change]) -> Document:
+def _changed(
+    document: Document,
+    changes: Iterable[_Change],
+    written: Mapping[str, Mapping[KeyPath, int | str]] | None = None,
+) -> Document:
+    """Copy with changed values; `written`: lines of a value's keys in the file, by key path, in place of its origin."""
     if not isinstance(document.data, dict):
         return document  # the schema names the mistake
-    data = copy.deepcopy(document.data)
-    flags = {
-        path: origin for key, value, origin in changes for path in _set(data, key.split("."), value, origin)
-    }
-    return _Overridden(document.where, data, document.lines, flags=flags)
+    data, lines = copy.deepcopy(document.data), dict(document.lines)
+    for key, value, origin in changes:
+        own = {(): origin} if written is None else written[key]
+        for path in _set(data, key.split("."), value, origin):
+            lines = {known: at for known, at in lines.items() if known[: len(path)] != path}
+            lines |= {(*path, *rest): at for rest, at in own.items()}
+    return replace(document, data=data, lines=lines)
 
 
 def _scaled(document: Document, scale: str) -> Document:
     """Copy with the keys that `scales` lists for `scale`, and the lines of these."""
-    data, lines = copy.deepcopy(document.data), dict(document.lines)
-    scales = data.get("scales") if isinstance(data, dict) else None
+    scales = document.data.get("scales") if isinstance(document.data, dict) else None
     if not isinstance(scales, dict) or not scales:
         raise InputError(f"--scale {scale}: {document.where} has no 'scales'; leave --scale out")
     if scale not in scales:
         raise document.error(("scales",), unknown_name("scale", scale, scales))
     changes = scales[scale] if isinstance(scales[scale], dict) else {}  # else the schema names the mistake
+    made, written = [], {}
     for key, value in changes.items():
         origin = ("scales", scale, key)
-        flag = f"{document.where}:{document.line_of(origin)}: scales.{scale}.{key}"
-        written = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
-        for path in _set(data, key.split("."), value, flag):
-            lines = {known: at for known, at in lines.items() if known[: len(path)] != path}
-            lines |= {(*path, *rest): at for rest, at in written.items()}
-    return replace(document, data=data, lines=lines)
+        made.append((key, value, f"{document.where}:{document.line_of(origin)}: scales.{scale}.{key}"))
+        written[key] = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
+    return _changed(document, made, written)
 
 
 def _read(value: str, flag: str) -> object:

@@ -97,22 +97,24 @@ class Document:
     Attributes:
         where: name of the file, or a note that the data come from Python.
         data: content of the file.
-        lines: line (from 1) by key path; empty for data that come from Python.
+        lines: line (from 1) by key path, or what errors begin with where the file does not have the value, such as a
+            flag of a command; empty for data that come from Python.
         inside: key path of the data within the file; empty for a whole file.
     """
 
     where: str
     data: object
-    lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+    lines: Mapping[KeyPath, int | str] = field(default_factory=dict, repr=False)
     inside: KeyPath = ()
 
     def line_of(self, path: Sequence[str | int]) -> int | None:
         """The line (from 1) of a key path such as ("links", 0, "latency"), or of its nearest known parent."""
-        for length in range(len(path), -1, -1):
-            line = self.lines.get(tuple(path[:length]))
-            if line is not None:
-                return line
-        return None
+        origin = self._origin_of(path)
+        return origin if isinstance(origin, int) else None
+
+    def _origin_of(self, path: Sequence[str | int]) -> int | str | None:
+        parents = (tuple(path[:length]) for length in range(len(path), -1, -1))
+        return next((self.lines[parent] for parent in parents if parent in self.lines), None)
 
     def part(self, path: KeyPath) -> Document:
         """Part of the document below the key `path`; its errors still name file, line and whole key."""
@@ -120,6 +122,8 @@ class Document:
         for key in path:
             data = data[key]
         lines = {place[len(path) :]: line for place, line in self.lines.items() if place[: len(path)] == path}
+        if (origin := self._origin_of(path)) is not None:
+            lines.setdefault((), origin)
         return replace(self, data=data, lines=lines, inside=(*self.inside, *path))
 
     def error(self, path: Sequence[str | int], message: str | InputError) -> InputError:
@@ -142,8 +146,10 @@ class Document:
         return kind("\n".join(lines))
 
     def _problem_line(self, problem: ConfigError) -> str:
-        line = self.line_of(problem.path)
-        place = self.where if line is None else f"{self.where}:{line}"
+        origin = self._origin_of(problem.path)
+        place = (
+            self.where if origin is None else origin if isinstance(origin, str) else f"{self.where}:{origin}"
+        )
         key = key_text(problem.path)
         if self.inside:
             place = f"{place}: {key_text(self.inside)}"
