@@ -104,21 +104,17 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
         case torch.dtype() | torch.device():
             return {"$": type(value).__name__, "name": str(value).removeprefix("torch.")}
         case Mapping():
-            return _encode_mapping(value, tensors, where)
+            if type(value) is not Counter and all(type(key) is str and key != "$" for key in value):
+                return {key: encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
+            pairs = [
+                [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")]
+                for key, item in value.items()
+            ]
+            return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": pairs}
     raise InputError(
         f"{where} is a {type(value).__name__}; it must hold tensors, numbers, text, bytes, lists, tuples, sets "
         "and mappings alone, which carry no code"
     )
-
-
-def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where: str) -> Any:
-    if type(value) is not Counter and all(type(key) is str and key != "$" for key in value):
-        return {key: encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
-    items = [
-        [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")]
-        for key, item in value.items()
-    ]
-    return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": items}
 
 
 def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | None = None) -> Any:

@@ -130,33 +130,19 @@ def with_measured_speeds(
     def seconds(work: Callable[[], Any]) -> float:
         return seconds_of(work, compute.shared_cores, device)
 
+    coding, updates, speeds = compute.coding, compute.updates, dict(compute.coding.speeds)
     with intra_op_threads(threads):
-        coding = _measured_coding(compute.coding, trials, own, seconds)
-        updates = compute.updates
+        if coding.is_measured or (
+            speeds and Coding.for_all not in speeds
+        ):  # by name: user's codecs may lack one
+            for name, num_values, ways in itertools.chain(trials if coding.is_measured else (), own):
+                if name not in speeds:
+                    encoded, decoded = (round(num_values * VALUE_BYTES / seconds(work)) for work in ways)
+                    speeds[name] = BothWays.model_construct(encode=encoded, decode=decoded)
+            coding = Coding.model_construct(speeds)
         if updates.is_measured:
             updates = _measured_updates(shapes, device, seconds)
     return compute.model_copy(update={"coding": coding, "updates": updates})
-
-
-def _measured_coding(
-    given: Coding, trials: CodingTrials, own: CodingTrials, seconds: Callable[[Callable[[], Any]], float]
-) -> Coding:
-    """Speeds of all codecs of `trials`, if they are to be measured, and of the user's `own`.
-
-    Speeds that are given by name stay; the user's codecs without one are measured there too.
-    """
-    speeds = dict(given.speeds)
-    if given.is_measured:
-        trials = itertools.chain(trials, own)
-    elif not speeds or Coding.for_all in speeds:
-        return given
-    else:
-        trials = own
-    for name, num_values, (encode, decode) in trials:
-        if name not in speeds:
-            encoded, decoded = (round(num_values * VALUE_BYTES / seconds(work)) for work in (encode, decode))
-            speeds[name] = BothWays.model_construct(encode=encoded, decode=decoded)
-    return Coding.model_construct(speeds)
 
 
 def _measured_updates(
@@ -180,14 +166,9 @@ def charge_updates(
     optimizers: Iterable[Optimizer], updates: Updates, advance: Callable[[float], None]
 ) -> None:
     """Charge each step of the optimizers by `advance`, as `Communicator.advance` does."""
-
-    def after_each(optimizer: Optimizer) -> None:
-        seconds = updates.seconds(optimizer)
-        if seconds:
-            optimizer.register_step_post_hook(lambda *_: advance(seconds))
-
     for optimizer in optimizers:
-        after_each(optimizer)
+        if seconds := updates.seconds(optimizer):
+            optimizer.register_step_post_hook(lambda *_, seconds=seconds: advance(seconds))
 
 
 def measure_seconds(

@@ -150,9 +150,6 @@ class GPT(Decoder):
             _Block(sizes["width"], sizes["num_heads"], dropout) for _ in range(sizes["num_layers"])
         )
         self.norm = nn.LayerNorm(sizes["width"])
-        self._initialise()
-
-    def _initialise(self) -> None:
         # GPT-2: normal(0, 0.02); layers that add to the residual stream are scaled by 1 / sqrt(2 layers).
         residual = 0.02 / math.sqrt(2 * len(self.blocks))
         for name, parameter in self.named_parameters():
@@ -274,16 +271,13 @@ class Llama(Decoder):
         )
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.head = nn.Linear(hidden, sizes["vocab_size"], bias=False)
-        self._add_rotations(hidden // heads)
+        exponents = torch.arange(0, hidden // heads, 2, dtype=torch.float32) / (hidden // heads)
+        angle = torch.outer(torch.arange(self.block_size, dtype=torch.float32), 10000.0**-exponents)
+        self.register_buffer("cosine", angle.cos(), persistent=False)
+        self.register_buffer("sine", angle.sin(), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() >= 2:
                 nn.init.normal_(parameter, std=0.02)
-
-    def _add_rotations(self, head_width: int) -> None:
-        frequency = 10000.0 ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-        angle = torch.outer(torch.arange(self.block_size, dtype=torch.float32), frequency)
-        self.register_buffer("cosine", angle.cos(), persistent=False)
-        self.register_buffer("sine", angle.sin(), persistent=False)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Unnormalised log-probabilities of each next token, (samples, length, vocabulary)."""

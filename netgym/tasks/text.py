@@ -144,18 +144,6 @@ def _standard_library(num_bytes: int) -> list[TokenFile]:
     return files
 
 
-def _divide(files: Sequence[TokenFile], fraction: float) -> tuple[list[TokenFile], list[TokenFile]]:
-    """The files cut in two, so that the second part has the last `fraction` of all tokens."""
-    left = round(sum(file.num_tokens for file in files) * (1 - fraction))
-    first, second = [], []
-    for file in files:
-        cut = min(file.num_tokens, left)
-        first.append(file.part(0, cut))
-        second.append(file.part(cut, file.num_tokens))
-        left -= cut
-    return first, second
-
-
 def _opened(paths: str | Sequence[str], dtype: str) -> list[TokenFile]:
     names = [paths] if isinstance(paths, str) else paths
     return [TokenFile.open(name, dtype) for name in names]
@@ -198,10 +186,16 @@ def text(
     if not counts:
         raise InputError(f"task text: dtype={dtype!r} is no kind of whole number; use 'uint16' or 'uint32'")
     files = _standard_library(num_bytes) if paths is None else _opened(paths, dtype)
+    train, validation = files, []
     if validation_paths is not None:
-        train, validation = files, _opened(validation_paths, dtype)
-    else:
-        train, validation = _divide(files, validation_fraction)
+        validation = _opened(validation_paths, dtype)
+    else:  # the last tokens of all
+        left, train = round(sum(file.num_tokens for file in files) * (1 - validation_fraction)), []
+        for file in files:
+            cut = min(file.num_tokens, left)
+            train.append(file.part(0, cut))
+            validation.append(file.part(cut, file.num_tokens))
+            left -= cut
     sides = {"train": TokenWindows(train, block_size), "validation": TokenWindows(validation, block_size)}
     for side, windows in sides.items():
         if not len(windows):
