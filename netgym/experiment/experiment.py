@@ -118,7 +118,13 @@ class Experiment:
             raise document.error(("task",), f"is that of a Python program: continue there with {remedy}")
         settings = validate_document(Settings, document)
         name = settings.name or default_name
-        topology = _load_topology(settings, document, folder)
+        topology: Topology | None = None
+        if isinstance(settings.topology, str):
+            near = folder / settings.topology
+            place = near if os.path.isfile(near) else settings.topology
+            topology = _at(document, ("topology",), Topology.load, place)
+        elif settings.topology is not None:
+            topology = Topology.from_document(document.part(("topology",)))
         resolved = {"name": name, "protocol": resolved_protocol(settings.protocol, topology)}
         settings = settings.model_copy(update={**resolved, **_resolved_seeds(settings, document)})
         labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
@@ -476,16 +482,6 @@ def program_remedy(document: Document, folder: Path) -> str | None:
     return f"fit(resume_from={visible(folder)!r})"
 
 
-def _load_topology(settings: Settings, document: Document, folder: Path) -> Topology | None:
-    given = settings.topology
-    if given is None:
-        return None
-    if isinstance(given, str):
-        near = folder / given
-        return _at(document, ("topology",), Topology.load, near if os.path.isfile(near) else given)  # type: ignore[no-any-return]
-    return Topology.from_document(document.part(("topology",)))
-
-
 def _expanded(key: str | int, plain: str) -> dict[str, Any]:
     """Mapping for which a plain text stands under a key of experiments."""
     if key == "compute":
@@ -600,21 +596,13 @@ def _set(
             container[step] = copy.deepcopy(value)
             yield (*path, step)
         else:
-            inside = _inside(container, step, keys[:position], flag)
+            inside = container.get(step) if isinstance(container, dict) else container[step]
+            # A mapping replaces a missing value or a plain name.
+            inside = {} if inside is None else _expanded(step, inside) if isinstance(inside, str) else inside
+            if not isinstance(inside, dict | list):
+                raise InputError(f"{flag}: '{'.'.join(keys[:position])}' has no keys inside")
+            container[step] = inside
             yield from _set(inside, keys, value, flag, (*path, step))
-
-
-def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> dict[str, Any] | list[Any]:
-    """Value at a key, replaced by a mapping where it is missing or a plain name."""
-    inside = container.get(step) if isinstance(container, dict) else container[step]
-    if isinstance(inside, str):
-        inside = _expanded(step, inside)
-    elif inside is None:
-        inside = {}
-    if not isinstance(inside, dict | list):
-        raise InputError(f"{flag}: '{'.'.join(keys)}' has no keys inside")
-    container[step] = inside
-    return inside
 
 
 def _steps(container: dict[str, Any] | list[Any], key: str, flag: str) -> list[str | int]:

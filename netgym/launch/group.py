@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,24 +59,20 @@ def monitored_barrier(comm: SimulatedCommunicator, seconds: float, wait_all_rank
     Raises:
         RuntimeError: on rank 0 with the missing ranks; on the others, that ranks are missing.
     """
-    if comm.rank == 0:
-        _collect_arrivals(comm, seconds, wait_all_ranks)
-        return
-    try:
-        comm.isend(torch.zeros(8, dtype=torch.uint8), 0, _ARRIVAL).wait(seconds)
-        comm.irecv(torch.zeros(8, dtype=torch.uint8), 0, _RELEASE).wait(seconds)
-    except BrokenCallError as error:
-        raise RuntimeError(
-            f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
-            f"from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
-        ) from None
-
-
-def _collect_arrivals(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
+    empty, others = torch.zeros(8, dtype=torch.uint8), range(1, comm.world_size)
+    if comm.rank:
+        try:
+            comm.isend(empty, 0, _ARRIVAL).wait(seconds)
+            comm.irecv(empty, 0, _RELEASE).wait(seconds)
+            return
+        except BrokenCallError as error:
+            raise RuntimeError(
+                f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                f"send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
+            ) from None
     if seconds <= 0:
         raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {seconds * 1e3:.10g} ms.")
-    others = range(1, comm.world_size)
-    arrivals: list[Any] = [comm.irecv(torch.zeros(8, dtype=torch.uint8), rank, _ARRIVAL) for rank in others]
+    arrivals: list[Any] = [comm.irecv(empty.clone(), rank, _ARRIVAL) for rank in others]
     end, missing = comm.now() + seconds, list[int]()
     for rank, handle in zip(others, arrivals, strict=True):
         try:
@@ -87,7 +83,7 @@ def _collect_arrivals(comm: SimulatedCommunicator, seconds: float, wait_all_rank
         shown = missing if wait_all_ranks else missing[:1]
         names = f"Rank{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))}"
         raise RuntimeError(f"{names} failed to pass monitoredBarrier in {seconds * 1e3:.10g} ms")
-    for handle in [comm.isend(torch.zeros(8, dtype=torch.uint8), rank, _RELEASE) for rank in others]:
+    for handle in [comm.isend(empty, rank, _RELEASE) for rank in others]:
         handle.wait()
 
 
@@ -306,9 +302,7 @@ class NetsimGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> NetsimWork:
-        return self._together(
-            self._reduce_scattered(output, parts, opts) for output, parts in zip(outputs, inputs, strict=True)
-        )
+        return self._together(map(self._reduce_scattered, outputs, inputs, repeat(opts)))
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
         self._require_multiple("reduce_scatter_tensor", tensor, output)
@@ -325,10 +319,7 @@ class NetsimGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
-        return self._together(
-            self.reduce_scatter_single(output, tensor, opts)
-            for output, tensor in zip(outputs, inputs, strict=True)
-        )
+        return self._together(map(self.reduce_scatter_single, outputs, inputs, repeat(opts)))
 
     def _reduce_scattered(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> NetsimWork:
         given = self._of_all("reduce_scatter", parts, output)

@@ -289,14 +289,12 @@ class _SiteMonitor(RunMonitor):
         comm.link.send("done")
         until = time.monotonic() + _LAST_ROWS_SECONDS
         sites = {rank // self._size for rank in present}
-        while time.monotonic() < until and any(self._is_awaited(comm, site) for site in sites):
+        while time.monotonic() < until and any(
+            pulse.get("is_there", True) and not pulse.get("has_ended", False)
+            for site in sites - self._has_finished - {self._site}
+            for pulse in [comm.link.pulses.get(str(site), {})]
+        ):
             time.sleep(_SECONDS_BETWEEN_CHECKS)
-
-    def _is_awaited(self, comm: ElasticCommunicator, site: int) -> bool:
-        if site == self._site or site in self._has_finished:
-            return False
-        pulse = comm.link.pulses.get(str(site), {})
-        return bool(pulse.get("is_there", True)) and not pulse.get("has_ended", False)
 
     def close(self, failed: bool) -> None:
         """Store the pending rows and release resources."""
@@ -420,12 +418,20 @@ class SiteHost:
         about = (request.seed, request.timeout_seconds, request.compare_calls)
         host = self._processes = TorchrunHost(partial(there_is, self._program), *about)
 
+        def bring_rows() -> None:
+            """Send the rows of all processes to the first, and to the other sites, before those depend on them."""
+            host.side.send_now()
+            with host.comm.off_clock():
+                host.comm.barrier()
+            if host.comm.rank == 0:
+                host.side.take_now()
+
         def in_site(inside: GlooCommunicator) -> T:
             planned_together(self._program, self._result, host, self._watch)
             self.resumed = self._program.checkpoints.resumed
             with _connected(self._program, self.resumed, host.mark, inside) as comm:
                 comm.observed_by(inside.deposit)
-                comm.before_meeting(partial(_bring_rows, host))
+                comm.before_meeting(bring_rows)
                 return body(comm)
 
         return host.run(in_site, sinks)
@@ -454,15 +460,6 @@ def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> S
 
     sinks = Sinks() if watch is None else Sinks(watch.mark, watch.take_deposit)
     return fill(result, program.request, host.run(body, sinks))
-
-
-def _bring_rows(joined: TorchrunHost) -> None:
-    """Send the rows of all processes to the first, and to the other sites, before those depend on them."""
-    joined.side.send_now()
-    with joined.comm.off_clock():
-        joined.comm.barrier()
-    if joined.comm.rank == 0:
-        joined.side.take_now()
 
 
 def _stamped(rank: int, row: RankRow) -> StampedRow:

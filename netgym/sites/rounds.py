@@ -355,7 +355,12 @@ class PendingRounds:
             if self._members.newest > attempt.number:
                 attempt.left = ()  # reported as completed before this rendezvous was restarted
             elif all(attempt.results.get(site) for site in attempt.members):
-                self._done(attempt, now)
+                attempt.left = self.present = attempt.members
+                for site in attempt.members:
+                    if site in self._sites and not self._is_lost(attempt, site, now):
+                        info = self._sites[site]
+                        info.has_begun, info.missed = True, None
+                        info.num_slow, info.slow_until = 0, -math.inf
             elif not self._has_failed(attempt, now):
                 self._report_wait(attempt, attempt.results, set(attempt.members) - set(attempt.results), now)
                 return
@@ -366,15 +371,6 @@ class PendingRounds:
         for site, question in attempt.questions.items():
             self._answer_left(site, question, attempt)
         attempt.questions.clear()
-
-    def _done(self, attempt: Attempt, now: float) -> None:
-        """Close an attempt that all members have completed."""
-        attempt.left = self.present = attempt.members
-        for site in attempt.members:
-            if site in self._sites and not self._is_lost(attempt, site, now):
-                info = self._sites[site]
-                info.has_begun, info.missed = True, None
-                info.num_slow, info.slow_until = 0, -math.inf
 
     def _has_failed(self, attempt: Attempt, now: float) -> bool:
         """True if the attempt can never complete; its members then leave the group and test their connections."""
@@ -424,7 +420,10 @@ class PendingRounds:
         left = self._pairs.mesh(there)
         was_late = attempt.failed >= attempt.deadline - attempt.seconds / 10
         if left == attempt.members and len(left) > 1 and (was_late or attempt.num_breaks + 1 >= _MOST_BREAKS):
-            left = self._without_weakest(attempt)
+            # All answer and still fail: the next attempt is without the one with the slowest connection here.
+            delays = {site: float(self._sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
+            weakest = max(attempt.members, key=lambda site: (delays[site], site))
+            left = tuple(site for site in attempt.members if site != weakest)
             self._are_slow(set(attempt.members) - set(left), attempt.seconds, now)
         return left
 
@@ -435,12 +434,6 @@ class PendingRounds:
             if info.num_slow:
                 info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
             info.num_slow += 1
-
-    def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
-        """Members without the one with the slowest connection here, where all answer and still fail."""
-        delays = {site: float(self._sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
-        weakest = max(attempt.members, key=lambda site: (delays[site], site))
-        return tuple(site for site in attempt.members if site != weakest)
 
     def _retry(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
         attempt.left = left
