@@ -263,7 +263,14 @@ def _document(
         path = Path(experiment)
         document, folder, name = load_document(path), path.parent, path.stem
         code = code_folder_of(folder) if is_own(folder) else None
-    given = {"topology": _plain_topology(changes.get("topology")), "protocol": changes.get("protocol")}
+    topology: Any = changes.get(
+        "topology"
+    )  # a path is relative to the current folder, not to the experiment's
+    if isinstance(topology, Topology):
+        topology = topology.to_mapping()
+    elif isinstance(topology, Path) or (isinstance(topology, str) and Path(topology).is_file()):
+        topology = str(Path(topology).resolve())
+    given = {"topology": topology, "protocol": changes.get("protocol")}
     if caller != "netgym.sweep":
         given["seeds"] = _seeds(changes)
     values = {key: value for key, value in given.items() if value is not None}
@@ -316,12 +323,3 @@ def _train(experiment: Experiment, changes: Changes) -> Comparison:
 def _seeds(changes: Changes) -> int | list[int] | None:
     seeds = changes.get("seeds")
     return seeds if seeds is None or isinstance(seeds, int) else list(seeds)
-
-
-def _plain_topology(topology: str | Path | Topology | Mapping[str, Any] | None) -> Any:
-    """Topology as an experiment file has it; a path is relative to the current folder, not to the experiment's."""
-    if isinstance(topology, Topology):
-        return topology.to_mapping()
-    if isinstance(topology, Path) or (isinstance(topology, str) and Path(topology).is_file()):
-        return str(Path(topology).resolve())
-    return topology

@@ -22,7 +22,6 @@ from exogym_core.data.samples import (
     Reading,
     SharedData,
     StreamedData,
-    StreamOfDraws,
     held_generators,
 )
 from netsim.errors import InputError
@@ -329,7 +328,8 @@ def test_reading_leaves_every_generator_as_it_was():
     before = states()
     with draws.at(1, 2):
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
-    with StreamOfDraws(draws, (3,)).continued():
+    with draws.aside():
+        draws.seed(3)
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
     assert states() == before
 

@@ -42,7 +42,6 @@ __all__ = [
     "SharedData",
     "Source",
     "StepSamples",
-    "StreamOfDraws",
     "StreamedData",
     "dataset_length",
     "dealt",
@@ -137,27 +136,6 @@ class Draws:
         states[0].load()
         for generator, state in zip(self._held, states[1], strict=True):
             _access(generator)[1](state)
-
-
-class StreamOfDraws:
-    """Draws of a reading from `place` on, in several pieces, each of which continues those of the last."""
-
-    def __init__(self, draws: Draws, place: tuple[int, ...]) -> None:
-        self._draws, self._place = draws, place
-        self._states: tuple[RandomStates, list[Any]] | None = None
-
-    @contextmanager
-    def continued(self) -> Iterator[None]:
-        """Continue the draws for the next piece, and restore generators after the block."""
-        with self._draws.aside():
-            if self._states is None:
-                self._draws.seed(*self._place)
-            else:
-                self._draws.load(self._states)
-            try:
-                yield
-            finally:
-                self._states = self._draws.states()
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,7 +483,7 @@ class StreamedData(Source):
         must_be_full = reading.drop_last or (is_own and reading.num_ranks > 1)
         self._fewest = self._stride if must_be_full else self._num_parts
         self._samples: Iterator[Any] | None = None
-        self._drawn: StreamOfDraws | None = None
+        self._drawn: Any = None  # states of the draws' generators, after the last sample
         self.steps_per_epoch = self._agreed
         length = stream_length(dataset)
         if not is_own and length is not None:
@@ -552,13 +530,16 @@ class StreamedData(Source):
 
     def _read(self, count: int) -> Iterator[Any]:
         """The next samples of this epoch, at most `count`."""
-        if self._samples is None or self._drawn is None:
-            place = (self._reading.rank, self.epoch) if self._is_own else (self.epoch,)
-            self._drawn = StreamOfDraws(self._draws, place)
-            with self._drawn.continued():
+        with self._draws.aside():
+            if self._samples is None:
+                self._draws.seed(*(self._reading.rank, self.epoch) if self._is_own else (self.epoch,))
                 self._samples = iter(self._dataset)
-        with self._drawn.continued():
-            yield from islice(self._samples, count)
+            else:
+                self._draws.load(self._drawn)
+            try:
+                yield from islice(self._samples, count)
+            finally:
+                self._drawn = self._draws.states()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""

@@ -204,24 +204,18 @@ def _inlined(document: Document, folder: Path) -> Document:
     if not isinstance(document.data, dict):
         return document
     data = copy.deepcopy(document.data)
-    _inline(data, folder)
-    sweep = data.get("sweep")
-    if isinstance(sweep, dict):
-        if isinstance(sweep.get("topology"), list):
-            sweep["topology"] = [_network(value, folder) for value in sweep["topology"]]
-        for point in sweep.get("points") or () if isinstance(sweep.get("points"), list) else ():
-            if isinstance(point, dict):
-                _inline(point, folder)
+    sweep = data["sweep"] if isinstance(data.get("sweep"), dict) else {}
+    points = sweep["points"] if isinstance(sweep.get("points"), list) else []
+    for mapping in (data, *(point for point in points if isinstance(point, dict)), sweep):
+        if "topology" in mapping:
+            mapping["topology"] = _inlined_network(mapping["topology"], folder)
     return replace(document, data=data)
 
 
-def _inline(mapping: dict[str, Any], folder: Path) -> None:
-    if "topology" in mapping:
-        mapping["topology"] = _network(mapping["topology"], folder)
-
-
-def _network(value: Any, folder: Path) -> Any:
-    """A topology's file as the mapping that it holds; anything else as it is."""
+def _inlined_network(value: Any, folder: Path) -> Any:
+    """A topology's file as the mapping that it holds, in lists too; anything else as it is."""
+    if isinstance(value, list):
+        return [_inlined_network(each, folder) for each in value]
     if not isinstance(value, str):
         return value
     path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)

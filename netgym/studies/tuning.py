@@ -201,20 +201,15 @@ def _edge(key: str, value: Any, study: Study) -> str | None:
     values = study.sweep.axes.get(key)
     if not _is_number(value) or values is None:
         return None
+    near, numbers = 0.0, [values.low, values.high] if isinstance(values, Range) else values
+    numbers = [each for each in (*numbers, value) if _is_number(each)]
     if isinstance(values, Range):
-        low, high, at = float(values.low), float(values.high), float(value)
-        if values.log:
-            low, high, at = math.log(low), math.log(high), math.log(at)
-        share = (at - low) / (high - low) if high > low else 0.5
-        side = "smallest" if share <= _NEAR else "largest" if share >= 1 - _NEAR else None
-    else:
-        numbers = [each for each in values if _is_number(each)]
-        if len(set(numbers)) < 2:
-            return None
-        side = "smallest" if value == min(numbers) else "largest" if value == max(numbers) else None
-    if side is None:
+        near, numbers = _NEAR, list(map(math.log, numbers)) if values.log else numbers
+    low, high, at = min(numbers), max(numbers), numbers[-1]
+    share = (at - low) / (high - low) if high > low else 0.5
+    if near < share < 1 - near:
         return None
-    remedy = "smaller" if side == "smallest" else "larger"
+    side, remedy = ("smallest", "smaller") if share <= near else ("largest", "larger")
     return f"{key.removeprefix(_PREFIX)} at its {side} value {value:g}: try {remedy} ones"
 
 

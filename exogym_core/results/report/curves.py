@@ -150,12 +150,11 @@ def interactive_curves(
 
 
 def _of(result: StrategyResult, position: int, most: int) -> dict[str, Any]:
-    measures = {
-        name: _columns(points, len(result.runs) > 1)
-        for name in _MEASURES
-        if len(points := [each for each in thinned(curve(result, name), most) if math.isfinite(each.value)])
-        > 1
-    }
+    measures = {}
+    for name in _MEASURES:
+        points = [each for each in thinned(curve(result, name), most) if math.isfinite(each.value)]
+        if len(points) > 1:
+            measures[name] = _columns(points, len(result.runs) > 1)
     first = result.runs[0] if result.runs else None
     return {
         "name": visible(result.name) + result.state,
@@ -165,7 +164,17 @@ def _of(result: StrategyResult, position: int, most: int) -> dict[str, Any]:
         "runs": len(result.runs),
         "measures": measures,
         "use": _use(first) if first is not None else None,
-        "absences": _absences(first) if first is not None else [],
+        "absences": [
+            {
+                "rank": absence["rank"],
+                "time": [absence["virtual_seconds"], first.virtual_seconds if back is None else back],
+                "steps": [absence["step"], absence["back_step"]],
+            }
+            for absence in list(first.dropped_peers)[:_MOST_ABSENCES]
+            for back in [absence["back_virtual_seconds"]]
+        ]
+        if first is not None
+        else [],
     }
 
 
@@ -206,18 +215,6 @@ def _use(run: SeedResult) -> Mapping[str, Any] | None:
         "sent": [_short(rate) for _, rate in sent],
         "wan": [_short(rate) for _, rate in wan] if any(rate > 0 for _, rate in wan) else None,
     }
-
-
-def _absences(run: SeedResult) -> list[dict[str, Any]]:
-    return [
-        {
-            "rank": absence["rank"],
-            "time": [absence["virtual_seconds"], run.virtual_seconds if back is None else back],
-            "steps": [absence["step"], absence["back_step"]],
-        }
-        for absence in list(run.dropped_peers)[:_MOST_ABSENCES]
-        for back in [absence["back_virtual_seconds"]]
-    ]
 
 
 def _weather(weather: WeatherStrips) -> list[dict[str, Any]]:
