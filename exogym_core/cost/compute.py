@@ -70,11 +70,6 @@ def _speed(value: Any) -> int:
     raise InputError(f"{value!r} is no speed; write for example '2 GB/s'")
 
 
-def _known_device(name: str) -> str:
-    find_device(name)
-    return name
-
-
 _TEXT = {"type": "string"}
 _NUMBER = {"anyOf": [{"type": "number"}, _TEXT]}
 _Seconds = Annotated[
@@ -224,7 +219,7 @@ class Flops(Schema):
     """
 
     utilisation: Annotated[_Share, Field(gt=0, le=1)] = 0.4
-    device: Annotated[str, AfterValidator(_known_device)] | None = None
+    device: Annotated[str, AfterValidator(lambda name: find_device(name) and name)] | None = None
     dtype: Dtype | None = None
 
 
@@ -397,8 +392,7 @@ class StepDurations:
     ) -> None:
         self.mean_seconds, self._batch_size = mean_seconds, batch_size
         self._prefix = f"{seed}/{host}/".encode()
-        self._sigma = compute.jitter
-        slow = compute.stragglers
+        self._sigma, slow = compute.jitter, compute.stragglers
         self._fraction, self._slowdown = (0.0, 1.0) if slow is None else (slow.fraction, slow.slowdown)
         self._varies = compute.varies
 

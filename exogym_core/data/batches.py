@@ -214,8 +214,11 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
     loss, count = output, None
     if isinstance(output, Mapping) and "loss" in output:
         loss, count = output["loss"], output.get("count")
-    elif isinstance(output, tuple) and len(output) == 2 and _is_whole(output[1]):
-        loss, count = output
+    elif isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], int | Tensor):
+        whole = not isinstance(output[1], Tensor) or not (
+            output[1].is_floating_point() or output[1].is_complex()
+        )
+        loss, count = output if whole else (output, None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         is_tensor = isinstance(loss, Tensor)
         what = f"a tensor of shape {list(loss.shape)}" if is_tensor else type(loss).__name__
@@ -234,11 +237,6 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
             "the loss is the mean of"
         )
     return loss, float(count)
-
-
-def _is_whole(count: object) -> bool:
-    is_inexact = isinstance(count, Tensor) and (count.is_floating_point() or count.is_complex())
-    return isinstance(count, int | Tensor) and not is_inexact
 
 
 def as_loss(output: Any, where: str) -> Tensor:

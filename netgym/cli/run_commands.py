@@ -95,24 +95,20 @@ def train_new(
         raise
 
 
-def _check_place(experiment: Experiment) -> None:
-    """Check the environment's settings of a rendezvous, before anything is made."""
-    if is_at_rendezvous():
-        MeetingPlace.from_environment().check(experiment.settings.workers.count)
-
-
 def _is_follower(experiment: Experiment) -> bool:
-    """Return True for a process of torchrun other than rank 0, which has the folder.
+    """Check the environment; return True for a process of torchrun other than rank 0, which has the folder.
 
     Raises:
-        InputError: torchrun has started another number of processes than the experiment has workers.
+        InputError: torchrun has started another number of processes than the experiment has workers, or the settings of
+            a rendezvous are wrong.
     """
+    count = experiment.settings.workers.count
+    if is_at_rendezvous():
+        MeetingPlace.from_environment().check(count)
     if not under_torchrun():
         return False
-    if is_at_rendezvous():  # it has started this site alone
-        return torchrun_rank() != 0
-    started, count = whole_number_of("WORLD_SIZE"), experiment.settings.workers.count
-    if started != count:
+    started = whole_number_of("WORLD_SIZE")
+    if started != count and not is_at_rendezvous():  # where it has started this site alone
         processes = format_count(started, "process")
         problem = f"count is {count}, but torchrun has started {processes}: --set workers.count={started}"
         raise experiment.document.error(("workers",), problem)
@@ -344,7 +340,6 @@ class RunArguments:
         """
         from exogym_core.results.run_folder import RunFolder
 
-        _check_place(experiment)
         if _is_follower(experiment):
             _follow(experiment)
             return
@@ -381,7 +376,6 @@ class RunArguments:
             require_own(path, "run")
         loaded = Experiment.load(path / "experiment.yaml", trust=True)
         experiment = replace(loaded, edited_code=self.edited_code)
-        _check_place(experiment)
         is_finished = (
             len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
         )

@@ -94,7 +94,7 @@ class ComputeClock:
 
     def take_new_rates(self) -> list[str]:
         """Speeds of dtypes that computing has used for the first time, as text."""
-        if self._flops is None or not self._flops.new_rates:
+        if self._flops is None:
             return []
         rates, self._flops.new_rates = self._flops.new_rates, []
         return rates
@@ -122,14 +122,13 @@ class _DeviceClock:
         dtype = next((each.dtype for each in arguments if isinstance(each, torch.Tensor)), torch.float32)
         allowed = torch.backends.cudnn if "conv" in str(operation) else torch.backends.cuda.matmul
         key = dtype, dtype == torch.float32 and allowed.allow_tf32
-        self.seconds += number / (self._rates.get(key) or self._new_rate(*key))
-
-    def _new_rate(self, dtype: torch.dtype, is_tf32: bool) -> float:
-        """Operations a second; a dtype that the device's table lacks has the speed of another, which is said."""
-        name = str(dtype).removeprefix("torch.")
-        at = "tf32" if is_tf32 else _SHORT.get(dtype, "bf16" if name.startswith("float8") else "fp32")
-        at = at if at in self._device.flops else "fp32"
-        rate = self._rates[dtype, is_tf32] = self._device.flops[at] * self._utilisation
-        named = at if is_tf32 or _SHORT.get(dtype) == at else f"{name} as {at}"
-        self.new_rates.append(f"{named} {rate / 1e12:.4g} TFLOP/s")
-        return rate
+        if (
+            key not in self._rates
+        ):  # a dtype that the device's table lacks has the speed of another, which is reported
+            name, is_tf32 = str(dtype).removeprefix("torch."), key[1]
+            at = "tf32" if is_tf32 else _SHORT.get(dtype, "bf16" if name.startswith("float8") else "fp32")
+            at = at if at in self._device.flops else "fp32"
+            rate = self._rates[key] = self._device.flops[at] * self._utilisation
+            named = at if is_tf32 or _SHORT.get(dtype) == at else f"{name} as {at}"
+            self.new_rates.append(f"{named} {rate / 1e12:.4g} TFLOP/s")
+        self.seconds += number / self._rates[key]

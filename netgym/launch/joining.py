@@ -59,8 +59,8 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
             "netsim: torchrun has restarted this program, and its simulation cannot continue from there: run it "
             "without --max-restarts"
         )
-    text = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
-    compute = ComputeClock.parse(text)
+    spec = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
+    compute = ComputeClock.parse(spec)
     if launched is None and rank == 0:
         _start(store, num_ranks)
     path = store.get(_PATH).decode() if launched is None else launched.socket

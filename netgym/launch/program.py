@@ -145,8 +145,9 @@ class _PassedSignals:
         self._timer = threading.Timer(_SECONDS_OF_HANDLERS, os.kill, (os.getpid(), number))
         self._timer.daemon = True
         self._timer.start()
-        if number == signal.SIGINT and _has_terminal():
-            return  # which has sent it to all of them
+        with contextlib.suppress(OSError):  # without a terminal
+            if number == signal.SIGINT and os.tcgetpgrp(0) == os.getpgrp():
+                return  # the terminal has sent it to all of them
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -163,13 +164,6 @@ class _PassedSignals:
         except KeyboardInterrupt:
             pass
         run.ending, run.error = "interrupted", None
-
-
-def _has_terminal() -> bool:
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:

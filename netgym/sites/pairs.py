@@ -104,9 +104,8 @@ class SitePairs:
 
     def is_over(self, test: PairTest, among: Collection[int], now: float) -> bool:
         """True if results of all pairs of these sites have arrived or are overdue."""
-        return now >= test.until or not any(
-            site in among and other in among for site, _, other in test.missing
-        )
+        pairs = {(site, other) for site, _, other in test.missing}
+        return now >= test.until or not any({*pair} <= {*among} for pair in pairs)
 
     def is_broken(self, one: int, other: int) -> bool:
         """True if two sites do not reach each other, or are being tested."""
