@@ -368,8 +368,13 @@ class PendingRounds:
                 self._retry(attempt, left, now)
             else:
                 return
+        following = self._attempts.get((attempt.number, attempt.attempt + 1, attempt.next_group))
         for site, question in attempt.questions.items():
-            self._answer_left(site, question, attempt)
+            left = attempt.left or tuple(member for member in attempt.members if member != site)
+            answer = {"id": question, "left": list(left), "group": attempt.next_group or attempt.group}
+            if following is not None:
+                answer |= {"attempt": following.attempt, "seconds": following.seconds}
+            self._send(site, answer)
         attempt.questions.clear()
 
     def _has_failed(self, attempt: Attempt, now: float) -> bool:
@@ -390,15 +395,6 @@ class PendingRounds:
                 [site for site in there if site in self._sites], test_seconds(attempt.seconds), now
             )
         return has_failed
-
-    def _answer_left(self, site: int, question: int, attempt: Attempt) -> None:
-        assert attempt.left is not None
-        left = attempt.left or [member for member in attempt.members if member != site]
-        answer = {"id": question, "left": list(left), "group": attempt.next_group or attempt.group}
-        following = self._attempts.get((attempt.number, attempt.attempt + 1, attempt.next_group))
-        if following is not None:
-            answer |= {"attempt": following.attempt, "seconds": following.seconds}
-        self._send(site, answer)
 
     def _left(self, attempt: Attempt, now: float) -> tuple[int, ...]:
         """Members of the next attempt; () while undecided."""

@@ -129,11 +129,17 @@ class RayRunner:
                 while waiting and len(under_way) < 2 * self._pool.num_cpus:
                     each = waiting.popleft()
                     folder, _ = each.begin()
-                    reference, refused = self._submit(each, folder)
-                    if refused is not None:
-                        yield each.number, each.end(folder, refused)
-                    else:
-                        under_way[reference] = each, folder
+                    try:
+                        experiment = each.experiment(folder)
+                        job = _Job.of(experiment)
+                    except RecordError:
+                        raise
+                    except Exception as error:
+                        yield each.number, each.end(folder, failed_by(error, folder))
+                        continue
+                    needs = self._needs(experiment)
+                    self._pool.require(needs, f"point {each.number}")
+                    under_way[self._pool.submit(_train, job, needs=needs, tries=_TRIES)] = each, folder
                 for reference in self._pool.ready(list(under_way), timeout_seconds=1.0):
                     each, folder = under_way.pop(reference)
                     yield each.number, each.end(folder, self._received(reference, folder))
@@ -143,19 +149,6 @@ class RayRunner:
             for reference, (_, folder) in under_way.items():
                 self._pool.cancel(reference)
                 folder.release()
-
-    def _submit(self, each: PointRun, folder: RunFolder) -> tuple[Any, Found | None]:
-        """A point's job, or its result where it cannot be run."""
-        try:
-            experiment = each.experiment(folder)
-            job = _Job.of(experiment)
-        except RecordError:
-            raise
-        except Exception as error:
-            return None, failed_by(error, folder)
-        needs = self._needs(experiment)
-        self._pool.require(needs, f"point {each.number}")
-        return self._pool.submit(_train, job, needs=needs, tries=_TRIES), None
 
     def _needs(self, experiment: Experiment) -> dict[str, float]:
         """Resources of a node that a run takes, in Ray's names."""
