@@ -15,11 +15,10 @@ from rich.table import Table
 
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_console, plain_lines, takes
-from netsim.collectives.collective import collective, ring_seconds
+from netsim.collectives.collective import collective, resolve_request, ring_seconds
 from netsim.collectives.operations import OPERATIONS
-from netsim.collectives.schedules.algorithms import algorithm_names
 from netsim.docstrings import documented_lines
-from netsim.errors import InputError, located
+from netsim.errors import located
 from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
 from netsim.topology.protocol import Protocol, window_limit
@@ -30,7 +29,6 @@ from netsim.units import (
     format_bytes,
     format_count,
     format_seconds,
-    parse_bytes,
     parse_seconds,
 )
 
@@ -129,21 +127,11 @@ def collective_command(
         trace: Write a trace for Perfetto, such as t.json.gz.
     """
     net = Topology.load(topology)
-    algorithm_names(op)  # raises for an unknown operation before anything else
-    has_size = OPERATIONS[op].has_size
-    if size is None and has_size:
-        raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
-    if size is not None and not has_size:
-        raise InputError(f"--bytes {size}: a {op} has no size; leave it out")
-    with located(f"--bytes {size}"):
-        num_bytes = parse_bytes(0 if size is None else size)
-    with located(f"--ranks {ranks}"):
-        hosts = None if ranks is None else tuple(net.host_index(name.strip()) for name in ranks.split(","))
-    placed = tuple(range(len(net.hosts))) if hosts is None else hosts
-    root_at = 0 if root is None else _root(net, op, placed, root)
+    names = None if ranks is None else [name.strip() for name in ranks.split(",")]
+    hosts, num_bytes, root_at = resolve_request(net, op, size, names, root or 0)
     with located(f"--pause {pause}"):
         pause_seconds = parse_seconds(pause)
-    recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
+    recording = tracing(trace, hosts, lambda line: click.echo(plain_lines(line), err=True))
     chosen, ring = Protocol.resolve(protocol, net.protocol), None
     with (
         Stoppable() as work,
@@ -164,28 +152,18 @@ def collective_command(
         )
         if algorithm == "auto":
             progress.now("timing a ring, to compare")
-            ring = ring_seconds(times.schedule, placed, net, chosen, repeat)
+            ring = ring_seconds(times.schedule, hosts, net, chosen, repeat)
     work.end(f"{op} was not timed to its end")
     if as_json:
-        click.echo(json.dumps({**_as_mapping(net, chosen, placed, times), "ring_seconds": ring}))
+        click.echo(json.dumps({**_as_mapping(net, chosen, hosts, times), "ring_seconds": ring}))
     else:
-        _print(net, chosen, placed, times, ring)
+        _print(net, chosen, hosts, times, ring)
 
 
 def _progress(what: str, total: int | None = None) -> DelayedProgress:
     """On a terminal after two seconds; in a log a line after ten, and then ever more rarely."""
     seconds = 2.0 if sys.stderr.isatty() else _SECONDS_A_LINE
     return DelayedProgress(what, total, seconds, every_seconds=_SECONDS_A_LINE)
-
-
-def _root(topology: Topology, op: str, hosts: tuple[int, ...], root: str) -> int:
-    if not OPERATIONS[op].has_root:
-        raise InputError(f"--root {root}: {op} has no root; leave it out")
-    with located(f"--root {root}"):
-        host = topology.host_index(root)
-    if host not in hosts:
-        raise InputError(f"--root {root}: it is not among the ranks; add it to --ranks")
-    return hosts.index(host)
 
 
 def _as_mapping(

@@ -63,9 +63,12 @@ def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _LikeHosts:
-    """Hosts of a group; equal to groups of equal likeness."""
+class _Question:
+    """A collective for which an algorithm is chosen; equal for groups of equal likeness."""
 
+    op: str
+    num_bytes: int
+    root: int
     likeness: Hashable
     hosts: tuple[int, ...] = field(compare=False)
 
@@ -88,11 +91,12 @@ class Choices:
     def __init__(
         self, topology: Topology | None, protocol: Protocol, fixed: Mapping[str, str] | None = None
     ) -> None:
-        self._protocol = protocol
+        self._topology, self._is_gloo = topology, protocol.rendezvous
         self._fixed = dict(fixed or {})
-        self._topology = topology
-        self._estimator = _estimator(topology, protocol) if topology is not None else None
-        self._group = lru_cache(_MOST_REMEMBERED)(self._make_group)
+        self._estimator = None
+        if topology is not None and not self._is_gloo:
+            self._estimator = _estimator(topology, protocol)
+            self._likeness = lru_cache(_MOST_REMEMBERED)(topology.likeness)
         self._fastest = lru_cache(_MOST_REMEMBERED)(self._search)
         self._contenders = lru_cache(_MOST_REMEMBERED)(self._search_contenders)
 
@@ -107,9 +111,9 @@ class Choices:
         """
         if op in self._fixed:
             return self._fixed[op]
-        if self._protocol.rendezvous or self._estimator is None:
-            return default_algorithm(op, gloo=self._protocol.rendezvous)
-        return self._fastest(op, self._group(tuple(hosts)), _rounded(num_bytes), root)
+        if self._estimator is None:
+            return default_algorithm(op, gloo=self._is_gloo)
+        return self._fastest(self._question(op, hosts, num_bytes, root))
 
     def contenders(
         self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0, within: float = 1.0
@@ -124,28 +128,28 @@ class Choices:
             within: times as long as the chosen one that others may take.
         """
         chosen = self.algorithm(op, hosts, num_bytes, root)
-        if op in self._fixed or self._protocol.rendezvous or self._estimator is None:
+        if op in self._fixed or self._estimator is None:
             return (chosen,)
-        group = self._group(tuple(hosts))
-        return chosen, *self._contenders(op, group, _rounded(num_bytes), root, chosen, within)
+        return chosen, *self._contenders(self._question(op, hosts, num_bytes, root), chosen, within)
 
-    def _make_group(self, hosts: tuple[int, ...]) -> _LikeHosts:
-        assert self._topology is not None
-        return _LikeHosts(self._topology.likeness(hosts), hosts)
+    def _question(self, op: str, hosts: Sequence[int], num_bytes: int, root: int) -> _Question:
+        members = tuple(hosts)
+        return _Question(op, _rounded(num_bytes), root, self._likeness(members), members)
 
-    def _search(self, op: str, group: _LikeHosts, num_bytes: int, root: int) -> str:
+    def _problem(self, asked: _Question) -> Problem:
+        num_ranks = len(asked.hosts)
+        return _problem(
+            asked.op, num_ranks, asked.num_bytes, root=asked.root, hosts=asked.hosts, topology=self._topology
+        )
+
+    def _search(self, asked: _Question) -> str:
         assert self._estimator is not None
-        return self._estimator.fastest(self._problem(op, group.hosts, num_bytes, root), group.hosts)
+        return self._estimator.fastest(self._problem(asked), asked.hosts)
 
-    def _search_contenders(
-        self, op: str, group: _LikeHosts, num_bytes: int, root: int, chosen: str, within: float
-    ) -> list[str]:
+    def _search_contenders(self, asked: _Question, chosen: str, within: float) -> list[str]:
         assert self._estimator is not None
-        problem = self._problem(op, group.hosts, num_bytes, root)
-        return self._estimator.contenders(replace(problem, algorithm=chosen), group.hosts, within)
-
-    def _problem(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> Problem:
-        return _problem(op, len(hosts), num_bytes, root=root, hosts=hosts, topology=self._topology)
+        problem = replace(self._problem(asked), algorithm=chosen)
+        return self._estimator.contenders(problem, asked.hosts, within)
 
 
 def _estimator(topology: Topology, protocol: Protocol) -> Estimator:

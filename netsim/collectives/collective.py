@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from netsim.collectives.operations import Operation
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.collectives.start import Timing
     from netsim.network.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["CollectiveTimes", "collective", "lower_bound_seconds", "ring_seconds"]
+__all__ = ["CollectiveTimes", "collective", "lower_bound_seconds", "resolve_request", "ring_seconds"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def collective(
     num_bytes: int | str | None = None,
     algorithm: str = "auto",
     ranks: Sequence[str | int] | None = None,
-    root: int = 0,
+    root: int | str = 0,
     protocol: str | Mapping[str, Any] | Protocol | None = None,
     repeat: int = 1,
     pause_seconds: float = 0.0,
@@ -93,7 +92,7 @@ def collective(
             for sendrecv, from the first rank to the second; none for barrier. A number, or text such as 25MB.
         algorithm: `auto` for the fastest here (gloo's own under the protocol `gloo`), or a name such as `ring`.
         ranks: hosts in rank order, by name or index; None: all in natural order (two for sendrecv).
-        root: position of the root among the ranks.
+        root: position of the root among the ranks, or the name of its host.
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
         repeat: how many times over; connections keep their state.
         pause_seconds: between repetitions.
@@ -109,16 +108,10 @@ def collective(
     ('two-level-direct', True)
     """
     net, parsed = network_and_protocol(topology, protocol)
-    algorithm_names(op)  # raises for an unknown operation before anything else
-    operation = OPERATIONS[op]
-    hosts = _hosts(net, ranks, operation)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
-        raise InputError(f"collective: repeat is {repeat!r}; give a whole number from 1 up")
-    size = _size(operation, num_bytes)
-    if root and not operation.has_root:
-        rooted = ", ".join(name for name, each in OPERATIONS.items() if each.has_root)
-        raise InputError(f"collective: {op} has no root; leave out root, which {rooted} take")
-    size *= len(hosts) if operation.is_per_pair else 1
+        raise InputError(f"{op}: repeat is {repeat!r}; give a whole number from 1 up")
+    hosts, size, root = resolve_request(net, op, num_bytes, ranks, root)
+    size *= len(hosts) if OPERATIONS[op].is_per_pair else 1
     if algorithm == "auto" and parsed.rendezvous:
         algorithm = default_algorithm(op, gloo=True)
     made = schedule(
@@ -175,28 +168,38 @@ def ring_seconds(
     return Estimator(topology, protocol).seconds(problem, hosts, repeat)
 
 
-def _size(operation: Operation, num_bytes: int | str | None) -> int:
-    """Parse `num_bytes`; only a barrier has none."""
-    if num_bytes is None and operation.has_size:
-        raise InputError(
-            f'collective: {operation.name} needs a size; give num_bytes, such as num_bytes="25 MB"'
-        )
-    with located("collective: num_bytes"):
+def resolve_request(
+    topology: Topology,
+    op: str,
+    num_bytes: int | str | None,
+    ranks: Sequence[str | int] | None,
+    root: int | str,
+) -> tuple[tuple[int, ...], int, int]:
+    """Check a request, as `collective` takes it; return the host of each rank, the bytes, and the rank of the root."""
+    algorithm_names(op)  # raises for an unknown operation before anything else
+    operation = OPERATIONS[op]
+    hosts = tuple(range(len(topology.hosts)))[: 2 if operation.is_message else None]
+    if ranks is not None:
+        with located(f"{op}: ranks"):
+            hosts = tuple(host_index(topology, host) for host in ranks)
+        if operation.is_message and len(hosts) != 2:
+            raise InputError(f"{op}: {len(hosts)} ranks given; name two, sender and receiver")
+    if operation.has_size and num_bytes is None:
+        raise InputError(f"{op}: give the size (--bytes or num_bytes), such as 25MB")
+    with located(f"{op}: size"):
         size = parse_bytes(0 if num_bytes is None else num_bytes)
     if size and not operation.has_size:
-        raise InputError(f"collective: a {operation.name} has no size; leave out num_bytes")
-    return size
-
-
-def _hosts(topology: Topology, ranks: Sequence[str | int] | None, operation: Operation) -> tuple[int, ...]:
-    every = tuple(range(len(topology.hosts)))
-    if ranks is None:
-        return every[:2] if operation.is_message else every
-    with located(f"{operation.name}: ranks"):
-        hosts = tuple(host_index(topology, host) for host in ranks)
-    if operation.is_message and len(hosts) != 2:
-        raise InputError(f"{operation.name}: {len(hosts)} ranks given; name two, sender and receiver")
-    return hosts
+        raise InputError(f"{op}: leave out the size: a {op} has none")
+    if root and not operation.has_root:
+        rooted = ", ".join(name for name, each in OPERATIONS.items() if each.has_root)
+        raise InputError(f"{op}: leave out root, which {rooted} take")
+    if isinstance(root, str):
+        with located(f"{op}: root"):
+            host = topology.host_index(root)
+        if host not in hosts:
+            raise InputError(f"{op}: root {root} is not among the ranks: add it to them")
+        root = hosts.index(host)
+    return hosts, size, root
 
 
 # Latencies are looked up pair by pair, of at most this many members.
