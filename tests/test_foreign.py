@@ -562,6 +562,26 @@ def test_each_direction_keeps_the_streams_that_it_was_measured_with(form: str, t
     assert Topology.from_mapping(net.to_mapping()).to_mapping() == net.to_mapping()
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"t.csv": "from,to,rtt,throughput,loss\na,b,80 ms,1 Gbit/s,100 %\n"},
+        {"t.csv": "loss %,a,b\na,0,100\nb,1,0\n"},
+        {"t.json": [{"from": "a", "to": "b", "rtt": "80 ms", "loss": "100 %"}]},
+    ],
+)
+def test_a_pair_that_loses_all_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
+    """It became a link without loss."""
+    with pytest.raises(InputError, match="expected a loss below 100 %: leave the pair out"):
+        read_foreign(write(tmp_path, files))
+
+
+def test_measurements_within_a_place_are_listed_as_not_read(tmp_path: Path) -> None:
+    table = "from,to,rtt,throughput\na,b,80 ms,1 Gbit/s\na,a,1 ms,9 Gbit/s\nb,b,1 ms,9 Gbit/s\n"
+    text = read_foreign(write(tmp_path, {"t.csv": table})).to_yaml()
+    assert "Not read: 2 measurements of a place to itself." in text
+
+
 def test_different_losses_of_both_directions_are_noted(tmp_path: Path) -> None:
     table = "from,to,rtt,throughput,loss\na,b,80 ms,1 Gbit/s,0 %\nb,a,80 ms,1 Gbit/s,1 %\n"
     text = read_foreign(write(tmp_path, {"t.csv": table})).to_yaml()

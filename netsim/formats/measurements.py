@@ -96,6 +96,7 @@ class Pairs:
         self.routes: dict[tuple[str, str], OneWay] = {}
         self.sources: list[str] = []
         self.not_read: list[str] = []
+        self._num_to_itself = 0
 
     def add(
         self,
@@ -109,17 +110,26 @@ class Pairs:
         note: str = "",
     ) -> None:
         """Add a measurement. Of several the largest rate and the smallest round trip count."""
+        if source == target:
+            self._num_to_itself += 1
+            return
         route = self.routes.setdefault((source, target), OneWay())
         if bits_per_second is not None and bits_per_second > (route.bits_per_second or 0.0):
             route.bits_per_second, route.streams = bits_per_second, int(streams)
-        if rtt_seconds is not None and rtt_seconds >= 0:
-            route.rtt_seconds = (
-                rtt_seconds if route.rtt_seconds is None else min(rtt_seconds, route.rtt_seconds)
-            )
-        if loss is not None and 0 <= loss < 1:
+        if rtt_seconds is not None:
+            least = math.inf if route.rtt_seconds is None else route.rtt_seconds
+            route.rtt_seconds = min(rtt_seconds, least)
+        if loss is not None:
             route.loss = loss
         if note and note not in route.notes:
             route.notes.append(note)
+
+    def read(
+        self, path: str | Path, ends: tuple[str, str], column: str, text: str, line: str, where: str
+    ) -> None:
+        """Add one figure of a file; its `line` and `where` it stands there begin the line of an error."""
+        figure: dict[str, Any] = {_COLUMNS[column][0]: _value(f"{path}{line}: {where}", column, text)}
+        self.add(*ends, **figure, note=f"{column} {text} ({Path(path).name}{line})")
 
     def keep(self, places: Sequence[str]) -> None:
         """Drop the measurements of all other places. Raises UnknownNameError for a place that has none."""
@@ -135,7 +145,7 @@ class Pairs:
         Raises InputError where a figure is missing and nothing is assumed for it.
         """
         taken: dict[str, str] = {}
-        pairs = list(dict.fromkeys(tuple(sorted(pair)) for pair in self.routes if pair[0] != pair[1]))
+        pairs = list(dict.fromkeys(tuple(sorted(pair)) for pair in self.routes))
         if not pairs:
             raise InputError(
                 f"{name}: no route between two places was found: give measurements of at least one"
@@ -161,6 +171,10 @@ class Pairs:
         wire = {ends: goodput / GOODPUT_SHARE for ends, goodput in rates.items()}
         builder.remarks += remarks_on_lines(wire, lines, GOODPUT_SHARE)
         builder.not_read += self.not_read
+        if self._num_to_itself:
+            builder.not_read.append(
+                f"{format_count(self._num_to_itself, 'measurement')} of a place to itself"
+            )
         others = " where regions say no other" if assumed.nics or assumed.hosts_of else ""
         builder.sources.append(
             f"Assumed: {format_count(assumed.hosts, 'host')} a place, network cards of {rate(nic)}{others},"
@@ -350,38 +364,22 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
         servers.update({row["id"].strip(): row["name"].strip() for row in named if "name" in row})
         return
     if square is not None:
-        _read_square(path, square, rows, pairs)
+        what, unit = square[1].lower(), square[2]
+        for number, (source, *cells) in enumerate(rows[1:], 2):
+            if len(cells) != len(header) - 1:
+                raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(cells) + 1}")
+            for target, cell in zip(header[1:], cells, strict=True):
+                if cell.strip() not in ("", "-", "0", "nan"):
+                    text = f"{cell.strip()} {unit}"
+                    pairs.read(path, (source.strip(), target), what, text, f":{number}", f"column {target}")
     else:
+        objects = []
         for number, row in enumerate(rows[1:], 2):
             if len(row) > len(header):
                 raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(row)}")
-        objects = [
-            (number, dict(zip(lowered, (cell.strip() for cell in row), strict=False)))
-            for number, row in enumerate(rows[1:], 2)
-        ]
+            objects.append((number, dict(zip(lowered, (cell.strip() for cell in row), strict=False))))
         _read_rows(path, lowered, objects, pairs, servers)
     pairs.sources.append(f"{Path(path).name}: table of {format_count(len(rows) - 1, 'row')}.")
-
-
-def _read_square(path: str | Path, square: re.Match[str], rows: list[list[str]], pairs: Pairs) -> None:
-    what, unit = square.group(1).lower(), square.group(2)
-    names = [cell.strip() for cell in rows[0][1:]]
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) != len(names) + 1:
-            raise InputError(f"{path}:{number}: expected {len(names) + 1} cells, got {len(row)}")
-        for target, cell in zip(names, row[1:], strict=True):
-            text = cell.strip()
-            if text not in ("", "-", "0", "nan"):
-                where = f"{path}:{number}: column {target}"
-                _add(
-                    pairs,
-                    row[0].strip(),
-                    target,
-                    what,
-                    f"{text} {unit}",
-                    where,
-                    f"{Path(path).name}:{number}",
-                )
 
 
 def _read_rows(
@@ -416,14 +414,12 @@ def _read_rows(
         found: dict[str, float] = {}
         figures: list[str] = []
         for name in known:
-            kind, read = _COLUMNS[name]
+            kind = _COLUMNS[name][0]
             if kind not in found and row.get(name, "") not in ("", "nan"):
                 used.add(name)
-                found[kind] = _value(f"{path}:{number}: column {name}", read, row[name])
+                found[kind] = _value(f"{path}:{number}: column {name}", name, row[name])
                 figures.append(f"{name} {row[name]}")
-        if source != target and found.keys() - {
-            "streams"
-        }:  # skyplane's tables have rows of what could not be measured
+        if found.keys() - {"streams"}:  # skyplane's tables have rows of what could not be measured
             note = f"{', '.join(figures)} ({Path(path).name}:{number})"
             pairs.add(source, target, **found, note=note)
     if named := [
@@ -460,21 +456,16 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
                 cells += [(source, target, name, value) for target, value in routes.items()]
     for source, target, name, value in cells:
         if value is not None:
-            where = f"{path}: {printable(source)} to {printable(target)}"
-            _add(pairs, str(source), str(target), name, str(value), where, Path(path).name)
+            where = f"{printable(source)} to {printable(target)}"
+            pairs.read(path, (str(source), str(target)), name, str(value), "", where)
     if len(pairs.routes) == before:
         raise InputError(f"{path}: no table of routes was found: see 'netsim import --help' for the layouts")
     pairs.sources.append(f"{Path(path).name}: {len(pairs.routes) - before} routes.")
 
 
-def _add(pairs: Pairs, source: str, target: str, column: str, text: str, where: str, origin: str) -> None:
-    """Add one figure; `where` begins the error's line, and `origin` goes into the note."""
+def _value(where: str, column: str, text: str) -> float:
+    """Read a cell of a column; `where` begins the line of an error."""
     kind, read = _COLUMNS[column]
-    if source != target:
-        pairs.add(source, target, **{kind: _value(where, read, text)}, note=f"{column} {text} ({origin})")
-
-
-def _value(where: str, read: Callable[[str], float], text: str) -> float:
     try:
         value = read(text)
     except InputError as error:
@@ -483,6 +474,8 @@ def _value(where: str, read: Callable[[str], float], text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise InputError(f"{where}: {text[:40]!r} is no number from 0 up")
+    if kind == "loss" and value == 1:
+        raise InputError(f"{where}: expected a loss below 100 %: leave the pair out")
     return value
 
 
