@@ -263,7 +263,10 @@ class _Builder:
         )
         self._check_reachable(net)
         routes = self._routes(net)
-        self._check_protocol()
+        try:
+            Protocol.parse(self.file.protocol)
+        except InputError as error:
+            self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
         weather = read_weather(self.file, net, folder, self._problem)
         self._raise_problems()
         return replace(net, explicit_routes=routes, weather=weather)
@@ -316,36 +319,24 @@ class _Builder:
             ("wan", self.file.wan, "region", self.file.regions.keys()),
         ):
             for position, entry in enumerate(entries):
-                one, other = entry.between
-                if self._is_connection(one, other, (key, position, "between"), what, known, seen):
+                path, (one, other) = (key, position, "between"), entry.between
+                misplaced = [end for end in (one, other) if end not in known and end in self.paths]
+                for end in misplaced:
+                    kind = "host" if end in self.hosts else "router"
+                    self._problem(path, f"{end} is a {kind}: put this link under links:")
+                if misplaced or not self._are_known(what, {path: (one, other)}, known):
+                    continue
+                first = seen.get((one, other)) or seen.get((other, one))
+                if one == other:
+                    self._problem(path, f"links '{one}' to itself: name two different ends")
+                elif first is not None:
+                    line = self.document.line_of(first)
+                    place = "already" if line is None else f"on line {line}"
+                    self._problem(path, f"'{one}' and '{other}' are linked {place}: make it one link")
+                else:
                     seen[one, other] = (key, position)
                     pipes.append((one, other, entry))
         return pipes
-
-    def _is_connection(
-        self,
-        one: str,
-        other: str,
-        path: KeyPath,
-        what: str,
-        known: Collection[str],
-        seen: Mapping[tuple[str, str], KeyPath],
-    ) -> bool:
-        """Check that two ends exist, differ and have no link yet; add a problem where they do not."""
-        misplaced = [end for end in (one, other) if end not in known and end in self.paths]
-        for end in misplaced:
-            kind = "host" if end in self.hosts else "router"
-            self._problem(path, f"{end} is a {kind}: put this link under links:")
-        if misplaced or not self._are_known(what, {path: (one, other)}, known):
-            return False
-        first = seen.get((one, other)) or seen.get((other, one))
-        if one == other:
-            self._problem(path, f"links '{one}' to itself: name two different ends")
-        elif first is not None:
-            line = self.document.line_of(first)
-            place = "already" if line is None else f"on line {line}"
-            self._problem(path, f"'{one}' and '{other}' are linked {place}: make it one link")
-        return one != other and first is None
 
     def _links(self, pipes: Iterable[tuple[str, str, _Pipe]], names: Sequence[str]) -> tuple[Link, ...]:
         """Both directions of each connection, by natural order of their ends."""
@@ -384,12 +375,6 @@ class _Builder:
                 cut_off.setdefault(self.paths[host.name], host.name)
         for path, name in cut_off.items():
             self._problem(path, f"host '{name}' cannot reach '{first}': add a link between them")
-
-    def _check_protocol(self) -> None:
-        try:
-            Protocol.parse(self.file.protocol)
-        except InputError as error:
-            self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
 
     def _routes(self, net: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
         """Every explicit route, host to host. One that names a host goes before one that names its region."""
