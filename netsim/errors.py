@@ -18,7 +18,7 @@ __all__ = [
     "NetsimError",
     "RankError",
     "UnknownNameError",
-    "located",
+    "locate_errors",
     "printable",
     "unknown_name",
     "unknown_names",
@@ -72,10 +72,10 @@ class RankError(NetsimError, RuntimeError):
 
 
 @contextmanager
-def located(where: str) -> Iterator[None]:
+def locate_errors(where: str) -> Iterator[None]:
     """Begin the InputErrors of the block with the place of the wrong value, such as an option.
 
-    >>> with located("--bytes 5Mb"):
+    >>> with locate_errors("--bytes 5Mb"):
     ...     raise InputError("unknown unit 'Mb'")
     Traceback (most recent call last):
     netsim.errors.InputError: --bytes 5Mb: unknown unit 'Mb'

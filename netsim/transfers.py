@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from netsim.errors import DeadlockError, InputError, located, unknown_name
+from netsim.errors import DeadlockError, InputError, locate_errors, unknown_name
 from netsim.files.plain_files import read_text
 from netsim.network.clock import rare_collections
 from netsim.network.network import MOST_BYTES
@@ -168,7 +168,7 @@ def _flow(
     for name, value, read in (("start_s", start, read_seconds), ("bytes", size, read_bytes)):
         number = value
         if isinstance(value, str):
-            with located(f"{where} {name}"):
+            with locate_errors(f"{where} {name}"):
                 number = read(value)
         if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
             noun = "seconds" if name == "start_s" else name
@@ -182,7 +182,7 @@ def _flow(
         raise InputError(f"{where} bytes: expected whole bytes, got {size!r}")
     ends = []
     for name, end in (("src", src), ("dst", dst)):
-        with located(f"{where} {name}"):
+        with locate_errors(f"{where} {name}"):
             ends.append(host(end))
     return Flow(amounts[0], ends[0], ends[1], amounts[1])
 

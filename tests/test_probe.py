@@ -23,7 +23,7 @@ from netsim.files.signed import PeerError, StrangerError
 from netsim.probe import survey as surveying
 from netsim.probe.station import GlooTiming, Station, free_port
 from netsim.probe.streams import KernelFacts, call, goodput
-from netsim.probe.survey import Asked, Found, Limit, RouteResult, survey, written
+from netsim.probe.survey import Asked, Found, Limit, RouteResult, survey, topology_text
 
 SECRET = b"sixteen bytes or more"
 HERE = "127.0.0.1"
@@ -54,7 +54,7 @@ def test_three_hosts_on_loopback_write_one_file() -> None:
         stations = {name: stack.enter_context(Station(name, place, SECRET)) for name, place in where.items()}
         threads = [follow(station, list(where), printed[name]) for name, station in stations.items()]
         found, channels = survey(where, SECRET, QUICK, printed["a"].append)
-        text = written(found, "mine")
+        text = topology_text(found, "mine")
         for channel in channels:
             channel.send(do="done", text=text)
         for thread in threads:
@@ -219,7 +219,7 @@ def test_the_file_says_how_sure_it_is() -> None:
     for name in found.hosts:
         found.sends[name] = Limit(100e6 if name == "us" else 190e6, 191.28e6, 0.02)
         found.receives[name] = Limit(191e6, 191.28e6, 0.02)
-    text = written(found, "three")
+    text = topology_text(found, "three")
     net = Topology.from_mapping(yaml.safe_load(text))
     (own,) = [link for link in net.links if (link.source, link.target) == ("us.0", "us")]
     assert own.bits_per_second == pytest.approx(100e6, rel=1e-3)

@@ -12,7 +12,7 @@ from exogym_core.names import visible
 from netgym.command_options import takes
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import given
-from netsim.errors import InputError, located
+from netsim.errors import InputError, locate_errors
 from netsim.units import parse_seconds
 
 __all__ = ["command"]
@@ -79,7 +79,7 @@ def command(
         flag = "--trace" if trace else "--chakra"
         raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
     ComputeClock.parse(compute)
-    with located("netgym launch: --until"):
+    with locate_errors("netgym launch: --until"):
         until_seconds = math.inf if until is None else parse_seconds(until)
     if until_seconds <= 0:
         raise InputError(f"netgym launch: --until {until}: give a time above 0 s")

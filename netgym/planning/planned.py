@@ -29,7 +29,7 @@ from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
 from netgym.tasks import MODELS, Task, TokenWindows
 from netgym.tasks.task import MissingDataError
 from netsim import Topology
-from netsim.errors import InputError, located, unknown_name
+from netsim.errors import InputError, locate_errors, unknown_name
 from netsim.files.documents import Document, load_document
 from netsim.units import format_count, parse_bits_per_second
 
@@ -216,7 +216,7 @@ class Request:
         if topology is None:
             raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
         if wan_bandwidth is not None:
-            with located(WAN_BANDWIDTH):
+            with locate_errors(WAN_BANDWIDTH):
                 rate = parse_bits_per_second(wan_bandwidth)
             topology = with_wan_bandwidth(topology, rate)
         _refuse_measured(experiment)

@@ -66,7 +66,7 @@ def command(
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write a picture that is there as a whole or not at all."""
+    """Write a picture whole, or not at all."""
     import matplotlib
 
     # Without dates, and with ids that are not random, equal pictures are equal files.
@@ -166,7 +166,7 @@ def _free_spot(
     *,
     is_beside: bool,
 ) -> tuple[float, float]:
-    """A spot on the way that covers least of what is there already (x, y, lines); it is taken from now on."""
+    """Find the spot along a wire that covers least of the labels in `taken` (x, y, lines), and add it to them."""
 
     def covered(x: float, y: float) -> float:
         total = 0.0

@@ -66,7 +66,7 @@ class CommandGroup(click.Group):
         return list(self._declared)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None where there is no such one.
+        """Import a command; None if it does not exist.
 
         Args:
             ctx: click's context of this group.
@@ -278,7 +278,7 @@ def usage_message(error: click.ClickException) -> str:
 
 
 def check_new(path: Path | None) -> None:
-    """Check that `--out`, if given, names something new in a folder that is there, or a device; raises InputError."""
+    """Raise InputError unless `--out`, if given, names a new file in an existing folder, or a device."""
     if path is None or is_written_in_place(path):
         return
     if os.path.lexists(path):
@@ -288,10 +288,10 @@ def check_new(path: Path | None) -> None:
 
 
 def write_new(path: Path | None, text: str) -> None:
-    """Write what `--out` asks for, into a folder that is there, or print it where there is no `--out`.
+    """Write a new file for `--out`, or print the text if it is not given.
 
     Raises:
-        InputError: it is there already, its folder is not, or it cannot be written.
+        InputError: the file exists, its folder does not, or it cannot be written.
     """
     if path is None:
         click.echo(text, nl=False)
@@ -312,7 +312,7 @@ class DelayedProgress:
             shown.
         seconds: how long nothing is shown.
         console: where; by default standard error.
-        every_seconds: between plain lines where that is no terminal; None: nothing is shown there.
+        every_seconds: interval of plain lines if standard error is no terminal; None: nothing is printed.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_co
 from netsim.collectives.collective import collective, resolve_request, ring_seconds
 from netsim.collectives.operations import OPERATIONS
 from netsim.docstrings import documented_lines
-from netsim.errors import located
+from netsim.errors import locate_errors
 from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
 from netsim.topology.protocol import Protocol, window_limit
@@ -129,7 +129,7 @@ def collective_command(
     net = Topology.load(topology)
     names = None if ranks is None else [name.strip() for name in ranks.split(",")]
     hosts, num_bytes, root_at = resolve_request(net, op, size, names, root or 0)
-    with located(f"--pause {pause}"):
+    with locate_errors(f"--pause {pause}"):
         pause_seconds = parse_seconds(pause)
     recording = tracing(trace, hosts, lambda line: click.echo(plain_lines(line), err=True))
     chosen, ring = Protocol.resolve(protocol, net.protocol), None

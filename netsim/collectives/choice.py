@@ -134,7 +134,7 @@ class Choices:
 
     def _question(self, op: str, hosts: Sequence[int], num_bytes: int, root: int) -> _Question:
         members = tuple(hosts)
-        return _Question(op, _rounded(num_bytes), root, self._likeness(members), members)
+        return _Question(op, _round_bytes(num_bytes), root, self._likeness(members), members)
 
     def _problem(self, asked: _Question) -> Problem:
         num_ranks = len(asked.hosts)
@@ -249,10 +249,10 @@ def _flat_parts(op: str, num_ranks: int, parts: Sequence[int] | Sequence[Sequenc
     return flat
 
 
-def _rounded(num_bytes: int) -> int:
+def _round_bytes(num_bytes: int) -> int:
     """Round to 6 significant bits, so that collectives of ever new sizes need few searches.
 
-    >>> [_rounded(size) for size in (0, 1, 63, 64, 65, 13_000, 25_000_000)]
+    >>> [_round_bytes(size) for size in (0, 1, 63, 64, 65, 13_000, 25_000_000)]
     [0, 1, 63, 64, 66, 13056, 25165824]
     """
     shift = max(num_bytes.bit_length() - _SIGNIFICANT_BITS, 0)

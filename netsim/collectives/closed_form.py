@@ -42,7 +42,7 @@ _LONG = 10_000
 _FEW = 64
 
 
-def _padded(routes: Sequence[Sequence[int]]) -> Ranks:
+def _pad(routes: Sequence[Sequence[int]]) -> Ranks:
     """Link indices by route and place on it, -1 behind its end; shape (routes, most links)."""
     longest = max(map(len, routes), default=0)
     return np.array(list(zip_longest(*routes, fillvalue=-1)), np.int64).reshape(longest, len(routes)).T
@@ -75,12 +75,12 @@ class MessageRoutes:
         out, into, router = self._only_links if not is_few else (sources, sources, sources)
         if is_few or (router[sources] < 0).any() or (router[targets] < 0).any():
             ends = zip(sources.tolist(), targets.tolist(), strict=True)
-            return _padded([self._topology.route(*pair) for pair in ends])
+            return _pad([self._topology.route(*pair) for pair in ends])
         _, first, place = np.unique(
             router[sources] * len(router) + router[targets], return_index=True, return_inverse=True
         )
         pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
-        inner = _padded([self._topology.route(*pair)[1:-1] for pair in pairs])
+        inner = _pad([self._topology.route(*pair)[1:-1] for pair in pairs])
         links = np.column_stack([out[sources], inner[place], into[targets]])
         links[sources == targets] = -1
         return links

@@ -14,7 +14,7 @@ from netsim.collectives.operations import OPERATIONS, Side
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
 from netsim.collectives.schedules.schedule import Problem
 from netsim.collectives.start import time_collective
-from netsim.errors import InputError, located
+from netsim.errors import InputError, locate_errors
 from netsim.network.clock import rare_collections
 from netsim.topology.protocol import WindowLimit, window_limit
 from netsim.transfers import host_index, network_and_protocol
@@ -180,13 +180,13 @@ def resolve_request(
     operation = OPERATIONS[op]
     hosts = tuple(range(len(topology.hosts)))[: 2 if operation.is_message else None]
     if ranks is not None:
-        with located(f"{op}: ranks"):
+        with locate_errors(f"{op}: ranks"):
             hosts = tuple(host_index(topology, host) for host in ranks)
         if operation.is_message and len(hosts) != 2:
             raise InputError(f"{op}: {len(hosts)} ranks given; name two, sender and receiver")
     if operation.has_size and num_bytes is None:
         raise InputError(f"{op}: give the size (--bytes or num_bytes), such as 25MB")
-    with located(f"{op}: size"):
+    with locate_errors(f"{op}: size"):
         size = parse_bytes(0 if num_bytes is None else num_bytes)
     if size and not operation.has_size:
         raise InputError(f"{op}: leave out the size: a {op} has none")
@@ -194,7 +194,7 @@ def resolve_request(
         rooted = ", ".join(name for name, each in OPERATIONS.items() if each.has_root)
         raise InputError(f"{op}: leave out root, which {rooted} take")
     if isinstance(root, str):
-        with located(f"{op}: root"):
+        with locate_errors(f"{op}: root"):
             host = topology.host_index(root)
         if host not in hosts:
             raise InputError(f"{op}: root {root} is not among the ranks: add it to them")

@@ -73,7 +73,7 @@ class Estimator:
         protocol: how transfers use it.
 
     Attributes:
-        crowds: times of steps with so many messages that they are not simulated.
+        crowds: times of steps with too many messages to simulate.
     """
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
@@ -99,7 +99,7 @@ class Estimator:
         return listed and schedule.num_messages > (self.most_at_once(hosts) if most is None else most)
 
     def fastest(self, problem: Problem, hosts: Sequence[int]) -> str:
-        """Find the algorithm whose last member finishes first; those that cannot win are not simulated.
+        """Find the algorithm whose last member finishes first; only those that can win are simulated.
 
         Args:
             problem: the collective, by any algorithm.
@@ -193,11 +193,11 @@ class Estimator:
         if self.is_crowd(schedule, hosts, _MOST_WHOLE):
             return self.crowds.times(schedule, hosts)[0]
         if schedule.num_messages <= _MOST_WHOLE:
-            return self._simulated(schedule, hosts, repeat)
+            return self._simulate(schedule, hosts, repeat)
         short, later = self.first_steps(schedule, hosts, repeat)
-        return self._simulated(short, hosts, repeat) + later
+        return self._simulate(short, hosts, repeat) + later
 
-    def _simulated(self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1) -> float:
+    def _simulate(self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1) -> float:
         return time_collective(self._topology, self._protocol, schedule, hosts, repeat=repeat).seconds[-1]
 
     def timing(
@@ -265,8 +265,8 @@ class Estimator:
         """
         num_steps, pace, before = _FEWEST_STEPS, 0.0, 0.0
         short, left = schedule, 0
-        while (found := _truncated(schedule, num_steps)) is not None:
-            seconds = self._simulated(found[0], hosts, repeat)
+        while (found := _truncate(schedule, num_steps)) is not None:
+            seconds = self._simulate(found[0], hosts, repeat)
             now = (seconds - before) / (num_steps if before == 0.0 else num_steps / 2)
             if before and abs(now - pace) <= _SAME_PACE * pace:
                 return short, left * now
@@ -275,7 +275,7 @@ class Estimator:
         return schedule, 0.0
 
 
-def _truncated(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
+def _truncate(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
     """Cut each long phase of a schedule to `num_steps`; also return the number of steps left out of each.
 
     None if no phase is longer, long phases differ in length, or their steps differ.
@@ -299,9 +299,6 @@ class _Crowds:
     Args:
         topology: the network, without weather.
         protocol: how transfers use it.
-
-    Attributes:
-        crowds: times of steps with so many messages that they are not simulated.
     """
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:

@@ -61,7 +61,7 @@ class ConfigError:
 
 
 def key_text(path: KeyPath) -> str:
-    """A key path as people write it: `links[0].latency`."""
+    """Format a key path: `links[0].latency`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}"
@@ -108,7 +108,7 @@ class Document:
     inside: KeyPath = ()
 
     def line_of(self, path: Sequence[str | int]) -> int | None:
-        """The line (from 1) of a key path such as ("links", 0, "latency"), or of its nearest known parent."""
+        """Line (from 1) of a key path such as ("links", 0, "latency"), or of its nearest parent that has one."""
         origin = self._origin_of(path)
         return origin if isinstance(origin, int) else None
 
@@ -127,7 +127,7 @@ class Document:
         return replace(self, data=data, lines=lines, inside=(*self.inside, *path))
 
     def error(self, path: Sequence[str | int], message: str | InputError) -> InputError:
-        """Error about one key, to be raised: `FILE:LINE: KEY: message`.
+        """Return the error to raise for one key: `FILE:LINE: KEY: message`.
 
         Args:
             path: key path at which it is.
@@ -196,7 +196,7 @@ def parse_document(text: str, where: str = "<text>") -> Document:
 
 
 class _Reader:
-    """Builds plain data from YAML events with a stack of its own: no recursion, whatever the file nests."""
+    """Builds plain data from YAML events with an explicit stack, without recursion."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -234,7 +234,7 @@ class _Reader:
                 raise self._refusal(line, "a second document ('---') in one file: use one file each")
 
     def _refusal(self, line: int, message: str) -> InputError:
-        """Error about a line, which quotes nothing: the file may be one that nobody meant to show."""
+        """Return the error for a line, without quoting it: the file may hold secrets."""
         return InputError(f"{self.where}:{line}: {message}")
 
     def _refuse_properties(self, event: Any, line: int) -> None:
@@ -270,7 +270,7 @@ class _Reader:
         self._key, self._key_line = key, line
 
     def _add(self, value: object, line: int) -> KeyPath:
-        """Put a value where it belongs, and return its key path."""
+        """Add a value to the container on top of the stack; return its key path."""
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             raise self._refusal(line, f"more than {MAX_VALUES:,} values: generate it in Python")
@@ -291,7 +291,7 @@ class _Reader:
         return path
 
     def _resolve(self, text: str, line: int) -> object:
-        """A plain scalar as YAML 1.2's core schema has it, less what YAML 1.1 takes for something else."""
+        """Resolve a plain scalar by YAML 1.2's core schema; refuse what YAML 1.1 reads differently."""
         if text in _CONSTANTS:
             return _CONSTANTS[text]
         if text[0] not in "+-.0123456789":

@@ -1,4 +1,4 @@
-"""Files that users name: input is read from regular files alone; output is written whole, or in place where it must be.
+"""Files that users name: input is read from regular files only; output is written whole, or in place to devices.
 
 with input_file("flows.csv") as file:     # a pipe or a device is refused at once, and never waited for
     content = file.read()
@@ -57,7 +57,7 @@ def read_bytes(path: str | Path, most_bytes: int = 1_000_000_000) -> bytes:
 
     Args:
         path: the file.
-        most_bytes: a larger one is refused.
+        most_bytes: largest size accepted.
     """
     with input_file(path) as file:
         content = file.read(most_bytes + 1)
@@ -71,12 +71,12 @@ def read_text(path: str | Path, most_bytes: int, advice: str, where: str = "") -
 
     Args:
         path: the file.
-        most_bytes: a larger one is refused.
-        advice: on a larger one.
+        most_bytes: largest size accepted.
+        advice: remedy for a larger one.
         where: name of the file in errors; "": its path.
 
     Raises:
-        InputError: it cannot be read, is larger, or no such text.
+        InputError: it cannot be read, is larger, or is not UTF-8.
     """
     where = where or printable(str(path))
     try:
@@ -106,28 +106,27 @@ def _refuse_others(path: str | Path, mode: int) -> None:
 
 @contextmanager
 def output_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open `path` to be written in binary: there as a whole or not at all, with the rights the umask leaves.
+    """Open `path` for writing in binary; the file appears whole at the end of the block, or not at all.
 
-    A link is followed and stays. Pipes, devices and standard output are written to and never replaced; what they have
-    been given when an exception comes they keep.
+    A link is followed and stays. Pipes, devices and standard output are written in place.
 
     Raises:
         InputError: it cannot be written.
     """
     try:
-        in_place = _opened_in_place(Path(path))
+        in_place = _open_in_place(Path(path))
         if in_place is not None:
             with in_place as file:
                 yield file
             return
-        with _replaced(Path(os.path.realpath(path))) as file:
+        with _replace_file(Path(os.path.realpath(path))) as file:
             yield file
     except OSError as error:
         raise InputError(f"{printable(str(path))}: cannot be written: {error.strerror or error}") from None
 
 
 def check_output(path: str | Path, *endings: str) -> None:
-    """Raise InputError where writing `path` would replace a file of another kind, whose name has none of `endings`."""
+    """Raise InputError if writing `path` would replace a file whose name has none of `endings`."""
     is_other = os.path.isfile(path) and not str(path).lower().endswith(endings)
     if is_other and os.path.getsize(path) and not is_written_in_place(path):
         kind = " or ".join(endings)
@@ -135,7 +134,7 @@ def check_output(path: str | Path, *endings: str) -> None:
 
 
 def is_written_in_place(path: str | Path) -> bool:
-    """Return whether output to `path` goes to something that is there and is no regular file, such as /dev/stdout."""
+    """Return whether `path` is an existing device, pipe or descriptor, such as /dev/stdout."""
     if _descriptor(Path(path)) is not None:
         return True
     try:
@@ -145,8 +144,8 @@ def is_written_in_place(path: str | Path) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def _opened_in_place(path: Path) -> BinaryIO | None:
-    """Open what is there if it is no regular file; None if it is one, or nothing is there."""
+def _open_in_place(path: Path) -> BinaryIO | None:
+    """Open an existing device, pipe or descriptor; None for a regular file or nothing."""
     descriptor = _descriptor(path)
     if descriptor is not None:
         sys.stdout.flush()
@@ -157,7 +156,7 @@ def _opened_in_place(path: Path) -> BinaryIO | None:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number N of a path that means /dev/fd/N of this process, such as /dev/stdout does."""
+    """Descriptor that a path such as /dev/stdout stands for; None for other paths."""
     for _ in range(_MOST_LINKS):
         named = _DESCRIPTOR.fullmatch(os.path.abspath(path))
         if named is not None:
@@ -169,7 +168,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
+def _replace_file(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with open(partial, "xb") as file:

@@ -1,6 +1,6 @@
 """Schemas of files: pydantic's models, and its errors as mistakes by file, line and key.
 
-Apart from `netsim.files.documents`, so that what needs no schema does not wait for pydantic.
+Separate from `netsim.files.documents`: programs without schemas do not wait for pydantic's import.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def validate_document(model: type[_Model], document: Document) -> _Model:
 
 
 def problems_of(error: ValidationError, data: object) -> list[ConfigError]:
-    """Mistakes that `error` reports about `data`, one for each key."""
-    return _merged((problem for details in error.errors() for problem in _problems(details)), data)
+    """Turn a validation `error` about `data` into mistakes, one for each key."""
+    return _merge((problem for details in error.errors() for problem in _problems(details)), data)
 
 
 def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
@@ -101,21 +101,21 @@ def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
         yield ConfigError(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
 
 
-def _merged(problems: Iterable[ConfigError], data: object) -> list[ConfigError]:
-    """Merge the errors of a value that fits none of several types, which pydantic reports once a type."""
+def _merge(problems: Iterable[ConfigError], data: object) -> list[ConfigError]:
+    """Merge errors of a value that fits none of several types, of which pydantic reports one for each type."""
     values: dict[KeyPath, list[ConfigError]] = {}
     for problem in problems:
         values.setdefault(_without_types(problem.path, data), []).append(problem)
     return [
         # An error in a part of the value shows which type was meant.
-        _joined(path, same)
+        _join(path, same)
         for path, same in values.items()
         if same[0].path == path or not any(other[: len(path)] == path != other for other in values)
     ]
 
 
 def _without_types(path: KeyPath, data: object) -> KeyPath:
-    """A key path as the file has it, without the names of types that pydantic puts between."""
+    """Remove the names of types that pydantic inserts into key paths."""
     kept: list[str | int] = []
     for part in path:
         known = isinstance(data, Mapping) and part in data
@@ -127,7 +127,7 @@ def _without_types(path: KeyPath, data: object) -> KeyPath:
     return tuple(kept)
 
 
-def _joined(path: KeyPath, problems: Sequence[ConfigError]) -> ConfigError:
+def _join(path: KeyPath, problems: Sequence[ConfigError]) -> ConfigError:
     if len(problems) == 1:
         return replace(problems[0], path=path)
     wanted = [

@@ -47,7 +47,7 @@ _LEAST_LENGTH = 16
 
 
 def shared_secret() -> bytes:
-    """The secret of this process's run: from the environment, else the user's own.
+    """Read the secret of this process's run: from the environment, else the user's own.
 
     Raises:
         InputError: it is too short, or its file cannot be read or can be read by others.
@@ -124,7 +124,7 @@ PeerAddress = tuple[str, int]
 
 
 class PeerError(NetsimError, RuntimeError):
-    """Another process cannot be reached, is gone, or says what went wrong there."""
+    """Another process cannot be reached, has ended, or reports an error."""
 
 
 class StrangerError(PeerError):
@@ -158,7 +158,7 @@ class SignedChannel:
         return str(self.socket.getsockname()[0])
 
     def give_up_sending_after(self, seconds: float) -> None:
-        """Have `send` close the connection where the other end holds it up for `seconds` by not reading."""
+        """Make `send` close the connection if the other end does not read for `seconds`."""
         whole = int(seconds)
         limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -167,7 +167,7 @@ class SignedChannel:
         """Send `message` as one sealed frame of JSON; callable from several threads.
 
         Raises:
-            PeerError: the connection is no more; where only part of it could be sent, it is closed.
+            PeerError: the connection was lost; it is closed.
         """
         content = json.dumps(message, separators=(",", ":")).encode()
         with self._lock:
@@ -183,8 +183,8 @@ class SignedChannel:
         """Receive the next message, all of it within `seconds`.
 
         Raises:
-            PeerError: the connection is no more, or nothing has come.
-            StrangerError: what came was not sent by its other end.
+            PeerError: the connection was lost, or nothing arrived in time.
+            StrangerError: the message was not sent by the other end.
         """
         try:
             deadline = time.monotonic() + seconds
@@ -226,14 +226,14 @@ def connect_peer(
     Args:
         place: address and port.
         secret: known to both.
-        service: what must listen there, such as "netsim probe".
-        where: what errors call it.
-        seconds: to be reached in.
-        greeting_seconds: for both ends to prove that they know the secret.
+        service: name of the service that must listen there, such as "netsim probe".
+        where: its name in errors.
+        seconds: time-out of the connection.
+        greeting_seconds: time for both ends to prove that they know the secret.
 
     Raises:
         PeerError: nothing listens there, or it is not ready.
-        StrangerError: it is something else, or has another secret.
+        StrangerError: the listener is another service, or has another secret.
     """
     try:
         opened = socket.create_connection(place, timeout=seconds)
@@ -245,9 +245,9 @@ def connect_peer(
 def greet(
     opened: socket.socket, secret: bytes, service: str, where: str, seconds: float = _GREETING_SECONDS
 ) -> SignedChannel:
-    """Open a channel over a connection that this end has made; raises as `connect_peer` does."""
-    with _or_closed(opened, f"{where}: is no {service}, or not ready"):
-        deadline = _prepared(opened, seconds)
+    """Open a channel over a connection that this end has opened; raises as `connect_peer` does."""
+    with _close_on_failure(opened, f"{where}: is no {service}, or not ready"):
+        deadline = _prepare(opened, seconds)
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         opened.sendall(greeting + mine)
         if _read(opened, len(greeting), deadline) != greeting:
@@ -267,20 +267,20 @@ def greet(
 
 
 def answer_peer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
-    """Open a channel to the process that has connected; the connection is closed where that fails.
+    """Open a channel to the process that has connected; close the connection on failure.
 
     Args:
         opened: the accepted connection.
         secret: known to both.
-        service: what listens here, such as "netsim probe".
+        service: name of the service here, such as "netsim probe".
 
     Raises:
-        PeerError: it left before showing that it knows the secret, or took too long.
-        StrangerError: it does not know the secret, or wants something else; it gets no other answer.
+        PeerError: the process left before proving that it knows the secret, or took too long.
+        StrangerError: the process does not know the secret, or asks for another service; it gets no other answer.
     """
     where = _peer(opened)
-    with _or_closed(opened, f"{where}: left before showing that it knows the secret"):
-        deadline = _prepared(opened)
+    with _close_on_failure(opened, f"{where}: left before showing that it knows the secret"):
+        deadline = _prepare(opened)
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         if _read(opened, len(greeting), deadline) != greeting:
             raise StrangerError(f"{where}: speaks another protocol than {service}, or another version of it")
@@ -296,8 +296,8 @@ def answer_peer(opened: socket.socket, secret: bytes, service: str) -> SignedCha
 
 
 @contextlib.contextmanager
-def _or_closed(opened: socket.socket, failure: str) -> Iterator[None]:
-    """Close the connection where the greeting within fails; `failure` begins the error of a lost one."""
+def _close_on_failure(opened: socket.socket, failure: str) -> Iterator[None]:
+    """Close the connection if the greeting in the block fails; `failure` begins the error of a lost one."""
     try:
         yield
     except OSError as error:
@@ -308,7 +308,7 @@ def _or_closed(opened: socket.socket, failure: str) -> Iterator[None]:
         raise
 
 
-def _prepared(opened: socket.socket, seconds: float = _GREETING_SECONDS) -> float:
+def _prepare(opened: socket.socket, seconds: float = _GREETING_SECONDS) -> float:
     """Prepare a connection to send at once and never time out by itself; return the deadline of the greeting."""
     opened.settimeout(None)
     with contextlib.suppress(OSError):  # no TCP, as in tests
@@ -342,7 +342,7 @@ def _seal(key: bytes, number: int, content: bytes) -> bytes:
 
 
 def _read(opened: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    """Read `num_bytes` by a deadline, in however many parts; sending is not limited meanwhile."""
+    """Read `num_bytes` by a deadline; sending is not limited."""
     content = bytearray()
     while len(content) < num_bytes:
         if deadline < math.inf:

@@ -55,7 +55,7 @@ class Assumed:
 
 @dataclass
 class LinkLine:
-    """Both directions of a connection, with a word on where their figures come from."""
+    """Both directions of a connection, and a comment on the origin of their figures."""
 
     there: Link
     back: Link
@@ -82,28 +82,28 @@ class LinkLine:
 
     def line(self) -> str:
         """Entry of `links` or `wan`."""
-        between = f"[{_quoted(self.there.source)}, {_quoted(self.there.target)}]"
-        entry = {"between": between, **link_form("bandwidth", self.there, self.back, _shown)}
+        between = f"[{_quote(self.there.source)}, {_quote(self.there.target)}]"
+        entry = {"between": between, **link_form("bandwidth", self.there, self.back, _format_value)}
         text = f"  # {on_one_line(self.comment)}" if self.comment else ""
         return f"  - {_flow(entry)}{text}"
 
 
 @dataclass
 class TopologyBuilder:
-    """A topology file to be written.
+    """Topology file under construction.
 
     Attributes:
         name: of the topology.
         sources: sentences for `source`: what was read, when it was measured, what was assumed.
         hosts: names, where there are no regions.
-        routers: names of what forwards only.
+        routers: names of nodes that only forward.
         regions: name -> entry as text, such as `{hosts: 2, nic: 10 Gbit/s, latency: 50 us}`.
         links: between nodes, or between regions where there are any.
         protocol: how transfers use links; None: left open.
-        are_ends_measured: whether links are routes that were measured end to end, so that none leads through a third
-            place, even where that has less latency.
-        remarks: what the reader should know or do about what was read.
-        not_read: columns, attributes and lines of the files that say something that is not used.
+        are_ends_measured: links are routes measured end to end, so that none leads through a third place, even if
+            that has less latency.
+        remarks: notes to the reader on what was read.
+        not_read: columns, attributes and lines of the files that are not used.
     """
 
     name: str
@@ -118,16 +118,15 @@ class TopologyBuilder:
     not_read: list[str] = field(default_factory=list)
 
     def to_yaml(self) -> str:
-        """Text of the file, which is read back once to check it.
+        """Write the text of the file, and read it back once as a check.
 
-        Raises InputError where what was read makes no network, such as one that is not connected, or one that is too
-        large for a topology file.
+        Raises InputError for a network that is not connected, or too large for a topology file.
         """
         text = self._text([])
-        routes = self._routes(self._loaded(text))
+        routes = self._routes(self._load(text))
         if routes:
             text = self._text(routes)
-            self._loaded(text)
+            self._load(text)
         return text
 
     def _text(self, routes: Iterable[str]) -> str:
@@ -141,7 +140,7 @@ class TopologyBuilder:
             )
         return text
 
-    def _loaded(self, text: str) -> Topology:
+    def _load(self, text: str) -> Topology:
         return Topology.from_mapping(cast("dict[str, Any]", parse_document(text).data), where=self.name)
 
     def _routes(self, topology: Topology) -> list[str]:
@@ -156,8 +155,8 @@ class TopologyBuilder:
                 topology.host_index(f"{end}.0" if self.regions else end) for end in (source, target)
             )
             if [topology.links[link].target for link in topology.route(first, last)][:-1] != via:
-                through = ", ".join(map(_quoted, via))
-                routes.append(f"  - {{from: {_quoted(source)}, to: {_quoted(target)}, through: [{through}]}}")
+                through = ", ".join(map(_quote, via))
+                routes.append(f"  - {{from: {_quote(source)}, to: {_quote(target)}, through: [{through}]}}")
         return routes
 
     def _lines(self, routes: Iterable[str], is_short: bool = False) -> Iterable[str]:
@@ -169,12 +168,12 @@ class TopologyBuilder:
         yield from (f"# Note: {on_one_line(remark)}" for remark in self.remarks)
         if self.hosts:
             yield "hosts:"
-            yield from (f"  {_quoted(name)}: {{}}" for name in self.hosts)
+            yield from (f"  {_quote(name)}: {{}}" for name in self.hosts)
         if self.routers:
-            yield f"routers: [{', '.join(map(_quoted, self.routers))}]"
+            yield f"routers: [{', '.join(map(_quote, self.routers))}]"
         if self.regions:
             yield "regions:"
-            yield from (f"  {_quoted(name)}: {entry}" for name, entry in self.regions.items())
+            yield from (f"  {_quote(name)}: {entry}" for name, entry in self.regions.items())
         if self.links:
             yield "wan:" if self.regions else "links:"
             yield from ((replace(link, comment="") if is_short else link).line() for link in self.links)
@@ -186,7 +185,7 @@ class TopologyBuilder:
 
 
 def rate(bits_per_second: float) -> str:
-    """A rate as text that reads back.
+    """Format a rate as topology files have it.
 
     >>> rate(1.4e9), rate(523.4e6), rate(56e3)
     ('1.4 Gbit/s', '523.4 Mbit/s', '56 kbit/s')
@@ -198,7 +197,7 @@ def rate(bits_per_second: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A latency as text that reads back, in us below 0.1 ms."""
+    """Format a latency as topology files have it, in us below 0.1 ms."""
     return f"{seconds * 1e6:.9g} us" if 0 < seconds < 1e-4 else f"{seconds * 1e3:.9g} ms"
 
 
@@ -207,22 +206,22 @@ def region_entry(
 ) -> str:
     """Entry of `regions`: each host's own link in bit/s, the goodput of `streams` together where measured."""
     card = LinkLine.between("", "", (up, down), latency_seconds, "", streams=(streams, streams))
-    return _flow({"hosts": hosts, **link_form("nic", card.there, card.back, _shown)})
+    return _flow({"hosts": hosts, **link_form("nic", card.there, card.back, _format_value)})
 
 
-def _shown(of: Any, value: float) -> str:
-    """A quantity with digits and a unit for readers."""
+def _format_value(of: Any, value: float) -> str:
+    """Format a quantity with few digits and a unit."""
     return rate(value) if of is Rate else milliseconds(value) if of is Duration else f"{value * 100:.6g} %"
 
 
 def _flow(entry: Mapping[str, Any]) -> str:
-    """A mapping in one line of YAML, whose values are text that needs no quotes."""
+    """Write a mapping in one line of YAML; its values need no quotes."""
     values = ((key, _flow(value) if isinstance(value, dict) else value) for key, value in entry.items())
     return f"{{{', '.join(f'{key}: {value}' for key, value in values)}}}"
 
 
 def safe_name(name: str, taken: dict[str, str]) -> str:
-    """A name that topology files accept; `taken` remembers what each original is called.
+    """Turn a name into one that topology files accept; `taken` maps originals to their names.
 
     >>> taken = {}
     >>> safe_name("New York, NY", taken), safe_name("New York; NY", taken), safe_name("New York, NY", taken)
@@ -239,11 +238,11 @@ def safe_name(name: str, taken: dict[str, str]) -> str:
     return taken[name]
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     is_plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
     return name if is_plain else json.dumps(name)
 
 
 def on_one_line(text: str) -> str:
-    """Text without line breaks and other characters that do not print."""
+    """Replace line breaks and unprintable characters by spaces."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from netsim.cli.terminal import OneLineCommand, check_new, given, plain_lines, takes, write_new
-from netsim.errors import InputError, located, printable
+from netsim.errors import InputError, locate_errors, printable
 from netsim.files.plain_files import read_text
 from netsim.formats.builder import Assumed, TopologyBuilder
 from netsim.formats.measurements import (
@@ -17,7 +17,7 @@ from netsim.formats.measurements import (
     Pairs,
     is_iperf3,
     is_ping,
-    parsed_json,
+    parse_json,
     read_csv,
     read_iperf3,
     read_json,
@@ -73,7 +73,7 @@ def read_foreign(
     )
     failed: list[str] = []
     for path, text in texts:
-        builder = _described(path, text, assumed)
+        builder = _read_whole_network(path, text, assumed)
         if builder is not None:
             if len(texts) > 1:
                 raise InputError(f"{path}: describes a whole network: import it alone")
@@ -84,7 +84,7 @@ def read_foreign(
             builder.name = name or builder.name
             return builder
         try:
-            _measured(path, text, pairs, servers)
+            _read_measurements(path, text, pairs, servers)
         except FailedMeasurementError as error:
             failed.append(str(error))
     if failed:
@@ -95,7 +95,7 @@ def read_foreign(
     return pairs.builder(name or (texts[0][0].stem if len(texts) == 1 else "measured"), assumed)
 
 
-def _described(path: Path, text: str, assumed: Assumed) -> TopologyBuilder | None:
+def _read_whole_network(path: Path, text: str, assumed: Assumed) -> TopologyBuilder | None:
     """The network that a file describes; None for measurements."""
     kind, start = path.suffix.lower(), text.lstrip()[:2000]
     if kind == ".gml" or start.startswith(("graph [", "graph[", "Creator")):
@@ -109,13 +109,13 @@ def _described(path: Path, text: str, assumed: Assumed) -> TopologyBuilder | Non
     return None
 
 
-def _measured(path: Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
+def _read_measurements(path: Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
     json_begins = re.search(r"^\s*[{[]", text, re.MULTILINE)
     if json_begins is not None and not is_ping(text):
         before = text[: json_begins.start()].strip()
         if before:  # such as a warning of iperf3
             pairs.not_read.append(f"{path.name}: {printable(before)[:100]}")
-        for data in parsed_json(path, text[json_begins.start() :]):
+        for data in parse_json(path, text[json_begins.start() :]):
             if is_iperf3(data):
                 read_iperf3(path, data, pairs)
             else:
@@ -189,7 +189,7 @@ def _by_place(
     those: dict[str, T] = {}
     for text in given:
         place, mark, value = text.rpartition("=")
-        with located(f"{option} {text}"):
+        with locate_errors(f"{option} {text}"):
             read_value = read(value.strip())
         if mark:
             those[place.strip()] = read_value

@@ -1,4 +1,4 @@
-"""Measurements of any number of files together: tables, iperf3's and ping's outputs, and the network that they make.
+"""Measurements from any number of files: tables, iperf3's and ping's output, and the network that they make.
 
 Plain tables, as CSV with one row a pair (JSON: a list of objects with the same keys); quantities have their units:
 
@@ -34,7 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.errors import InputError, located, printable, unknown_name, unknown_names
+from netsim.errors import InputError, locate_errors, printable, unknown_name, unknown_names
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -57,7 +57,7 @@ __all__ = [
     "ends_by_name",
     "is_iperf3",
     "is_ping",
-    "parsed_json",
+    "parse_json",
     "read_csv",
     "read_iperf3",
     "read_json",
@@ -72,14 +72,14 @@ GOODPUT_SHARE = 1448 / 1514
 
 @dataclass
 class OneWay:
-    """Measurements from one place to another; None where there is none.
+    """Measurements from one place to another; None if not measured.
 
     Attributes:
         bits_per_second: goodput.
-        rtt_seconds: there and back.
+        rtt_seconds: round trip.
         loss: share of packets.
-        streams: of that goodput.
-        notes: on how it was measured.
+        streams: number of streams of the goodput.
+        notes: how it was measured.
     """
 
     bits_per_second: float | None = None
@@ -109,7 +109,7 @@ class Pairs:
         streams: float = 1,
         note: str = "",
     ) -> None:
-        """Add a measurement. Of several the largest rate and the smallest round trip count."""
+        """Add a measurement; the largest rate and the smallest round trip of several count."""
         if source == target:
             self._num_to_itself += 1
             return
@@ -127,12 +127,12 @@ class Pairs:
     def read(
         self, path: str | Path, ends: tuple[str, str], column: str, text: str, line: str, where: str
     ) -> None:
-        """Add one figure of a file; its `line` and `where` it stands there begin the line of an error."""
+        """Add one figure of a file; errors name its `line` and `where` it stands there."""
         figure: dict[str, Any] = {_COLUMNS[column][0]: _value(f"{path}{line}: {where}", column, text)}
         self.add(*ends, **figure, note=f"{column} {text} ({Path(path).name}{line})")
 
     def keep(self, places: Sequence[str]) -> None:
-        """Drop the measurements of all other places. Raises UnknownNameError for a place that has none."""
+        """Keep only measurements between `places`; raises UnknownNameError for a place without any."""
         known = {place for pair in self.routes for place in pair}
         for place in places:
             if place not in known:
@@ -140,9 +140,9 @@ class Pairs:
         self.routes = {pair: route for pair, route in self.routes.items() if set(pair) <= set(places)}
 
     def builder(self, name: str, assumed: Assumed) -> TopologyBuilder:
-        """Each place a region with hosts of its own, each pair a link between regions, one figure a direction.
+        """Start a topology: a region for each place, and a link for each pair with the figures of both directions.
 
-        Raises InputError where a figure is missing and nothing is assumed for it.
+        Raises InputError for a missing figure for which nothing is assumed.
         """
         taken: dict[str, str] = {}
         pairs = list(dict.fromkeys(tuple(sorted(pair)) for pair in self.routes))
@@ -223,7 +223,7 @@ _MOST_REMARKS = 4
 
 @dataclass(frozen=True)
 class _Alike:
-    """Rates on the wire that a place has to some others, or from them, all nearly the same."""
+    """Nearly equal rates on the wire between a place and several others, in one direction."""
 
     least: float
     most: float
@@ -233,10 +233,10 @@ class _Alike:
 def remarks_on_lines(
     rates: Mapping[tuple[str, str], float], lines: Mapping[str, tuple[int, float, float]], payload: float
 ) -> list[str]:
-    """A remark on each place whose rates to all others, or from them, are alike, while its hosts' lines are wider.
+    """Remarks on places whose rates to all others, or from all others, are alike, while their hosts' lines are wider.
 
-    Links of their own let such a place send to all at once as much as was measured to each. Where every
-    sender to a place sends at one rate to all places, the senders' own lines were the limit, and not the place's.
+    A link for each pair lets such a place send to all others at once, at the rate measured to each. If every sender to
+    a place sends at one rate to all places, the senders' own lines were the limit, not the place's.
 
     Args:
         rates: (from, to) -> bit/s on the wire, where it was measured.
@@ -271,13 +271,13 @@ def remarks_on_lines(
                 f" measure two at once, or give {_options(place, hosts, *own)} (bytes on the wire)"
             )
     if len(remarks) > _MOST_REMARKS:
-        text = f"likewise of {len(remarks) - _MOST_REMARKS:,} more places"
+        text = f"{len(remarks) - _MOST_REMARKS:,} more places are limited in the same way"
         remarks[_MOST_REMARKS:] = [text]
     return remarks
 
 
 def _alike(rates: Mapping[tuple[str, str], float], end: int) -> dict[str, _Alike]:
-    """The places whose rates to two others or more (end 0; from: 1) are alike."""
+    """Places with nearly equal rates to (end 0) or from (end 1) at least two others."""
     routes: dict[str, dict[str, float]] = {}
     for ends, each in rates.items():
         routes.setdefault(ends[end], {})[ends[1 - end]] = each
@@ -310,7 +310,7 @@ _MOST_ROWS = 2_000_000
 _MISSPELT = 0.8  # likeness of a name to a column's, from which on it is taken for a slip
 
 
-def _scaled(factor: float) -> Callable[[str], float]:
+def _scaler(factor: float) -> Callable[[str], float]:
     return lambda text: float(text) * factor
 
 
@@ -324,15 +324,15 @@ def _count(text: str) -> int:
 # Column -> (what it is, how it is read). The first that a row has, of each kind, counts.
 _COLUMNS: Mapping[str, tuple[str, Callable[[str], float]]] = {
     "rtt": ("rtt_seconds", parse_seconds),
-    "rtt_ms": ("rtt_seconds", _scaled(1e-3)),
+    "rtt_ms": ("rtt_seconds", _scaler(1e-3)),
     "latency": ("rtt_seconds", lambda text: 2 * parse_seconds(text)),
-    "latency_ms": ("rtt_seconds", _scaled(2e-3)),
-    "avg": ("rtt_seconds", _scaled(1e-3)),
-    "avg_rtt": ("rtt_seconds", _scaled(1e-3)),
+    "latency_ms": ("rtt_seconds", _scaler(2e-3)),
+    "avg": ("rtt_seconds", _scaler(1e-3)),
+    "avg_rtt": ("rtt_seconds", _scaler(1e-3)),
     "throughput": ("bits_per_second", parse_bits_per_second),
     "bandwidth": ("bits_per_second", parse_bits_per_second),
-    "throughput_mbit_s": ("bits_per_second", _scaled(1e6)),
-    "throughput_gbit_s": ("bits_per_second", _scaled(1e9)),
+    "throughput_mbit_s": ("bits_per_second", _scaler(1e6)),
+    "throughput_gbit_s": ("bits_per_second", _scaler(1e9)),
     "throughput_recieved": ("bits_per_second", float),
     "throughput_received": ("bits_per_second", float),
     "throughput_sent": ("bits_per_second", float),
@@ -401,7 +401,7 @@ def _read_rows(
         )
     for name in others:
         if name not in (*_FROM, *_TO) and get_close_matches(name, [*_COLUMNS, *_FROM, *_TO], 1, _MISSPELT):
-            with located(f"{path}:1"):
+            with locate_errors(f"{path}:1"):
                 raise unknown_name("column", name, [*_COLUMNS, *_FROM, *_TO])
     used = set[str]()
     for number, row in rows:
@@ -491,11 +491,11 @@ _PINGED = re.compile(
 
 
 class FailedMeasurementError(InputError):
-    """A file that says itself that nothing was measured: others can do without it."""
+    """The file reports that its measurement failed."""
 
 
 def ends_by_name(path: str | Path) -> tuple[str, str] | None:
-    """From a file called FROM--TO.json the two places; None for other names.
+    """Places in a file name such as FROM--TO.json; None for other names.
 
     >>> ends_by_name("runs/us-east--eu.json"), ends_by_name("run1.json")
     (('us-east', 'eu'), None)
@@ -568,7 +568,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
 
 
 def _direction_of(end: dict[str, Any], suffix: str) -> tuple[float, int | None]:
-    """Goodput that arrived, and segments sent again; a server's file may know only what was sent."""
+    """Goodput at the receiver, and retransmitted segments; a server's file may have only the sender's goodput."""
     received = float(end[f"sum_received{suffix}"]["bits_per_second"])
     sent = end.get(f"sum_sent{suffix}", {})
     return received or float(sent.get("bits_per_second", 0.0)), sent.get("retransmits")
@@ -586,11 +586,11 @@ def is_ping(text: str) -> bool:
 
 
 def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
-    """The least round trip, and of 100 pings or more the share that was lost.
+    """Read the least round trip and, of at least 100 pings, the loss.
 
-    From `here`, unless the file is called FROM--TO.txt, or says from where, as macOS's ping6 does.
+    The source is `here`, unless the file is called FROM--TO.txt or names it, as macOS's ping6 does.
 
-    Raises InputError where nothing came back, or it is not known from where.
+    Raises InputError if no reply arrived, or the target is unknown.
     """
     trips = _STATISTICS.search(text) or _WINDOWS.search(text)  # the least and the mean in ms
     if trips is None:
@@ -611,9 +611,9 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
 
 
 def _loss(path: str | Path, text: str) -> tuple[float | None, str]:
-    """The share lost, of enough pings, and a remark on it.
+    """Share of pings lost, None of too few, and a remark.
 
-    Raises InputError where the share does not follow from the numbers beside it, as after an unknown word.
+    Raises InputError if the share does not follow from the numbers next to it.
     """
     lost = _LOST.search(text)
     if lost is None:
@@ -638,11 +638,11 @@ def _loss(path: str | Path, text: str) -> tuple[float | None, str]:
 _ROUNDED = 0.011  # of a share in whole per cent
 
 
-def parsed_json(path: str | Path, text: str) -> list[Any]:
-    """JSON, or several of it one after the other, as an iperf3 server writes them; else InputError with the place.
+def parse_json(path: str | Path, text: str) -> list[Any]:
+    """Parse one JSON document, or several in a row as an iperf3 server writes them; raises InputError with the place.
 
-    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it describes. Early versions
-    write both directions of `--bidir` under one name: the second becomes `sum_sent_bidir_reverse`, its later name.
+    The events of `iperf3 --json-stream` become the run that they describe. Early versions write both directions of
+    `--bidir` under one name: the second becomes `sum_sent_bidir_reverse`, its later name.
     """
 
     def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

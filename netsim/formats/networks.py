@@ -24,7 +24,7 @@ from xml.sax.saxutils import quoteattr
 
 import networkx as nx
 
-from netsim.errors import InputError, located, printable
+from netsim.errors import InputError, locate_errors, printable
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def refuse_definitions(path: str | Path, text: str) -> None:
-    """Raise InputError where there is a document type or an entity."""
+    """Raise InputError if XML defines a document type or an entity."""
     upper = text.upper()
     if "<!DOCTYPE" in upper or "<!ENTITY" in upper:
         raise InputError(f"{path}: has a document type definition, which is not read: remove it")
@@ -64,10 +64,10 @@ _MOST_ROUTES = 1_000_000
 
 
 def write_simgrid(topology: Topology) -> str:
-    """A platform of version 4.1 with hosts, a link each direction and a route for each pair of hosts.
+    """Write a platform of version 4.1: hosts, a link for each direction, and a route for each pair of hosts.
 
-    SimGrid's own corrections (`network/bandwidth-factor`, `latency-factor`, `weight-S`, TCP windows) are for its users
-    to set; with all off it shares as the protocol `ideal` does. Raises InputError for more than 1,000 hosts.
+    SimGrid's corrections (`network/bandwidth-factor`, `latency-factor`, `weight-S`, TCP windows) are left to its users;
+    without them it shares links as the protocol `ideal` does. Raises InputError for more than 1,000 hosts.
     """
     num = len(topology.hosts)
     if num * (num - 1) > _MOST_ROUTES:
@@ -125,7 +125,7 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     name = Path(path).stem
     try:
         if Path(path).suffix.lower() == ".gml":
-            graph = _parsed_gml(text)
+            graph = _parse_gml(text)
         else:
             refuse_definitions(path, text)
             graph = nx.parse_graphml(text)
@@ -142,7 +142,7 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
         if source != target:
             is_back = (target, source) in connections
             both = connections.setdefault((target, source) if is_back else (source, target), ([], []))
-            with located(f"{path}: {printable(source)} to {printable(target)}"):
+            with locate_errors(f"{path}: {printable(source)} to {printable(target)}"):
                 edge = _read_edge(facts)
             not_read |= edge.not_read
             for direction in (0, 1) if not graph.is_directed() else (int(is_back),):
@@ -260,8 +260,8 @@ def _quantity(name: str, text: str) -> tuple[str | None, float]:
     return None, 0.0
 
 
-def _parsed_gml(text: str) -> Any:
-    """The Topology Zoo's files have parallel edges without saying so, which the format asks for."""
+def _parse_gml(text: str) -> Any:
+    """Parse GML; parallel edges need no `multigraph 1`, which files of the Topology Zoo leave out."""
     try:
         return nx.parse_gml(text.splitlines(), label="id")
     except nx.NetworkXError as error:
@@ -355,7 +355,7 @@ _MOST_PEERS = 4000  # class numbers are hexadecimal, four digits
 
 
 def address_file(topology: Topology) -> str:
-    """`addresses.sh`, which every script reads: one variable a host, to be filled in."""
+    """Write `addresses.sh`, which every script reads: a variable for each host's address, to be filled in."""
     lines = [
         f"# The addresses of the hosts of {on_one_line(topology.name)}: fill in what they really are.",
         *(f"address_{host.index}=192.0.2.{host.index + 1}  # {host.name}" for host in topology.hosts[:250]),
@@ -365,10 +365,10 @@ def address_file(topology: Topology) -> str:
 
 
 def shaping_script(topology: Topology, host: int) -> str:
-    """Script that shapes one host's traffic: its own link, and rate, one-way latency and loss to each peer.
+    """Write the script that shapes one host's traffic: its own link, and rate, one-way latency and loss to each peer.
 
-    What routes of several hosts share behind their own lines (a WAN link between regions) is not shared here: each pair
-    gets its rate. Latency is one way, so both ends run their script.
+    Links that routes of several hosts share (a WAN link between regions) are not shared here: each pair gets the full
+    rate. Latency is one-way, so both ends run their script.
 
     Raises InputError for more than 4,000 peers.
     """
@@ -395,14 +395,14 @@ def shaping_script(topology: Topology, host: int) -> str:
 
 
 def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: float) -> list[str]:
-    """A class for each peer: at least its share of the host's own link, at most the route's rate."""
+    """Write a peer's class: at least its share of the host's own link, at most the route's rate."""
     links = [topology.links[link] for link in topology.route(host, peer.index)]
     rate = min(_wire_rate(link) for link in links)
     seconds = topology.route_latency_seconds(host, peer.index)
     loss = 1 - math.prod(1 - link.loss for link in links if not link.measured_streams)
     lost = f" loss {loss * 100:.6g}%" if loss else ""
     add = 'tc {} add dev "$device"'.format
-    # netem holds what is on its way: twice the bandwidth-delay product, in full frames.
+    # netem queues packets in flight: twice the bandwidth-delay product, in full frames.
     limit = max(1000, math.ceil(2 * rate * seconds / 8 / 1514))
     return [
         f"# to {peer.name}",
@@ -414,7 +414,7 @@ def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: floa
 
 
 def _wire_rate(link: Link) -> float:
-    """Bits per second in frames: of a measured link those that carry its goodput."""
+    """Bits per second on the wire; of a measured link those that carry its goodput."""
     share = PRESETS["linux-tcp"].payload_share if link.measured_streams else 1.0
     return link.bits_per_second / share
 

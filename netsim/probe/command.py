@@ -13,7 +13,7 @@ from netsim.errors import InputError, NetsimError
 from netsim.files.signed import PeerAddress, PeerError, shared_secret
 from netsim.formats.builder import safe_name
 from netsim.probe.station import Station
-from netsim.probe.survey import Asked, survey, written
+from netsim.probe.survey import Asked, survey, topology_text
 from netsim.units import format_bytes, format_seconds, parse_bytes, shown
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: 
         )
         follower.start()
         found, channels = survey(places, secret, asked, _print_line)
-        text = written(found, name)
+        text = topology_text(found, name)
         for channel in channels:
             with contextlib.suppress(PeerError):
                 channel.send(do="done", text=text)

@@ -34,12 +34,12 @@ _SILENT_SECONDS = 120.0
 
 
 class Station:
-    """Context manager: this host's listening socket and threads; at the end they are gone.
+    """Context manager of this host's listening socket and threads.
 
     Args:
         name: of this host.
-        place: to listen at.
-        secret: that all hosts share.
+        place: address and port to listen at.
+        secret: shared by all hosts.
 
     Raises:
         InputError: it cannot listen there.
@@ -128,11 +128,11 @@ class Station:
 
         Args:
             names: of all hosts, as given to this one.
-            wait_seconds: for the leading host to come.
-            report: gets a line as something happens.
+            wait_seconds: time for the leading host to connect.
+            report: called with each line of progress.
 
         Raises:
-            PeerError: the leading host does not come, is lost, has other hosts, or reports a failure.
+            PeerError: the leading host does not connect, is lost, has another list of hosts, or reports a failure.
         """
         try:
             channel, hello = self._controls.get(timeout=wait_seconds)
@@ -219,14 +219,14 @@ _REASONS = {
 
 
 class GlooTiming:
-    """A rank of two, in a process of its own that ends with this object.
+    """One of two gloo ranks, in a child process.
 
     Args:
         rank: 0 or 1.
-        master: address at which rank 0 lets the other meet it.
-        port: there.
-        address: of this host, for gloo's own connections.
-        secret: that both ranks share; it goes through a pipe.
+        master: address at which rank 0 listens for the other.
+        port: its port.
+        address: of this host, for gloo's connections.
+        secret: shared by both ranks; passed through a pipe.
     """
 
     def __init__(self, rank: int, master: str, port: int, address: str, secret: bytes) -> None:
@@ -251,7 +251,7 @@ class GlooTiming:
             self._process.stdin.flush()
 
     def result(self, seconds: float) -> dict[str, Any]:
-        """Wait for the rank's figures. Raises PeerError: it failed, or took longer than `seconds`."""
+        """Wait for the rank's figures; raises PeerError if it fails, or takes longer than `seconds`."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         try:
@@ -272,7 +272,7 @@ class GlooTiming:
         return found
 
     def close(self) -> None:
-        """End the process, and let go of its pipes."""
+        """End the process, and close its pipes."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -283,7 +283,7 @@ class GlooTiming:
 
 
 def free_port(address: str) -> int:
-    """A port of this host on which nothing listens now."""
+    """Find a port of this host on which nothing listens now."""
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
     with socket.create_server((address, 0), family=family) as listener:
         return int(listener.getsockname()[1])

@@ -23,8 +23,8 @@ __all__ = ["SERVICE", "Arrivals", "KernelFacts", "call", "drain", "echo", "goodp
 SERVICE = "netsim probe"
 """Name of the service at which hosts of a probe reach each other."""
 
-_BLOCK = os.urandom(1 << 18)  # nothing on the way can compress it
-_UNSENT_BYTES = 1 << 17  # kept in the sending kernel beyond what is on its way
+_BLOCK = os.urandom(1 << 18)  # incompressible
+_UNSENT_BYTES = 1 << 17  # most bytes in the sending kernel that are not in flight
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 _NUM_PINGS, _NUM_CONNECTIONS = 20, 3
 _SLICES = 5
@@ -34,15 +34,15 @@ _LARGEST_SEGMENT = 9000
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """Figures of a connection from Linux (TCP_INFO); zeros elsewhere.
+    """Figures of a connection from Linux (TCP_INFO); zeros on other systems.
 
     Attributes:
-        rtt_seconds: smoothed.
-        least_rtt_seconds: the smallest one, the handshake's among them: no program's slowness is in it.
-        sent: segments with data, those sent again included.
-        again: segments that were sent again.
-        arrived: segments with data, those that came twice or behind a hole included.
-        segment_bytes: payload of a full one of those.
+        rtt_seconds: smoothed round trip.
+        least_rtt_seconds: smallest round trip, the handshake's included, which no slow program lengthens.
+        sent: segments with data sent, retransmissions included.
+        again: segments retransmitted.
+        arrived: segments with data received, duplicates and those behind a gap included.
+        segment_bytes: payload of a full received segment.
     """
 
     rtt_seconds: float = 0.0
@@ -54,7 +54,7 @@ class KernelFacts:
 
     @classmethod
     def of(cls, opened: socket.socket) -> KernelFacts:
-        """Read those of an open connection."""
+        """Read the figures of an open connection."""
         option = getattr(socket, "TCP_INFO", None)
         if option is None or not hasattr(os, "sched_getaffinity"):  # the layout below is Linux's
             return cls()
@@ -74,7 +74,7 @@ class Arrivals:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def wait(self, num_streams: int, seconds: float) -> None:
-        """Until so many streams have come and ended. Raises PeerError."""
+        """Wait until `num_streams` streams have arrived and ended; raises PeerError after `seconds`."""
         with self.changed:
             if not self.changed.wait_for(
                 lambda: len(self.streams) >= num_streams and not self.num_open, seconds
@@ -87,12 +87,12 @@ class Arrivals:
 def goodput(
     streams: Sequence[Sequence[tuple[float, int]]], seconds: float, warm_seconds: float
 ) -> tuple[float, float]:
-    """Bits a second after the start was over, and how much fifths of that time differ (largest - smallest, relative).
+    """Goodput in bits per second after the warm-up, and the relative spread (largest - smallest) over its fifths.
 
     Args:
-        streams: of each stream (instant, bytes so far).
-        seconds: for how long was sent, from the first byte on.
-        warm_seconds: what is left out at the beginning.
+        streams: (instant, bytes so far) of each stream.
+        seconds: duration of sending, from the first byte.
+        warm_seconds: warm-up, which is left out.
 
     >>> goodput([[(0.0, 0), (1.0, 100), (2.0, 1100)], [(0.0, 0), (2.0, 2000)]], 2.0, 1.0)[0] / 8
     2000.0
@@ -110,10 +110,10 @@ def goodput(
 
 
 def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:
-    """Receive one stream to its end, or until that much time is over.
+    """Receive one stream to its end, or for at most `seconds`.
 
-    Counts what has arrived over the wire: full segments, if the kernel reports them. After losses a program can read
-    only in jumps, and data behind a gap may have arrived long before.
+    It counts full segments received by the kernel, where that reports them: after losses a program reads in jumps, and
+    data behind a gap may have arrived long before.
     """
     samples: list[tuple[float, int, KernelFacts]] = []  # instant, bytes read
     with arrivals.changed:
@@ -145,24 +145,24 @@ def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:
 
 
 def call(place: PeerAddress, secret: bytes, name: str, seconds: float) -> SignedChannel:
-    """A channel to a host of the probe; raises as `netsim.files.signed.connect_peer` does."""
+    """Open a channel to a host of the probe; raises as `netsim.files.signed.connect_peer` does."""
     return connect_peer(place, secret, SERVICE, f"{name} ({place[0]}:{place[1]})", seconds)
 
 
 def send(
     targets: Sequence[tuple[str, PeerAddress, str, int]], secret: bytes, seconds: float, most_bytes: int
 ) -> dict[str, Any]:
-    """Send to all targets at once, for so long or until so many bytes in all are sent.
+    """Send to all targets at once, for `seconds` or until `most_bytes` have been sent.
 
     Args:
-        targets: (name, place, id of the measurement, number of streams) each.
+        targets: (name, place, id of the measurement, number of streams) of each.
         secret: of the probe.
-        seconds: to send for.
-        most_bytes: in all.
+        seconds: duration.
+        most_bytes: most bytes of all streams together.
 
     Returns:
-        `rtt` (largest smoothed one, s), `sent` and `again` (segments of all streams), `busy` (of one core of this host,
-        by this process), `machine` (share of its processors, by all).
+        `rtt` (largest smoothed one, in seconds), `sent` and `again` (segments of all streams), `busy` (share of a core
+        that this process used), `machine` (share of this host's processors in use by all processes).
 
     Raises:
         PeerError: a target cannot be reached.
@@ -200,7 +200,7 @@ def send(
 
 
 def _processors() -> tuple[int, int]:
-    """Ticks of all processors so far, and those of them in which nothing ran; zeros if unavailable."""
+    """Ticks of all processors so far, and idle ticks among them; zeros if unavailable."""
     try:
         with open("/proc/stat") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
@@ -214,7 +214,7 @@ def _push(
 ) -> None:
     with contextlib.suppress(OSError):
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)  # segments are full
-        # Few bytes should remain unsent when time is over, whatever the kernel's buffers are.
+        # Few bytes should remain unsent at the end, whatever the kernel's buffers are.
         opened.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     opened.settimeout(seconds + 2.0)
     go.wait()
@@ -227,7 +227,7 @@ def _push(
 
 
 def ping(place: PeerAddress, secret: bytes, name: str) -> float:
-    """The least round trip in seconds: of some connections' handshakes (Linux), and of single bytes there and back."""
+    """Measure the least round trip in seconds: of handshakes (Linux), and of single bytes that the other end echoes."""
     trips = []
     for _ in range(_NUM_CONNECTIONS):
         channel = call(place, secret, name, 15.0)
@@ -252,7 +252,7 @@ def ping(place: PeerAddress, secret: bytes, name: str) -> float:
 
 
 def echo(channel: SignedChannel) -> None:
-    """Send back what comes, byte for byte, for as long as a ping may take."""
+    """Echo single bytes until the ping ends."""
     channel.socket.settimeout(30.0)
     with contextlib.suppress(OSError):
         for _ in range(_NUM_PINGS):

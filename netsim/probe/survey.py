@@ -1,4 +1,4 @@
-"""The leading host's part: ask all hosts, one measurement at a time, and keep what they found."""
+"""The leading host of a probe: requests measurements from all hosts, one at a time, and collects the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Asked", "Found", "Limit", "RouteResult", "survey", "written"]
+__all__ = ["Asked", "Found", "Limit", "RouteResult", "survey", "topology_text"]
 
 _BUSY = 0.85
 _UNSURE = 0.1
@@ -35,11 +35,11 @@ class Asked:
     """Settings of a survey.
 
     Attributes:
-        seconds: of each throughput.
-        streams: of the measurements with several.
-        most_bytes: of each measurement.
-        wait_seconds: for hosts to come.
-        gloo: whether torch's gloo is timed too.
+        seconds: duration of each throughput measurement.
+        streams: number of streams of the measurements with several.
+        most_bytes: most bytes sent in a measurement.
+        wait_seconds: time for all hosts to connect.
+        gloo: time torch's gloo too.
     """
 
     seconds: float = 3.0
@@ -68,12 +68,12 @@ class RouteResult:
     """Figures of the route from one host to another.
 
     Attributes:
-        single: bits a second of one stream, goodput; `several` of several.
-        spread: how much fifths of the time of `several` differ, relative.
-        again: share of segments sent again, of several streams.
-        loaded_rtt_seconds: of several streams.
-        busy: of one core, by the sender's process.
-        machine: share of the sender's processors that was busy with any work.
+        single, several: goodput of one stream and of several, in bits per second.
+        spread: relative spread of the goodput of several streams over time.
+        again: share of segments that several streams sent again.
+        loaded_rtt_seconds: round trip while several streams send.
+        busy: share of a core that the sender's process used.
+        machine: share of the sender's processors in use by all processes.
     """
 
     single: float = 0.0
@@ -86,7 +86,7 @@ class RouteResult:
 
     @property
     def best(self) -> float:
-        """The larger of both."""
+        """Larger of both goodputs."""
         return max(self.single, self.several)
 
 
@@ -100,7 +100,7 @@ class Limit:
 
     @property
     def is_own(self) -> bool:
-        """True if the host (or what all its routes share) is the limit, and not the routes."""
+        """True if the host, or a link that all its routes share, is the limit."""
         return self.together < 0.9 * self.alone
 
 
@@ -122,13 +122,13 @@ class Found:
 def survey(
     places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, report: Callable[[str], None]
 ) -> tuple[Found, list[SignedChannel]]:
-    """Measure between all hosts, the first of which this one is; all of them must have been started.
+    """Measure between all hosts, as the first of them; the probe must have been started on each.
 
     Returns:
-        results, and channels to the hosts for reporting them; the caller closes the channels.
+        Results, and the channels to the hosts, which the caller closes.
 
     Raises:
-        PeerError: a host cannot be reached, is lost, or failed; the others have been informed.
+        PeerError: a host cannot be reached, is lost, or failed; the others have been told to stop.
     """
     lead = _Lead(places, secret, asked, report)
     try:
@@ -158,7 +158,7 @@ class _Lead:
         self.found = Found(list(places), asked, when)
 
     def meet(self) -> None:
-        """Connect to all hosts, waiting for those that come later."""
+        """Connect to all hosts; wait for those that start later."""
         deadline = time.monotonic() + self._asked.wait_seconds
         has_reported = False
         for name, place in self._places.items():
@@ -194,7 +194,7 @@ class _Lead:
         self._report_here(f"note: {text}")
 
     def give_up(self, text: str) -> None:
-        """Announce the end to all hosts."""
+        """Tell all hosts to stop."""
         for channel in self.channels.values():
             with contextlib.suppress(PeerError):
                 channel.send(do="stop", text=text)
@@ -221,7 +221,7 @@ class _Lead:
     # --- measuring -----------------------------------------------------------------------------------------
 
     def measure(self) -> None:
-        """Measure everything, the quick ones first: hosts that cannot reach each other fail before anything is sent."""
+        """Measure everything, round trips first: hosts that cannot reach each other fail before data are sent."""
         names = list(self._places)
         for one, other in itertools.combinations(names, 2):
             there = self._ask(one, 60.0, do="ping", to=other, place=self._places[other])
@@ -266,7 +266,7 @@ class _Lead:
     def _send(
         self, pairs: Sequence[tuple[str, str]], streams: int
     ) -> list[tuple[float, float, dict[str, Any]]]:
-        """All pairs at once; of each (goodput, spread, figures of the sender)."""
+        """Send between all pairs at once; return goodput, spread and the sender's figures of each."""
         share = self._asked.most_bytes // len(pairs)
         rtt = max(self.found.rtt_seconds[pair] for pair in pairs)
         seconds = max(self._asked.seconds, _LEAST_TRIPS * rtt)
@@ -309,7 +309,7 @@ class _Lead:
         )
 
     def _compare_clocks(self) -> None:
-        """Check that all hosts' clocks run at one rate: each counts rates by its own."""
+        """Check that the hosts' clocks run at one rate, since each measures by its own."""
         for name, (mine, theirs) in self._clocks.items():
             began = time.monotonic()
             now = self._ask(name, 15.0, do="clock")["steady"]
@@ -326,11 +326,10 @@ def _rate(bits_per_second: float) -> str:
     return f"{bits_per_second / 1e6:.4g} Mbit/s"
 
 
-def written(found: Found, name: str) -> str:
-    """The topology as YAML: each host a region of one, its own line the region's `nic`, each pair a link.
+def topology_text(found: Found, name: str) -> str:
+    """Write the topology as YAML: a region of one host each, its own line as `nic`, and a link for each pair.
 
-    Rates are goodput, `measured` with the streams that reached it. Where a host's own line is what limits its routes,
-    their rates are "at least".
+    Rates are goodput, `measured` with the streams that reached it; "at least" where a host's own line was the limit.
     """
     builder = TopologyBuilder(name, _sources(found), protocol="linux-tcp", are_ends_measured=True)
     builder.regions = {host: _region(found, host) for host in found.hosts}
@@ -358,12 +357,12 @@ def _region(found: Found, host: str) -> str:
         found.receives.get(host), [route for (_, to), route in found.routes.items() if to == host]
     )
     text = f"sends {sends[1]}; receives {receives[1]}"
-    entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), 0.0, found.asked.streams)
+    entry = region_entry(1, _round_rate(sends[0]), _round_rate(receives[0]), 0.0, found.asked.streams)
     return f"{entry}  # {text}"
 
 
 def _line(limit: Limit | None, routes: Sequence[RouteResult]) -> tuple[float, str]:
-    """Goodput of a host's own link, and its evidence."""
+    """Goodput of a host's own line, and the evidence in words."""
     if limit is None:
         return max(route.best for route in routes), "at least this, its one route"
     if limit.is_own:
@@ -379,24 +378,24 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
     there, back = found.routes[one, other], found.routes[other, one]
     notes = [f"round trip {found.rtt_seconds[one, other] * 1e3:.4g} ms"]
     for source, target, route in ((one, other, there), (other, one, back)):
-        notes.append(f"{source} to {target} {_described(found, source, target, route)}")
+        notes.append(f"{source} to {target} {_describe(found, source, target, route)}")
     timed = found.gloo.get((one, other))
     if timed:
         notes.append(
-            f"gloo: {timed['small'] * 1e3:.4g} ms for 4 bytes, {rate(_rounded(timed['there']))} there,"
-            f" {rate(_rounded(timed['back']))} back (payload)"
+            f"gloo: {timed['small'] * 1e3:.4g} ms for 4 bytes, {rate(_round_rate(timed['there']))} there,"
+            f" {rate(_round_rate(timed['back']))} back (payload)"
         )
     latency = found.rtt_seconds[one, other] / 2
     # A stream that reaches what all of them together do needs no others.
     streams = [1 if route.single >= _AS_MUCH * route.best else found.asked.streams for route in (there, back)]
-    rates = _rounded(there.best), _rounded(back.best)
+    rates = _round_rate(there.best), _round_rate(back.best)
     return LinkLine.between(one, other, rates, round(latency, 7), "; ".join(notes), streams=streams)
 
 
-def _described(found: Found, source: str, target: str, route: RouteResult) -> str:
+def _describe(found: Found, source: str, target: str, route: RouteResult) -> str:
     words = [
-        f"{rate(_rounded(route.single))} with one stream,"
-        f" {rate(_rounded(route.several))} +-{route.spread / 2:.1%} with {found.asked.streams}"
+        f"{rate(_round_rate(route.single))} with one stream,"
+        f" {rate(_round_rate(route.several))} +-{route.spread / 2:.1%} with {found.asked.streams}"
     ]
     ends = (found.sends.get(source), found.receives.get(target))
     if any(limit is not None and limit.is_own and route.best > 0.93 * limit.together for limit in ends):
@@ -414,5 +413,5 @@ def _described(found: Found, source: str, target: str, route: RouteResult) -> st
     return ", ".join(words)
 
 
-def _rounded(bits_per_second: float) -> float:
+def _round_rate(bits_per_second: float) -> float:
     return float(f"{bits_per_second:.4g}")

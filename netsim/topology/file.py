@@ -26,7 +26,7 @@ from netsim.topology.values import (
     ProtocolSpec,
     Rate,
     Text,
-    written,
+    write_value,
 )
 from netsim.topology.weather import Weather, read_weather, write_weather
 
@@ -439,7 +439,7 @@ def likely_names(name: str, known: Collection[str]) -> Collection[str]:
 
 
 def link_form(
-    key: str, link: Link, back: Link, write: Callable[[Any, float], Any] = written
+    key: str, link: Link, back: Link, write: Callable[[Any, float], Any] = write_value
 ) -> dict[str, Any]:
     """Keys of a connection's figures, defaults left out.
 
@@ -452,7 +452,7 @@ def link_form(
     return {
         **_each_way(key, write(Rate, link.bits_per_second), write(Rate, back.bits_per_second)),
         "latency": write(Duration, link.latency_seconds),
-        **_given(
+        **_without_none(
             loss=write(Loss, link.loss) if link.loss else None,
             queue=link.queue_packets,
             measured=streams if link.measured_streams else None,
@@ -473,7 +473,7 @@ def plain_form(topology: Topology) -> dict[str, Any]:
         "name": topology.name,
         "source": topology.source,
         "hosts": {
-            host.name: _given(region=host.region, device=host.device, devices=host.devices)
+            host.name: _without_none(region=host.region, device=host.device, devices=host.devices)
             for host in topology.hosts
             if host.name not in inside
         },
@@ -482,7 +482,7 @@ def plain_form(topology: Topology) -> dict[str, Any]:
             {
                 "between": [link.source, link.target],
                 **link_form("bandwidth", link, index[link.target, link.source]),
-                **_given(egress=written(Price, link.dollars_per_byte or None)),
+                **_without_none(egress=write_value(Price, link.dollars_per_byte or None)),
             }
             for link in topology.links
             if link.index < index[link.target, link.source].index
@@ -493,7 +493,7 @@ def plain_form(topology: Topology) -> dict[str, Any]:
             {
                 "from": topology.hosts[source].name,
                 "to": topology.hosts[target].name,
-                **_given(through=[topology.links[link].target for link in links[:-1]] or None),
+                **_without_none(through=[topology.links[link].target for link in links[:-1]] or None),
             }
             for (source, target), links in topology.explicit_routes.items()
         ],
@@ -517,12 +517,12 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
             link = topology.link_between.get((host.name, region))
             if host.name == f"{region}.{number}" and link is not None and num_links[host.name] == 1:
                 card = link_form("nic", link, topology.link_between[region, host.name])
-                machine = _given(device=host.device, devices=host.devices)
+                machine = _without_none(device=host.device, devices=host.devices)
                 entries.append({"hosts": len(hosts), **card, **machine})
         if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
             regions[region] = entries[0]
     return regions
 
 
-def _given(**entries: Any) -> dict[str, Any]:
+def _without_none(**entries: Any) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value is not None}

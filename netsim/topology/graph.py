@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Host", "Link", "ShortestRoutes", "natural_key"]
 
 _PICOSECONDS = 1e12
-_OF_LATENCY = 1 << 32  # so much more than a link counts a picosecond
+_OF_LATENCY = 1 << 32  # cost of a picosecond, where a link costs 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ _FIGURES = [each.name for each in fields(Link) if each.name not in ("index", "so
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
-    """A sort key in which numbers inside names count as numbers.
+    """Sort key by which numbers inside names are compared as numbers.
 
     >>> sorted(["h10", "h2", "h01", "h1"], key=natural_key)
     ['h01', 'h1', 'h2', 'h10']
@@ -90,11 +90,11 @@ def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
 
 
 class ShortestRoutes:
-    """Routes of least latency, then fewest links, then least node order, found when asked for and kept.
+    """Routes of least latency, then fewest links, then least node order, computed on request and cached.
 
     Nodes are numbers whose order is the order of their names. Latencies are compared in whole picoseconds:
-    10 ms and 20 ms must tie with 30 ms, which sums of binary fractions do not. Nodes with a single neighbour
-    (all hosts of a star) are left out of the search, so that its cost is that of the network between routers.
+    10 ms + 20 ms must tie with 30 ms, unlike sums of binary fractions. Nodes with a single neighbour (all hosts of a
+    star) are left out of the search, so that it covers only the network between routers.
     """
 
     def __init__(self, num_nodes: int, links: Sequence[tuple[int, int, float]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from netsim.errors import InputError, located, unknown_name, unknown_names
+from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
 from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Protocol:
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
-        """The protocol that `spec` stands for: a name, a mapping or nothing (`linux-tcp`).
+        """Parse a protocol from a name, a mapping or None (`linux-tcp`).
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
         `connections`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds per message).
@@ -106,7 +106,7 @@ class Protocol:
             raise unknown_names("key in protocol", unknown, [*_SETTINGS, "preset"])
         for key, value in settings.items():
             field, read = _SETTINGS[key]
-            with located(f"protocol: {key}"):
+            with locate_errors(f"protocol: {key}"):
                 changes[field] = read(value)
         if "window" in settings and "queue" not in settings and base.queue_packets is not None:
             # Hosts are tuned for larger windows on paths that hold them.
@@ -159,9 +159,9 @@ class Protocol:
     def transfer_window(self, links: Iterable[Link], round_trip_seconds: float) -> float:
         """Most payload in flight of a transfer over `links`, all its streams together, in bytes.
 
-        Where N streams filled a measured link, the windows of N held what it carries in a round trip, whatever was lost
-        meanwhile. So a stream holds at least 1 / N of that, and what a window of the preset and the link's loss (by the
-        response function of RFC 9438) allow where that is more. A `window` set by the user is never exceeded.
+        If N streams filled a measured link, their windows held the link's bandwidth-delay product, losses included. So
+        the window of a stream is at least 1 / N of that, or what the preset and the link's loss (by the response
+        function of RFC 9438) allow, if that is more. A `window` set by the user is never exceeded.
 
         Args:
             links: of the route.
@@ -284,8 +284,8 @@ class WindowLimit:
         round_trip_seconds: of the route.
         window_bits_per_second: payload that the windows of all streams let through.
         link_bits_per_second: payload that the narrowest link carries.
-        streams: number of streams that would fill it, with windows as they are.
-        window_bytes: window that would fill it, with as many streams as there are.
+        streams: number of streams that would fill it with the present window.
+        window_bytes: window that would fill it with the present number of streams.
         loss: share of packets lost, where it and not the protocol's window is the limit; else 0.
     """
 
@@ -318,7 +318,7 @@ class WindowLimit:
 def window_limit(
     topology: Topology, protocol: Protocol, messages: Iterable[tuple[int, int, float]]
 ) -> WindowLimit | None:
-    """The route on which a window limits most, of those whose messages are longer than it; None where none does.
+    """Find the route that a window limits most, of messages longer than the window; None if there is none.
 
     Args:
         topology: the network.

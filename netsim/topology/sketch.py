@@ -84,7 +84,7 @@ class Sketch:
 
     @classmethod
     def of(cls, topology: Topology) -> Sketch:
-        """Hosts behind the router of their region vanish into it; many alike ones elsewhere become one."""
+        """Reduce a topology: hosts join the router of their region, and many alike hosts elsewhere become one place."""
         sketch = cls()
         home = _homes(topology)
         index: dict[str, int] = {}
@@ -120,14 +120,14 @@ class Sketch:
         return len(self.wires) > _MOST_LABELS
 
     def positions(self) -> FloatArray:
-        """Coordinates of shape (places, 2), in a square from -1 to 1: near ones near, none on top of another."""
+        """Coordinates in a square from -1 to 1, shape (places, 2): distances follow latencies, boxes do not overlap."""
         num = len(self.places)
         if num == 1:
             return np.zeros((1, 2))
         distance = np.full((num, num), np.inf)
         np.fill_diagonal(distance, 0.0)
         latencies = [wire.there.latency_seconds + wire.back.latency_seconds for wire in self.wires]
-        # The root brings what is 1 ms and what is 100 ms away into one picture.
+        # The square root fits 1 ms and 100 ms into one picture.
         least = max([latency for latency in latencies if latency > 0], default=1.0) / 25
         for wire, latency in zip(self.wires, latencies, strict=True):
             distance[wire.one, wire.other] = distance[wire.other, wire.one] = np.sqrt(max(latency, least))
@@ -171,7 +171,7 @@ def _homes(topology: Topology) -> dict[str, str]:
 
 
 def _spread(spots: FloatArray, *, boxed: bool) -> FloatArray:
-    """Turn a layout to lie wide, fit it into the square, and push apart what is too near."""
+    """Rotate a layout to lie wide, fit it into the square, and push apart places that are too near."""
     spots = spots - spots.mean(axis=0)
     _, axes = np.linalg.eigh(spots.T @ spots)
     spots = spots @ axes[:, ::-1]

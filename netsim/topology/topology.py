@@ -67,7 +67,7 @@ FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
 @dataclass(frozen=True)
 class Topology:
-    """A network, immutable. Equal files give equal topologies, whatever the order of their keys and entries.
+    """An immutable network. Equal files give equal topologies, whatever the order of their keys and entries.
 
     Attributes:
         name, source: its name, and the origin of its figures.
@@ -75,7 +75,7 @@ class Topology:
         routers: names of nodes that only forward, in natural order.
         links: one direction each, by natural order of (source, target); `links[i].index == i`.
         regions: names, in natural order.
-        protocol: as the file has it: a preset's name, a mapping, or None. `netsim.topology.protocol` judges it.
+        protocol: as the file has it: a preset's name, a mapping, or None; `netsim.topology.protocol` checks it.
         explicit_routes: (host, host) -> links, for the routes that the file gives.
         weather: changes while it runs.
     """
@@ -128,7 +128,7 @@ class Topology:
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """The links (indices) from host `src` to host `dst`, in order; () within a host.
 
-        As the file gives it; otherwise of least latency, then fewest links, then least in natural name order.
+        It is the file's explicit route, or that of least latency, then fewest links, then least natural name order.
         """
         known = self.explicit_routes.get((src, dst))
         if known is not None:
@@ -144,17 +144,17 @@ class Topology:
     @cached_property
     def bits_per_second(self) -> FloatArray:
         """Capacity of each link; shape (links,), read-only."""
-        return _frozen([link.bits_per_second for link in self.links])
+        return _read_only([link.bits_per_second for link in self.links])
 
     @cached_property
     def latency_seconds(self) -> FloatArray:
         """One-way latency of each link; shape (links,), read-only."""
-        return _frozen([link.latency_seconds for link in self.links])
+        return _read_only([link.latency_seconds for link in self.links])
 
     @cached_property
     def loss(self) -> FloatArray:
         """Share of packets that each link loses; shape (links,), read-only."""
-        return _frozen([link.loss for link in self.links])
+        return _read_only([link.loss for link in self.links])
 
     @cached_property
     def measured_streams(self) -> npt.NDArray[np.int64]:
@@ -306,7 +306,7 @@ def _find(path_or_name: str | Path) -> Path:
     )
 
 
-def _frozen(values: Sequence[float]) -> FloatArray:
+def _read_only(values: Sequence[float]) -> FloatArray:
     # Imported here: `netsim show` and `validate` do without it, and it takes a third of their start.
     import numpy as np
 

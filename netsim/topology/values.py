@@ -41,7 +41,7 @@ __all__ = [
     "Share",
     "Text",
     "Writer",
-    "written",
+    "write_value",
 ]
 
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e21  # bits per second; beyond these, durations lose all digits
@@ -55,8 +55,8 @@ class Writer:
     write: Callable[[Any], Any]
 
 
-def written(of: Any, value: Any) -> Any:
-    """Write `value` of the type `of` as in a file; texts, numbers without a unit and None stay."""
+def write_value(of: Any, value: Any) -> Any:
+    """Write `value` of the type `of` as a file has it; text, numbers without a unit and None are unchanged."""
     if value is None or isinstance(value, str | bool):
         return value
     if get_origin(of) in (Union, UnionType):
@@ -66,7 +66,7 @@ def written(of: Any, value: Any) -> Any:
         return writers[0].write(value)
     if isinstance(value, tuple | list):
         item = get_args(get_args(of)[0])[0]
-        return [written(item, each) for each in value]
+        return [write_value(item, each) for each in value]
     return value
 
 

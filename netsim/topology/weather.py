@@ -34,7 +34,7 @@ from netsim.topology.values import (
     Series,
     Share,
     Writer,
-    written,
+    write_value,
 )
 from netsim.units import format_seconds, parse_bits_per_second, parse_seconds, shown
 
@@ -80,7 +80,7 @@ class _Called(_ModelType):
         types = _types(self)
         plain = {name.removesuffix("_"): value for name, value in named.items()}
         plain = {
-            name: written(types[name], value) if name in types else value for name, value in plain.items()
+            name: write_value(types[name], value) if name in types else value for name, value in plain.items()
         }
         try:
             return super().__call__(**plain)
@@ -113,13 +113,15 @@ def _reader(parse: Callable[[object], float]) -> AfterValidator:
     def read(rows: Any) -> Any:
         if not isinstance(rows, list):
             return rows
-        return _checked([(parse_seconds(time), parse(value)) for time, value in rows])
+        return _check_rows([(parse_seconds(time), parse(value)) for time, value in rows])
 
     return AfterValidator(read)
 
 
 def _writer(of: Any) -> Writer:
-    return Writer(lambda rows: [[written(Duration, time), written(of, value)] for time, value in rows])
+    return Writer(
+        lambda rows: [[write_value(Duration, time), write_value(of, value)] for time, value in rows]
+    )
 
 
 _Rates: TypeAlias = Annotated[Series, _reader(parse_bits_per_second), _writer(Rate)]
@@ -145,7 +147,7 @@ class Entry(Schema, metaclass=_Called):
         def __init__(self, **named: Any) -> None: ...
 
     def instants(self) -> Iterator[float]:
-        """Virtual times of its scheduled changes, the first before the others."""
+        """Virtual times of its scheduled changes, in order."""
         yield from ()
 
     def problems(self, topology: Topology) -> Iterator[tuple[str, InputError]]:
@@ -304,11 +306,11 @@ class Trace(OfLink):
         name = getattr(self, self.key)
         if not isinstance(name, str):
             return self
-        rows = _checked(_read_csv(folder, name, self._columns[self.key]))
+        rows = _check_rows(_read_csv(folder, name, self._columns[self.key]))
         return self.model_copy(update={self.key: rows})
 
     def instants(self) -> Iterator[float]:
-        """Those of its rows."""
+        """Instants of its rows."""
         return (time for time, _ in self.rows)
 
 
@@ -337,7 +339,7 @@ class Background(Entry):
         if self.from_ == self.to:
             self._refuse(f"leads from '{self.to}' to itself: name two hosts")
         if (self.bytes is None) != (self.every is None):
-            self._refuse("bytes and every belong together: so many bytes, every so often")
+            self._refuse("give bytes and every together: the size of a transfer, and the time between two")
         if (self.rate is None) == (self.bytes is None):
             self._refuse("give either rate, or bytes and every")
         if self.stop is not None and self.stop <= self.start:
@@ -425,7 +427,7 @@ class Weather(Schema, metaclass=_Called):
 
     def with_events(self, events: Iterable[LinkEvent | HostEvent]) -> Weather:
         """The same weather with more events, however many."""
-        return self.model_copy(update={"events": _ordered((*self.events, *events))})
+        return self.model_copy(update={"events": _sort((*self.events, *events))})
 
     def with_seed(self, seed: int) -> Weather:
         """The same weather with other draws: `seed` is added to the seed of each drift."""
@@ -438,7 +440,7 @@ class Weather(Schema, metaclass=_Called):
     def after(self, seconds: float) -> str | None:
         """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.
 
-        A simulation that ends then has met none of them.
+        A simulation that ends then is not affected by them.
         """
         begun = [(next(entry.instants(), 0.0), str(entry)) for entry in self.entries()]
         late = sorted(each for each in begun if each[0] >= seconds)
@@ -506,7 +508,7 @@ def read_weather(
                 except InputError as error:
                     report((key, position, entry.key), error)
             found.setdefault(key, []).append(entry)
-    return Weather().model_copy(update={key: _ordered(entries) for key, entries in found.items()})
+    return Weather().model_copy(update={key: _sort(entries) for key, entries in found.items()})
 
 
 def write_weather(weather: Weather) -> dict[str, list[dict[str, Any]]]:
@@ -520,11 +522,13 @@ def _write(entry: Entry) -> dict[str, Any]:
         field.alias or name: (getattr(entry, name), field.default)
         for name, field in type(entry).model_fields.items()
     }
-    return {key: written(types[key], value) for key, (value, default) in values.items() if value != default}
+    return {
+        key: write_value(types[key], value) for key, (value, default) in values.items() if value != default
+    }
 
 
-def _ordered(entries: Iterable[Any]) -> tuple[Any, ...]:
-    """Sort by kind, then by time where there is one, then in an order that does not depend on the file's."""
+def _sort(entries: Iterable[Any]) -> tuple[Any, ...]:
+    """Sort by kind, then by time if any, then in an order that does not depend on the file's."""
 
     def order(entry: Entry) -> tuple[bool, float, str]:
         return isinstance(entry, HostEvent), getattr(entry, "at", 0.0), repr(entry)
@@ -558,7 +562,7 @@ def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]
     return rows
 
 
-def _checked(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+def _check_rows(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """Rows of a trace; raises InputError for what they may not hold."""
     if not rows:
         raise InputError("has no rows: give at least one")

@@ -238,7 +238,7 @@ class BackgroundTraffic:
 
 
 def drift_factors(drift: Drift, link: str) -> Iterator[tuple[float, float]]:
-    """Endless instants in seconds and the factors that hold from then on.
+    """Yield instants in seconds and the factors that hold from then on, without end.
 
     Lognormal: a factor of mean 1 at every interval, the first at 0. Regime: the first of the levels at 0; each
     holds for an exponential time, and then any other follows with equal chance (a Markov chain in continuous
@@ -330,7 +330,7 @@ class Faults:
         self._act()
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
-        """Let the clock advance until `is_over()`; calls `on_stuck` where that can never be."""
+        """Advance the clock until `is_over()`; call `on_stuck` if progress is impossible."""
         env = self._network.env
         while not is_over():
             is_stuck = self.cannot_progress()
@@ -342,10 +342,10 @@ class Faults:
             env.step()
 
     def cannot_progress(self) -> bool:
-        """Return whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
+        """Return whether no future event can help a waiting transfer or rank; to be called before the clock advances.
 
-        Weather and background traffic, which never end, may still be on the clock. The network has its turns in this
-        instant meanwhile, in which transfers may arrive.
+        Weather and background traffic, which never end, may still be on the clock. The network completes this instant,
+        in which transfers may arrive.
         """
         env = self._network.env
         if math.isinf(env.peek()):
@@ -360,14 +360,14 @@ class Faults:
         return not (dead and self.may_come_back(dead))
 
     def blame(self) -> str:
-        """Describe the links and hosts that keep transfers from ever moving again; "" where there are none."""
+        """Describe the links and hosts that block transfers for good; "" if there are none."""
         network = self._network
         waiting = network.transfers_waiting()
         dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._dead_places(dead)
 
     def _dead_places(self, dead: Collection[int]) -> str:
-        """Describe the hosts and links that keep transfers or ranks waiting, and since when."""
+        """Describe the hosts and links that block transfers or ranks, and since when."""
         network, conditions = self._network, self._conditions
         causes = {cause for link in dead for cause in conditions.of(link).downs}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
@@ -421,7 +421,7 @@ class Faults:
             heappush(self._steps, (step.instant, number, step, steps))
 
     def _act(self) -> None:
-        """Carry out all that is due."""
+        """Carry out the steps that are due."""
         now = self._network.env.now
         has_acted = False
         while self._steps and self._steps[0][0] <= now:
@@ -477,7 +477,7 @@ class Faults:
         if event.up:
             return iter([_Step(event.at, lambda: change(links, _bring_up), frozenset(links))])
         if event.down:
-            return _lasting(
+            return _begin_and_end(
                 event,
                 lambda: change(links, lambda link: link.downs.add(number)),
                 lambda: change(links, lambda link: link.downs.discard(number)),
@@ -485,7 +485,7 @@ class Faults:
             )
         key = next(key for key in _QUANTITIES if getattr(event, key) is not None)
         quantity, value = _QUANTITIES[key], getattr(event, key)
-        return _lasting(
+        return _begin_and_end(
             event,
             lambda: change(links, lambda link: link.forced.update({quantity: (number, value)})),
             lambda: change(links, lambda link: link.release(quantity, number)),
@@ -499,7 +499,7 @@ class Faults:
         if event.up:
             return iter([_Step(event.at, lambda: self._bring_back(host), frozenset(links))])
         crash = _Crash(host, number)
-        return _lasting(event, lambda: self._crash(crash), lambda: self._end_crash(crash), links)
+        return _begin_and_end(event, lambda: self._crash(crash), lambda: self._end_crash(crash), links)
 
     def _crash(self, crash: _Crash) -> None:
         self._network.take_arrivals()
@@ -527,9 +527,9 @@ class Faults:
 
     def _trace(self, trace: Trace, links: tuple[int, ...], number: int) -> Iterator[_Step]:
         for instant, value in trace.rows:
-            yield self._traced(instant, links, _QUANTITIES[trace.key], value)
+            yield self._set_traced(instant, links, _QUANTITIES[trace.key], value)
 
-    def _traced(self, instant: float, links: tuple[int, ...], quantity: Quantity, value: float) -> _Step:
+    def _set_traced(self, instant: float, links: tuple[int, ...], quantity: Quantity, value: float) -> _Step:
         def act() -> None:
             self._conditions.change(links, lambda link: link.traced.update({quantity: value}))
 
@@ -551,7 +551,7 @@ class Faults:
     def _drift(self, drift: Drift, links: tuple[int, ...], number: int) -> Iterator[_Step]:
         (link,) = links
         for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
-            yield self._traced(instant, links, "factor", factor)
+            yield self._set_traced(instant, links, "factor", factor)
 
 
 _STEPS: dict[type, Callable[[Faults, Any, tuple[int, ...], int], Iterator[_Step]]] = {
@@ -563,7 +563,7 @@ _STEPS: dict[type, Callable[[Faults, Any, tuple[int, ...], int], Iterator[_Step]
 }
 
 
-def _lasting(
+def _begin_and_end(
     event: LinkEvent | HostEvent,
     begin: Callable[[], None],
     end: Callable[[], None],

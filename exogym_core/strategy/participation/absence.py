@@ -14,7 +14,7 @@ from exogym_core.events import RoundPlace
 from exogym_core.plain import decode, encode
 from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError, located, unknown_name
+from netsim.errors import InputError, locate_errors, unknown_name
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Patience:
 def _seconds(where: str, name: str, value: Seconds) -> float:
     if not isinstance(value, str):
         return number(where, name, value)
-    with located(f"{where}: {name}"):
+    with locate_errors(f"{where}: {name}"):
         return parse_seconds(value)
 
 

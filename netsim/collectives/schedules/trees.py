@@ -93,7 +93,7 @@ def all_reduce_halving_doubling(p: Problem) -> tuple[Phase, ...]:
     fold = step_of([(2 * pair + 1, 2 * pair, 0, p.num_bytes) for pair in range(extra)])
     unfold = step_of([(2 * pair, 2 * pair + 1, 0, p.num_bytes) for pair in range(extra)])
     halving = _halving_steps(members, p)
-    doubling = [step_of(_reversed(step)) for step in reversed(halving)]
+    doubling = [step_of(_reverse(step)) for step in reversed(halving)]
     return (
         ListedPhase([fold, *halving] if extra else halving, reduce=True),
         ListedPhase([*doubling, unfold] if extra else doubling),
@@ -117,7 +117,7 @@ def _halving_steps(members: list[int], p: Problem) -> list[Step]:
     return steps
 
 
-def _reversed(step: Step) -> Rows:
+def _reverse(step: Step) -> Rows:
     """Rows that send each range back from its receiver to its sender."""
     low, high = step.offset.tolist(), (step.offset + step.num_bytes).tolist()
     return list(zip(step.dst.tolist(), step.src.tolist(), low, high, strict=True))
@@ -140,12 +140,12 @@ def _two_level(p: Problem, among: Callable[[Problem], tuple[Phase, ...]]) -> tup
         for region in dict.fromkeys(regions)
     ]
     leaders = tuple(int(ranks[0]) for ranks in members)
-    reduce = _together([_reduce_rounds(ranks, num_bytes, 0) for ranks in members])
-    broadcast = _together([_broadcast_rounds(ranks, num_bytes, 0) for ranks in members])
+    reduce = _merge([_reduce_rounds(ranks, num_bytes, 0) for ranks in members])
+    broadcast = _merge([_broadcast_rounds(ranks, num_bytes, 0) for ranks in members])
     across = among(replace(p, num_ranks=len(leaders), members=leaders)) if len(leaders) > 1 else ()
     return (ListedPhase(reduce, reduce=True), *across, ListedPhase(broadcast))
 
 
-def _together(schedules: list[list[Rows]]) -> list[Step]:
+def _merge(schedules: list[list[Rows]]) -> list[Step]:
     """Merge several trees: step i holds step i of each."""
     return [step_of([row for rows in step for row in rows]) for step in zip_longest(*schedules, fillvalue=[])]
