@@ -22,6 +22,8 @@ import torch
 from forks import Fork, ranks, run_script, torchrun
 
 import exogym_core
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import AllReduceStrategy
 from netgym.cli.inspect_commands import schema_of
 from netgym.cli.main import main
 from netgym.launch.joining import connect
@@ -77,6 +79,30 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
         again = json.loads(launch(*options, script, "gloo")[1])
         assert again | {"arguments": ["netsim"]} == report, "deterministic, whatever it calls its backend"
         _check_where_the_time_went(report)
+
+
+def test_fully_shard_sends_the_bytes_that_sharding_charges() -> None:
+    """FSDP2 gathers each unit for both passes and scatters its gradients: FULL_SHARD's collectives and bytes."""
+    script = str(PROGRAMS / "fsdp.py")
+    code, out, err = launch("-n", "2", "--topology", "lan", "--compute", "marks", "--json", script, "netsim")
+    assert code == 0, err
+    sharded = [call for call in json.loads(out)["calls"] if call["op"] in ("all_gather", "reduce_scatter")]
+    passes = [call for call in sharded if call["calls"] == 2 * 3]  # of two units, in three steps
+    assert sorted(call["op"] for call in passes) == ["all_gather", "all_gather", "reduce_scatter"]
+
+    def train(comm: Communicator) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+        strategy = AllReduceStrategy(sharding="FULL_SHARD")
+        strategy.setup(model, comm, 3, 0)
+        for _ in range(3):
+            strategy.zero_grad()
+            strategy.before_backward(True)
+            model(torch.randn(8, 16)).sum().backward()
+            strategy.step()
+        strategy.close()
+
+    charged = [traffic.bytes_sent for traffic in run_ranks(train, 2).traffic]
+    assert charged == [sum(call["calls"] * call["bytes_per_call"] for call in passes) / 2] * 2
 
 
 def _check_where_the_time_went(report: dict[str, Any]) -> None:
