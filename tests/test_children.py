@@ -24,18 +24,18 @@ from hypothesis import strategies as st
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.exchange import Part, Signature, reduce_tensors
-from exogym_core.workers.processes import protocol
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe, end_process, fork
 from exogym_core.workers.processes.protocol import (
+    INLINE_BYTES,
     Answered,
     Asking,
     Blocked,
     Done,
     Failed,
     Freed,
-    MessageDecoder,
-    MessageEncoder,
     Requests,
+    dumps,
+    loads,
 )
 from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef, blocks_in
 from netsim.errors import BrokenCallError, InputError
@@ -356,60 +356,36 @@ _RECORDS = st.one_of(
 )  # fmt: skip
 
 
-@given(
-    st.lists(st.one_of(_RECORDS, st.lists(_RECORDS, max_size=3)), max_size=12),
-    st.sampled_from([3, 400, 1 << 16]),
-)
-def test_what_is_read_is_what_was_written(messages: list[Any], most: int) -> None:
-    """Every record comes back equal and of its own type, also while the memo is cleared and filled again."""
-    writer, reader = MessageEncoder(), MessageDecoder()
-    before, protocol._MOST_BYTES = protocol._MOST_BYTES, most
-    try:
-        for each in messages:
-            got = reader.read(*writer.write(each))
-            assert got == each
-            assert repr(got) == repr(each)
-    finally:
-        protocol._MOST_BYTES = before
+def through_a_pipe(message: object) -> Any:
+    buffers: list[memoryview] = []
+    return loads(dumps(message, buffers), buffers)
 
 
-def test_what_has_no_short_form_travels_too() -> None:
-    """Objects, errors, keys with other numbers, and what follows one of them."""
-    writer, reader = MessageEncoder(), MessageDecoder()
-    blocked = Blocked(1, Key(0, 3), 1)
-    odd = Blocked(1, Key(0, frozenset({3})), 1)
-    for each in (blocked, odd, [blocked, odd], blocked, {"a": 1}, (0, 7)):
-        assert reader.read(*writer.write(each)) == each
-    error = reader.read(*writer.write(Done(Key(0, 1), (1,), [], {}, BrokenCallError("gone"), [])))
+@given(st.one_of(_RECORDS, st.lists(_RECORDS, max_size=3)))
+def test_what_is_read_is_what_was_written(message: Any) -> None:
+    got = through_a_pipe(message)
+    assert got == message
+    assert repr(got) == repr(message)
+
+
+def test_large_tensors_are_no_part_of_a_pickle() -> None:
+    for values in (torch.arange(3.0), torch.arange(90_000.0), torch.tensor([1, 9], dtype=torch.uint16)):
+        buffers: list[memoryview] = []
+        frame = dumps([Requests(0, [Mark({"values": values})])], buffers)
+        assert (len(buffers), len(frame) < 1000) == (int(values.nbytes > INLINE_BYTES), True)
+        got = loads(frame, buffers)[0].requests[0].row["values"]
+        assert torch.equal(got, values)
+
+
+def test_classes_of_functions_and_errors_travel_by_value() -> None:
+    class Odd:
+        pass
+
+    assert type(through_a_pipe([Blocked(1, Key(Odd(), 3), 1)])[0].key.group).__name__ == "Odd"
+    error = through_a_pipe(Done(Key(0, 1), (1,), [], {}, BrokenCallError("gone"), []))
     assert str(error.error) == "gone"
-    with pytest.raises(InputError):
-        writer.write([blocked, Requests(1, [Mark({"loss": (i for i in range(3))})])])
-    assert reader.read(*writer.write(blocked)) == blocked
-
-
-def test_a_call_said_again_is_short() -> None:
-    """However long the path and many the ranks: numbers and values alone are left."""
-    writer = MessageEncoder()
-    signature = Signature("all_reduce", "float32", ((3,),), "sum", 0, None, ("/a/long/path/to/train.py", 30))
-    call = Call("all_reduce", tuple(range(64)), 12)
-
-    def step(number: int) -> list[Any]:
-        key = Key(0, number)
-        ref = TensorRef(b"123456789012", 12, (3,), torch.float32)
-        posted = Requests(5, [Post(key, 5, call), Wait(key)])
-        return [Part(key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
-
-    writer.write(step(0))
-    assert len(writer.write(step(1))[0]) < 180
-
-
-def test_a_row_that_changes_is_written_as_it_is_then() -> None:
-    """The memo never stands for a value that may have changed since."""
-    writer, reader = MessageEncoder(), MessageDecoder()
-    row = {"losses": [1.0]}
-    assert reader.read(*writer.write([Requests(0, [Mark(row)])]))[0].requests[0].row == {"losses": [1.0]}
-    row["losses"].append(2.0)
-    assert reader.read(*writer.write([Requests(0, [Mark(row)])]))[0].requests[0].row == {"losses": [1.0, 2.0]}
+    with pytest.raises(InputError, match="cannot be sent to another process"):
+        dumps([Requests(1, [Mark({"loss": (i for i in range(3))})])], [])
 
 
 def test_blocks_go_back_when_the_last_has_read_them() -> None:

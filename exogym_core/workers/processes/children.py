@@ -26,12 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import cloudpickle
 
-from exogym_core.workers.processes.protocol import (
-    INLINE_BYTES,
-    MessageDecoder,
-    MessageEncoder,
-    dumps_for_child,
-)
+from exogym_core.workers.processes.protocol import INLINE_BYTES, dumps, dumps_for_child, loads
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -142,7 +137,6 @@ class Pipe:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
-        self._writer, self._reader = MessageEncoder(), MessageDecoder()
         self._reads_ahead = False
         self._room = bytearray(_BYTES_AT_ONCE)
         self._ahead = memoryview(b"")  # read, and not handed out
@@ -187,7 +181,7 @@ class Pipe:
             frame = memoryview(bytes(frame))
             parts = [self._read(*_LENGTH.unpack(self._read(_LENGTH.size))) for _ in range(num_parts)]
         # The other end of a socket pair is our own child: no other process can write here.
-        return self._reader.read(frame, *parts)
+        return loads(frame, parts)
 
     def recv_all(self) -> list[Any]:
         """The next object and those read with it, which `select` does not report; blocks for the first."""
@@ -233,7 +227,8 @@ class Pipe:
         return self._socket.detach()
 
     def _framed(self, obj: Any) -> list[bytes | memoryview]:
-        frame, *parts = self._writer.write(obj)
+        parts: list[memoryview] = []
+        frame = dumps(obj, parts)
         head: list[bytes | memoryview] = [_HEADER.pack(len(frame), len(parts)) + frame]
         return head + [piece for part in parts for piece in (_LENGTH.pack(len(part)), part)]
 

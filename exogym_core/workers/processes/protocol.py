@@ -1,17 +1,18 @@
-"""The protocol between the simulation and its rank groups: messages, and the codec that writes them as bytes.
+"""The protocol between the simulation and its rank groups: messages, and how they are pickled.
 
-A rank's calls differ from step to step in their numbers and values alone. So both ends of a pipe keep the memo of one
-pickle: an object that comes again (caller, group, shapes, line) is a number of some bytes. Large tensors are no part of
-a pickle, but buffers alongside it; classes and functions that no module of the other end has are pickled by value.
+Large tensors are no part of a pickle, but buffers alongside it; classes and functions that no module of the other end
+has are pickled by value.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import cloudpickle
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from exogym_core.workers.processes.shared_memory import Block, TensorRef, blocks_in
 from netsim.errors import InputError
-from netsim.ranks import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,9 +39,8 @@ __all__ = [
     "Ended",
     "Failed",
     "Freed",
-    "MessageDecoder",
-    "MessageEncoder",
     "Requests",
+    "dumps",
     "dumps_for_child",
     "loads",
 ]
@@ -78,12 +77,22 @@ def dumps_for_child(obj: Any, buffers: list[memoryview] | None = None) -> bytes:
         ) from error
 
 
-def _dumped(pickler: type[pickle.Pickler], obj: object, buffers: list[memoryview] | None) -> bytes:
+def dumps(obj: object, buffers: list[memoryview]) -> bytes:
+    """`obj` as a pickle, by value where the other end has no module of it; `buffers` gets large tensors' values."""
+    try:
+        return _dumped(pickle.Pickler, obj, buffers)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        buffers.clear()
+        return dumps_for_child(obj, buffers)
+
+
+def _dumped(kind: type[pickle.Pickler], obj: object, buffers: list[memoryview] | None) -> bytes:
     file = io.BytesIO()
-    if buffers is None:
-        pickler(file, 5).dump(obj)
-    else:
-        pickler(file, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw())).dump(obj)
+    apart = None if buffers is None else lambda buffer: buffers.append(buffer.raw())
+    pickler = kind(file, 5, buffer_callback=apart)
+    if kind is pickle.Pickler:
+        pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _reduced}
+    pickler.dump(obj)
     return file.getvalue()
 
 
@@ -92,28 +101,22 @@ def loads(raw: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
     return pickle.loads(raw, buffers=buffers)  # nosec B301
 
 
-class _TensorPickler(pickle.Pickler):
-    """Pickles the values of large tensors as buffers.
+def _reduced(tensor: Tensor) -> Any:
+    """Pickle the values of a large tensor as a buffer.
 
     Tensors of dtypes without a typed storage are written as bytes: torch's own pickles of them cannot be read.
     """
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not Tensor:
-            return NotImplemented
-        if _is_plain_and_large(obj):
-            values = pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy().data)
-            return _from_buffer, (values, obj.dtype, tuple(obj.shape))
-        if obj.dtype not in _WITH_STORAGE and obj.layout == torch.strided:
-            line = obj.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            return _viewed, (line, obj.dtype, tuple(obj.shape))
-        return NotImplemented
+    if _is_plain_and_large(tensor):
+        values = pickle.PickleBuffer(tensor.view(-1).view(torch.uint8).numpy().data)
+        return _from_buffer, (values, tensor.dtype, tuple(tensor.shape))
+    if tensor.dtype not in _WITH_STORAGE and tensor.layout == torch.strided:
+        line = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        return _viewed, (line, tensor.dtype, tuple(tensor.shape))
+    return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
 
 
-class _ByValuePickler(_TensorPickler, cloudpickle.Pickler):  # type: ignore[misc]
-    def reducer_override(self, obj: Any) -> Any:
-        reduced = super().reducer_override(obj)
-        return cloudpickle.Pickler.reducer_override(self, obj) if reduced is NotImplemented else reduced
+class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[Any] = ChainMap({Tensor: _reduced}, cloudpickle.Pickler.dispatch_table)
 
 
 def _is_plain_and_large(tensor: Tensor) -> bool:
@@ -262,83 +265,3 @@ class Abort(NamedTuple):
     """The run has failed: unwind."""
 
     reason: str
-
-
-# --- codec ---------------------------------------------------------------------------------------------------
-
-
-_MOST_BYTES = 1 << 16  # of frames that share a memo, which keeps their objects alive
-# A pickle of its own; the first of a memo; one that goes by the same memo.
-_ALONE, _FIRST, _NEXT = b"a", b"f", b"n"
-
-
-class MessageEncoder:
-    """Writes what a `MessageDecoder` at the other end reads, in the same order."""
-
-    def __init__(self) -> None:
-        self._file = io.BytesIO()
-        self._pickler = _MessagePickler(self._file, 5)
-        self._num_bytes = 0  # in frames of the memo
-
-    def write(self, obj: object) -> list[bytes | memoryview]:
-        """Write an object (a message, a list of them, or anything else) as a frame, with large tensors as parts."""
-        if type(obj) not in _WITH_MEMO:
-            parts: list[memoryview] = []
-            return [_ALONE + _pickled(obj, parts), *parts]
-        kind = _NEXT
-        if not 0 < self._num_bytes < _MOST_BYTES:
-            self._pickler.clear_memo()
-            self._num_bytes, kind = 0, _FIRST
-        self._file.seek(0)
-        self._file.truncate()
-        try:
-            self._pickler.dump(obj)
-        except BaseException:
-            self._num_bytes = 0  # what is in the memo now has not been sent
-            raise
-        frame = kind + self._file.getvalue()
-        self._num_bytes += len(frame)
-        return [frame]
-
-
-class _MessagePickler(pickle.Pickler):
-    """Writes messages by their fields, and values that may change later as a pickle of its own, outside of the memo."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) in _CHANGING:
-            return loads, (_pickled(obj),)
-        return (type(obj), tuple(obj)) if isinstance(obj, tuple) else NotImplemented
-
-
-_WITH_MEMO = {list, Done, Answered, Freed}
-_CHANGING = {Mark, Deposited, Ended, Failed}
-
-
-class MessageDecoder:
-    """Reads what a `MessageEncoder` has written, from a process of the same run: it trusts what it reads."""
-
-    def __init__(self) -> None:
-        self._file = io.BytesIO()
-        self._unpickler = pickle.Unpickler(self._file)
-
-    def read(self, frame: bytes | memoryview, *parts: bytes | memoryview) -> Any:
-        """The object that was written; its large tensors lie in `parts`."""
-        if frame[:1] == _ALONE:
-            return loads(memoryview(frame)[1:], parts)
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(frame)
-        self._file.seek(1)
-        if frame[:1] == _FIRST:
-            self._unpickler = pickle.Unpickler(self._file)  # nosec B301
-        return self._unpickler.load()
-
-
-def _pickled(obj: object, parts: list[memoryview] | None = None) -> bytes:
-    try:
-        return _dumped(_TensorPickler, obj, parts)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        # By value: classes and functions that no module of the other end has.
-        if parts is not None:
-            parts.clear()
-        return dumps_for_child(obj, parts)
