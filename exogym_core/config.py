@@ -553,14 +553,14 @@ def resolved_protocol(given: Any, topology: Topology | None) -> Any:
 
 
 def yaml_text(mapping: Mapping[str, Any]) -> str:
-    """Plain data as a YAML file that our reader reads back as they are."""
+    """YAML of plain data that our reader reads back unchanged."""
     return yaml.dump(
         plain_numbers(dict(mapping)), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110
     )
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that our reader would take for something else, such as '1e9'."""
+    """Quotes strings that our reader would read as another type, such as '1e9'."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Write everything out: the reader refuses aliases."""

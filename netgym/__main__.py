@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def _keep_compiled() -> None:
-    """Have torch keep what it compiles; it does so among temporary files by default, and on a read-only disk."""
+    """Keep torch's compiled code in the user's cache; by default, and on a read-only disk, it is a temporary file."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "netgym" / "torchinductor"
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)

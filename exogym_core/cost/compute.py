@@ -88,7 +88,7 @@ _Speed = Annotated[
 
 
 class _TextToo:
-    """JSON Schema of a model for which text may stand."""
+    """JSON Schema of a model that may be written as text."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -311,7 +311,7 @@ class Compute(_TextToo, Schema):
 
     @property
     def varies(self) -> bool:
-        """True if steps differ by chance."""
+        """True if durations of steps are random."""
         return bool(self.jitter or (self.stragglers is not None and self.stragglers.fraction))
 
     @property
@@ -398,7 +398,7 @@ class StepDurations:
 
     @property
     def drawn_from(self) -> tuple[float | bytes, ...]:
-        """Equal for those that take equally long at every step."""
+        """Key that is equal for hosts whose steps all take equally long."""
         spread = (self._sigma, self._fraction, self._slowdown, self._prefix) if self._varies else ()
         return (self.mean_seconds, *spread)
 

@@ -142,12 +142,12 @@ def _cudnn_rnn(values: Shape, weights: Sequence[Shape], *args: Any, **kwargs: An
 
 
 def _twice(formula: Callable[..., int]) -> Callable[..., int]:
-    """A backward pass: the gradients of inputs and of weights, as much as the forward pass each."""
+    """Formula of a backward pass: gradients of inputs and of weights, each as costly as the forward pass."""
     return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
 
 
 def _behind(formula: Callable[..., int]) -> Callable[..., int]:
-    """A formula whose arguments stand behind one that adds nothing: a gradient, or what a product is added to."""
+    """Formula that drops its first argument, which costs nothing: a gradient, or the addend of a product."""
     return lambda first, *args, **kwargs: formula(*args, **kwargs)
 
 

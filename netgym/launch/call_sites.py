@@ -61,7 +61,7 @@ class Instant(NamedTuple):
 
 @dataclass
 class RankCalls:
-    """What is counted of one rank, its calls under way, and whether it waits.
+    """Counters of one rank, its calls under way, and whether it waits.
 
     Attributes:
         bytes_sent, wan_bytes: payload that left it, and the part of it that went to other regions.

@@ -430,7 +430,7 @@ class NetsimGroup(dist.ProcessGroup):
         op: Any = None,
         shown: Sequence[Tensor] | None = None,
     ) -> NetsimWork:
-        """Post calls, each with the delivery of its values, as one that c10d calls `name`.
+        """Post calls, each with the delivery of its values, as the one call `name` of c10d.
 
         What gloo refuses in the `given` tensors and reduction, it raises in the wait.
         """
@@ -547,7 +547,7 @@ class NetsimWork(dist.Work):
             raise
 
     def give(self, timeout: datetime.timedelta | None) -> None:
-        """Have its waits take no longer than this; c10d means nothing by a time that is not positive."""
+        """Limit its waits to `timeout`; c10d ignores times that are not positive."""
         if timeout is not None and timeout.total_seconds() > 0:
             self._seconds = timeout.total_seconds()
 

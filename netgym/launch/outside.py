@@ -122,7 +122,7 @@ class OutsideMeetings(ProcessRunner):
         return member in slot.served or (signature is not None and signature.needs_nobody(member))
 
     def _seconds_before_alarm(self) -> float:
-        """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""
+        """Host seconds to wait for ranks that are away, where the next event is a time-out of others; else 0."""
         kernel = self.kernel
         alarm = kernel.seconds_to_alarm
         is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm

@@ -73,7 +73,7 @@ def name_group(group: Any, backend: str) -> None:
 
 
 def answer_for_nccl() -> None:
-    """Let torch have a version of NCCL, which its own reports of errors ask for where a group is nccl's."""
+    """Give torch a version of NCCL, which its error reports read where a group is nccl's."""
     if not hasattr(torch._C, "_nccl_version"):
         torch._C._nccl_version = lambda: 2 << 32 | 27 << 16
         torch._C._nccl_version_suffix = lambda: b""

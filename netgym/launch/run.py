@@ -229,7 +229,7 @@ class JoinedRanks:
         return list(self._poller.ready(indices, timeout_seconds))
 
     def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str | None:
-        """That a process, no child of this one, has gone; None while it runs."""
+        """Describe the end of a process, which is no child of this one; None while it runs."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[index], 0)
             return None

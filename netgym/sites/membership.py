@@ -141,7 +141,7 @@ class Membership(SiteTable):
             self.began = began if self.began is None else min(self.began, began)
 
     def stand_still(self, seconds: float) -> None:
-        """Count time for which `now` stood still towards the run's seconds."""
+        """Add the time for which `now` stood still to the run's seconds."""
         if self.began is not None:
             self.began -= seconds
 

@@ -36,7 +36,7 @@ _ANSWER_SECONDS = 1.0  # after a test's time its results may still come
 
 
 def test_seconds(averaging_seconds: float) -> float:
-    """Seconds for a test of two sites: little of an average's time, and more than TCP's first repeat."""
+    """Seconds for a test of two sites: a quarter of an average's time, and more than TCP's first retransmission."""
     return min(max(averaging_seconds / 4, 2.0), 10.0)
 
 

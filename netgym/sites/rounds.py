@@ -147,7 +147,7 @@ class PendingRounds:
             meeting.questions[site] = question
 
     def _answered_again(self, site: int, question: int, meeting: RoundMeeting) -> bool:
-        """Answer a member that asks again because its connection took the answer with it; False for others."""
+        """Answer a member that asks again because its connection broke before the answer; False for others."""
         for attempt in self._attempts.values():
             is_open = attempt.number == meeting.number and attempt.left is None and attempt.test is None
             is_member = site in attempt.members and attempt.sessions.get(site) == self._sites[site].session
@@ -424,7 +424,7 @@ class PendingRounds:
         return left
 
     def _are_slow(self, sites: set[int], seconds: float, now: float) -> None:
-        """Wait for no downloads of sites that were too slow twice, for a while: they would hold all others up."""
+        """Stop waiting for downloads of sites that were too slow twice, for a while: they would hold up all others."""
         for site in sites & self._sites.keys():
             info = self._sites[site]
             if info.num_slow:

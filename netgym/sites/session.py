@@ -45,7 +45,7 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str =
 
 
 def short_names(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts by the names that a user has written, without the part that they belong to."""
+    """Facts by the names that a user writes, without their group."""
     parts = ("strategy's options: ", "settings: ")
     return {name.removeprefix(parts[0]).removeprefix(parts[1]): value for name, value in facts.items()}
 

@@ -112,7 +112,7 @@ class _Asked:
 def in_order(
     folder: RunFolder, show: Callable[[], None], again: str, discard: Callable[[], bool]
 ) -> Iterator[None]:
-    """As `reported`; a mistake that is found before anything is trained leaves no folder behind either."""
+    """`reported`, with no folder left behind after a mistake that is found before any training."""
     with reported(folder, show, again, discard):
         try:
             yield

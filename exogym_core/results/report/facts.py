@@ -172,7 +172,7 @@ _MOST_NAMED = 40  # strategies
 
 
 def methods(runs: Sequence[Results]) -> str:
-    """A paper's paragraph on how runs were made; a sentence that is true of several is there once.
+    """A paper's paragraph on how runs were made; sentences that several share appear once.
 
     Raises:
         InputError: an experiment is not a resolved one.

@@ -181,7 +181,7 @@ def _set_places(axes: Axes, label: str, ends: Sequence[float]) -> None:
 
 
 def log_ticks(linear: float, end: float) -> list[float]:
-    """0, and round numbers from where the axis is logarithmic to its end, so few that they can be read.
+    """Ticks of an axis: 0, and a few round numbers from the start of its logarithmic part to its end.
 
     >>> log_ticks(2.0, 320.0)
     [0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0]

@@ -415,7 +415,7 @@ def environment_of(folder: RunFolder) -> list[Listing]:
 
 
 def trace_of(folder: Path) -> tuple[str, str | None] | None:
-    """Name of a folder's trace and, where it is small enough for the page to open it in Perfetto, the same base64."""
+    """Name of a folder's trace, and its content in base64 where the page can open it in Perfetto."""
     path = folder / _TRACE
     if not path.is_file():
         return None

@@ -118,7 +118,7 @@ def comparison_table(results: Results, winner: str | None = None) -> ResultTable
 
 
 def target_table(results: Results, winner: str | None = None) -> ResultTable:
-    """What it took each strategy that held the target with every seed, until the first model at it existed."""
+    """Cost of the target: a row for each strategy that held it with every seed, until the first model at it existed."""
     size, baseline = block_size(results), results.baseline
     held = [
         each for each in results.strategies if each.runs and all(run.target == "held" for run in each.runs)

@@ -156,7 +156,7 @@ class _Contest:
         return max(gap_of(self.runs(each), self.results.target_loss) for each in strategies)
 
     def interval(self, strategy: StrategyResult) -> str:
-        """How often a strategy was evaluated, in brackets; empty where that is not known."""
+        """Interval of a strategy's evaluations, in brackets; empty where it is unknown."""
         gap = self.gap(strategy)
         every = evaluated_every(self.results)
         apart = f": {format_seconds(gap)} apart" if gap else ""
@@ -176,7 +176,7 @@ class _Contest:
         return found
 
     def cut_off(self, first: StrategyResult) -> list[StrategyResult]:
-        """Those that missed the target, and whose steps ended before `first` had reached it."""
+        """Strategies that missed the target, and whose steps ended before `first` had reached it."""
         return [each for each in self.missed if self.mean(each, "virtual_seconds") < self.mean(first)]
 
     def equal_time(self, cut: Sequence[StrategyResult]) -> str:
@@ -252,7 +252,7 @@ def why_equal(first: float, other: float, gap: float) -> str:
 
 
 def gap_of(runs: Sequence[SeedResult], target_loss: float | None) -> float:
-    """Mean virtual seconds between the evaluations around the target: times to it are known no better."""
+    """Mean virtual seconds between the evaluations around the target: the resolution of times to it."""
     crossings = [run.crossing(target_loss) for run in runs]
     return math.fsum(each.gap for each in crossings if each) / len(crossings)
 
