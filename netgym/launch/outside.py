@@ -18,46 +18,19 @@ from netsim.errors import BrokenCallError
 from netsim.ranks import Await, CallEnding, gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from exogym_core.communicator.exchange import Slot
-    from exogym_core.workers.processes.process_runner import WorkerProcesses
     from netsim.ranks import Answer, Key
 
-__all__ = ["OutsideMeetings", "ready_or_idle"]
+__all__ = ["OutsideMeetings"]
 
 # A rank is idle if its process sleeps, or uses less than this share of a processor, in most samples.
 _SECONDS_A_SAMPLE, _BUSY_SHARE = 0.1, 0.3
 # Seconds of host time without a message before calls are answered early; of idle ranks before the clock advances
 # without them; and of idle ranks before others' time-outs expire.
 _SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
-
-
-def ready_or_idle(
-    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool], seconds: float
-) -> list[int]:
-    """Processes that have sent a message; none when the others have been idle for `seconds`.
-
-    Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
-    """
-
-    def sample() -> tuple[float, bool]:
-        """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
-        seen = [spent_seconds(children.pids[index]) for index in filter(can_go_on, live)]
-        return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
-
-    num_samples = math.ceil(seconds / _SECONDS_A_SAMPLE)
-    while True:
-        num_busy, spent = 0, sample()[0]
-        for _ in range(num_samples):
-            if ready := children.ready(live, seconds / num_samples):
-                return ready
-            now, is_asleep = sample()
-            num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_samples
-            spent = now
-        if num_busy < num_samples / 2:
-            return []
 
 
 class OutsideMeetings(ProcessRunner):
@@ -81,11 +54,14 @@ class OutsideMeetings(ProcessRunner):
             return self.children.ready(self._live, self._seconds_before_alarm())
         while rank not in away:
             early = [each for each, key in self._awaited.items() if self._is_there(each, key)]
-            patience = self._patience_seconds()
+            # Seconds that ranks may stand idle before the clock advances: as long as it takes, unless ranks wait for
+            # the clock that give calls a time; up to that time where its end would be next.
+            is_timed = self._gives_times and self.exchange.is_clock_awaited
+            patience = (self._seconds_before_alarm() or _SECONDS_IDLE) if is_timed else math.inf
             if early:
                 ready = self.children.ready(self._live, _SECONDS_TO_EARLY)
             elif patience < math.inf:
-                ready = ready_or_idle(self.children, self._live, self._can_go_on, patience)
+                ready = self._ready_or_idle(patience)
             else:
                 break
             if ready or not early:
@@ -101,6 +77,29 @@ class OutsideMeetings(ProcessRunner):
                 self.exchange.unblock(each)
                 self._send(self._process_of[each], Answered(each, CallEnding.DONE))
         return super()._ready(rank)
+
+    def _ready_or_idle(self, seconds: float) -> list[int]:
+        """Processes that have sent a message; none when the others have been idle for `seconds`.
+
+        Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
+        """
+
+        def sample() -> tuple[float, bool]:
+            """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
+            seen = [spent_seconds(self.children.pids[each]) for each in filter(self._can_go_on, self._live)]
+            return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
+
+        num_samples = math.ceil(seconds / _SECONDS_A_SAMPLE)
+        while True:
+            num_busy, spent = 0, sample()[0]
+            for _ in range(num_samples):
+                if ready := self.children.ready(self._live, seconds / num_samples):
+                    return list(ready)
+                now, is_asleep = sample()
+                num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_samples
+                spent = now
+            if num_busy < num_samples / 2:
+                return []
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
         if not self.away:
@@ -127,16 +126,6 @@ class OutsideMeetings(ProcessRunner):
         alarm = kernel.seconds_to_alarm
         is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
         return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
-
-    def _patience_seconds(self) -> float:
-        """Seconds of host time that ranks may stand idle before the clock advances.
-
-        As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
-        would be next.
-        """
-        if not (self._gives_times and self.exchange.is_clock_awaited):
-            return math.inf
-        return self._seconds_before_alarm() or _SECONDS_IDLE
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
         if isinstance(record, Requests):

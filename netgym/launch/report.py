@@ -40,7 +40,6 @@ __all__ = [
     "SteadyState",
     "page_of_launch",
     "print_launch",
-    "read_launch",
     "report_launch",
     "report_of",
     "show_summary",
@@ -303,8 +302,17 @@ def write_launch(folder: RunFolder, report: LaunchReport) -> LaunchReport:
 
 
 def report_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
-    """Write the page of a launched run again, and print its summary: `netgym report` of its folder."""
-    launched = read_launch(path)
+    """Write the page of a launched run again, and print its summary: `netgym report` of its folder.
+
+    Raises:
+        InputError: its report is damaged, or of another version.
+    """
+    file = path / _FILE
+    try:
+        launched = LaunchReport.model_validate_json(read_bytes(file))
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
     write_whole(out or path / "report.html", page_of_launch(path, launched))
     print_launch(launched, path, as_json=as_json)
 
@@ -317,20 +325,6 @@ def print_launch(report: LaunchReport, path: Path | None, *, as_json: bool) -> N
     show_summary(report, stdout())
     if path is not None:
         click.echo(str(path))
-
-
-def read_launch(path: Path) -> LaunchReport:
-    """Read the report of a run folder.
-
-    Raises:
-        InputError: it is damaged, or of another version.
-    """
-    file = path / _FILE
-    try:
-        return LaunchReport.model_validate_json(read_bytes(file))
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
 
 
 def _facts(report: LaunchReport) -> list[tuple[str, str]]:
