@@ -122,7 +122,7 @@ class Document:
         for key in path:
             data = data[key]
         lines = {place[len(path) :]: line for place, line in self.lines.items() if place[: len(path)] == path}
-        if (origin := self._origin_of(path)) is not None:
+        if isinstance(origin := self._origin_of(path), str):  # of all that is below
             lines.setdefault((), origin)
         return replace(self, data=data, lines=lines, inside=(*self.inside, *path))
 
