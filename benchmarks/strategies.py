@@ -48,7 +48,7 @@ def lines(name: str) -> tuple[int, int]:
 def differences(name: str, problems: int) -> Iterator[float]:
     """Largest relative difference of each random problem."""
     import strategy_reference as reference
-    import test_async_references as queues
+    import test_strategy_table as queues
     from strategy_table import TABLE
 
     if name in queues.CASES:

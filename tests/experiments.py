@@ -1,14 +1,17 @@
-"""A small experiment, its data, and runs of it: what most tests of training begin with."""
+"""A small experiment, its data, and runs of it: what most tests of training begin with and compare."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
@@ -117,3 +120,40 @@ def check_verdict(results: Results, row: dict[str, Any]) -> None:
     if "row" in row:
         line, column, cell = row["row"]
         assert comparison_table(results).rows[line][1][column] == cell
+
+
+# --- what equal runs have in common, to the bit -------------------------------------------------------------
+
+
+def fit_until(trainer: Trainer, stop_at: int | None, **arguments: Any) -> FitResult:
+    """The result of a fit that Ctrl-C ends at a step, where one is given."""
+
+    def press(row: Mapping[str, Any]) -> None:
+        if row["kind"] == "step" and row["step"] == stop_at:
+            raise KeyboardInterrupt
+
+    try:
+        trainer.fit(on_event=press, **arguments)
+    except KeyboardInterrupt:
+        assert stop_at is not None
+    assert trainer.result is not None
+    return trainer.result
+
+
+def digest(value: Any) -> Any:
+    """The bits of a nested value, in a form that can be compared."""
+    if isinstance(value, Tensor):
+        return (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return {key: digest(item) for key, item in value.items()}
+    return [digest(item) for item in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def outcome(result: FitResult) -> Any:
+    assert result.complete
+    fields = {**vars(result)}
+    for name in ("checkpoint_folder", "resumed_step"):
+        del fields[name]
+    return digest(fields)

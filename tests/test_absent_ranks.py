@@ -14,10 +14,9 @@ import torch
 from experiments import Squares, fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_ports import finished
 from torch import nn
 from torch.utils.data import TensorDataset
-from worlds import regions_form, star_form
+from worlds import finished, regions_form, star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.results.fit_result import FitResult

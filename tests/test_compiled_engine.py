@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreted_engine import use_sources
 from test_live_collectives import draw_call, ends, started, topologies
+from worlds import use_sources
 
 import netsim
 from netsim import Clock, Network, Topology

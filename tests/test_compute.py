@@ -16,11 +16,10 @@ import torch
 from experiments import Squares, experiment, fitted
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_ports import finished
 from test_crashed_hosts import compute, crash, star
 from torch import nn
 from torch.utils.data import TensorDataset
-from worlds import chain_form
+from worlds import chain_form, finished
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_engine import use_sources
-from worlds import chain, star_form
+from worlds import chain, star_form, use_sources
 
 from exogym_core.communicator import Communicator, run_ranks
 from netsim import Clock, Faults, Network, Topology

@@ -11,8 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_ports import finished
-from worlds import chain_form
+from worlds import chain_form, finished
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 from rich.console import Console
-from worlds import chain_form
+from worlds import chain, chain_form
 
 import exogym_core
 import netsim
@@ -21,6 +22,8 @@ from netgym.cli.main import main as netgym
 from netsim import shipped_topologies
 from netsim.cli import main as cli
 from netsim.cli.terminal import DelayedProgress
+from netsim.cli.timing import flows_command as command
+from netsim.transfers import time_flows
 
 Capture = pytest.CaptureFixture[str]
 
@@ -247,3 +250,88 @@ def test_the_bound_knows_a_region_s_lines_with_one_host_each() -> None:
     )
     lines_of_asia = (360 + 524 + 523) * 1e6 / 8
     assert took.seconds >= took.bound_seconds >= 860e6 / lines_of_asia
+
+
+# --- lists of transfers -------------------------------------------------------------------------------------
+
+TOPOLOGY = yaml.safe_dump(chain_form(["h2", "h10"]))
+
+
+@pytest.fixture
+def flows_folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.yaml").write_text(TOPOLOGY)
+    return tmp_path
+
+
+def run_flows(flows_folder: Path, text: str, *options: str) -> tuple[int, str, str]:
+    (flows_folder / "flows.csv").write_text(text)
+    result = CliRunner().invoke(
+        command, [str(flows_folder / "net.yaml"), str(flows_folder / "flows.csv"), *options]
+    )
+    return result.exit_code, result.stdout, result.stderr.replace(f"{flows_folder}/", "")
+
+
+def test_rows_come_back_with_their_instants(flows_folder: Path) -> None:
+    text = 'note,start_s,src,dst,bytes\n"one, two",1.5,h2,h10,1000000\nx,0,h10,h2,0\n'
+    code, out, _ = run_flows(flows_folder, text)
+    assert code == 0
+    assert out == (
+        'note,start_s,src,dst,bytes,finish_s\n"one, two",1.5,h2,h10,1000000,2.51\nx,0,h10,h2,0,0.01\n'
+    )
+
+
+def test_cells_may_have_their_unit(flows_folder: Path) -> None:
+    code, out, _ = run_flows(flows_folder, "start_s,src,dst,bytes\n500 ms,h2,h10,1 MB\n0.5,h10,h2,1e6\n")
+    assert code == 0
+    assert [line.split(",")[-1] for line in out.splitlines()[1:]] == ["1.51", "1.51"]
+
+
+def test_results_go_to_a_file_as_a_whole(flows_folder: Path) -> None:
+    code, out, _ = run_flows(
+        flows_folder, "start_s,src,dst,bytes\n0,h2,h10,0\n", "--out", str(flows_folder / "out.csv")
+    )
+    assert (code, out) == (0, "")
+    assert (flows_folder / "out.csv").read_text() == "start_s,src,dst,bytes,finish_s\n0,h2,h10,0,0.01\n"
+    assert sorted(path.name for path in flows_folder.iterdir()) == ["flows.csv", "net.yaml", "out.csv"]
+
+
+def test_a_protocol_can_be_named(flows_folder: Path) -> None:
+    _, out, errors = run_flows(
+        flows_folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n", "--protocol", "linux-tcp"
+    )
+    assert errors.startswith("protocol: linux-tcp, 1 stream a transfer\n")
+    assert float(out.split(",")[-1]) == pytest.approx(0.01 + 1e6 / (1e6 * 1448 / 1514), rel=0.01)
+
+
+def test_transfers_that_a_crash_ends_are_lost_and_reported(flows_folder: Path) -> None:
+    (flows_folder / "net.yaml").write_text(
+        TOPOLOGY + "events: [{at: 0.5 s, host: h10, crash: true, for: 2 s}]\n"
+    )
+    code, out, errors = run_flows(flows_folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
+    assert code == 0
+    assert out == "start_s,src,dst,bytes,finish_s\n0,h2,h10,1000000,inf\n1,h2,h10,1000000,3.5\n"
+    assert (
+        errors
+        == "protocol: ideal\n1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
+    )
+
+
+def test_transfers_between_the_same_hosts_share_the_way(flows_folder: Path) -> None:
+    _, out, _ = run_flows(flows_folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n0,h2,h10,1000000\n")
+    assert [line.split(",")[-1] for line in out.splitlines()[1:]] == ["2.01", "2.01"]
+
+
+def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(flows_folder: Path) -> None:
+    _, out, _ = run_flows(flows_folder, "start_s,src,dst,bytes\n0,0,1,1000000\n")
+    assert out.splitlines()[1] == "0,0,1,1000000,1.01"
+    (flows_folder / "net.yaml").write_text(
+        TOPOLOGY.replace("h2", "7").replace("[7", "['7'").replace("{7", "{'7'")
+    )
+    code, _, error = run_flows(flows_folder, "start_s,src,dst,bytes\n0,0,1,1000000\n")
+    assert code == 1
+    assert error.startswith("Error: flows.csv:2: column src: unknown host '0'")
+
+
+def test_from_python_hosts_are_names_or_indices() -> None:
+    topology = chain("xy", latency="0 s")
+    assert time_flows(topology, [(0.0, "x", 1, 1e6), (3.0, 0, "y", 0)]).tolist() == [1.0, 3.0]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import strategy_reference as reference
 import torch
+from experiments import fit_until, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from result_bits import fit_until, outcome
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worlds import regions_form

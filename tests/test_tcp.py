@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from interpreted_engine import use_sources
-from worlds import chain
+from worlds import chain, use_sources
 
 from netsim import Clock, Network, Protocol, Topology, schedule, start_collective
 from netsim.network.cubic import segments_after_slow_start

@@ -1,12 +1,20 @@
-"""Small networks, in the form of their files."""
+"""Small networks in the form of their files, a kernel without ranks, and the engine from its sources."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from netsim import Topology
+from netsim.collectives import start
+from netsim.network import network
+from netsim.network.build import MODULES, load_sources
+from netsim.ranks import Answer, Exit, Kernel, RankSink, RankSource, Request, StampedRow
 
 Form = dict[str, Any]
 
@@ -82,3 +90,58 @@ def regions_form(
     ]
     regions = {name: {"hosts": size, "nic": nic, "latency": latency} for name, size in sizes.items()}
     return {"name": "regions", "regions": regions, **({"wan": lines} if lines else {}), **more}
+
+
+# --- a kernel without ranks ---------------------------------------------------------------------------------
+
+
+class Ports(RankSource, RankSink):
+    """Ranks that have requested everything already; what the kernel reports is kept."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.answers: list[tuple[int, Answer]] = []
+        self.rows: list[StampedRow] = []
+        self.log: list[list[Request]] = [[] for _ in range(num_ranks)]
+
+    def refill(self, rank: int) -> None:
+        raise AssertionError(f"the stream of rank {rank} has no Exit")
+
+    def answer(self, rank: int, value: Answer) -> None:
+        self.answers.append((rank, value))
+
+    def row(self, row: StampedRow) -> None:
+        self.rows.append(row)
+
+    def served(self, rank: int, request: Request) -> None:
+        self.log[rank].append(request)
+
+
+def finished(streams: Sequence[Sequence[Request]], **options: Any) -> tuple[Kernel, Ports]:
+    """A kernel that has run these streams to their end; `options` are its own."""
+    ports = Ports(len(streams))
+    kernel = Kernel(len(streams), ports, ports, **options)
+    for stream, requests in zip(kernel.streams, streams, strict=True):
+        stream.extend([*requests, Exit()])
+    kernel.run()
+    return kernel, ports
+
+
+# --- the engine loaded again from its sources ---------------------------------------------------------------
+
+NAMES = [f"netsim.network.{name}" for name in MODULES]
+
+
+def use_sources(patch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Have networks and collectives that are made from now on run interpreted; returns the classes, to be patched."""
+    for name in NAMES:
+        patch.delitem(sys.modules, name)
+    load_sources()
+    classes: dict[str, type] = {}
+    for name in NAMES:
+        loaded = vars(sys.modules[name]).items()
+        classes |= {key: value for key, value in loaded if getattr(value, "__module__", "") == name}
+    for user in (network, start):
+        for key, value in list(vars(user).items()):
+            if getattr(value, "__module__", "") in NAMES:
+                patch.setattr(user, key, classes[key])
+    return SimpleNamespace(**classes)

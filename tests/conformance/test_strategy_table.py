@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import async_references as events
 import pytest
 import strategy_reference as reference
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategy_table import SEED, TABLE, Row
+from torch import Tensor, nn
 
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import (
+    ADPSGDStrategy,
+    AsyncDiLoCoStrategy,
+    DecoupledDiLoCoStrategy,
+    HALoSStrategy,
+    HeLoCoStrategy,
+    Strategy,
+)
 from netgym.strategy_check import Workload, find_faults
 
 problems = reference.problems(5, 7, 5, 8)
@@ -56,3 +72,207 @@ def test_replicas_agree_where_all_is_exchanged(row: Row, problem: dict[str, int]
     results = reference.run_strategy(row.make(), model, batches, SEED).results
     for result in results[1:]:
         assert torch.equal(results[0], result)
+
+
+# --- asynchronous ones, as queues of events -----------------------------------------------------------------
+
+adamw = partial(torch.optim.AdamW, lr=0.01)
+SAMPLES = 4  # of a batch
+
+Reference = "Callable[[events.World, nn.Module, reference.Batches], tuple[list[nn.Module], list[Tensor]]]"
+
+
+def of_one_server(n: int, H: int, strategy: Strategy, rule: Any) -> tuple[Strategy, Any]:  # noqa: N803
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        replicas, servers = events.served(world, model, batches, adamw, H, rule, lambda rank: n)
+        return replicas, servers[n]
+
+    return strategy, run
+
+
+def of_async(n: int, buffer: int | None, share: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = AsyncDiLoCoStrategy(adamw, H=H, outer_lr=0.6, buffer=buffer, momentum_share=share)
+    return of_one_server(
+        n, H, strategy, lambda phi: events.delayed_nesterov(phi, 0.6, 0.9, buffer or n, share)
+    )
+
+
+def of_heloco(n: int, confidence: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = HeLoCoStrategy(adamw, H=H, outer_lr=0.4, outer_momentum=0.8, confidence=confidence)
+    return of_one_server(n, H, strategy, lambda phi: events.heloco(phi, 0.4, 0.8, confidence))
+
+
+def of_halos(n: int, regions: int, K: int, buffer: int, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = HALoSStrategy(adamw, H=H, K=K, regions=regions, local_buffer=buffer, global_buffer=2)
+    options: dict[str, Any] = {"local": (0.2, 0.9, buffer), "above": (0.15, 0.5, 2), "merge": 0.25}
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        return events.halos(world, model, batches, adamw, H=H, K=K, regions=regions, **options)
+
+    return strategy, run
+
+
+def of_decoupled(n: int, P: int, quorum: int, grace: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    quorum = min(quorum, n)
+    shared: dict[str, Any] = {"H": H, "quorum": quorum, "grace": grace}
+    strategy = DecoupledDiLoCoStrategy(adamw, num_fragments=P, mix=0.3, **shared)
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        cut = greedily([p.numel() for p in model.parameters()], min(P, H))
+        rest: dict[str, Any] = {"lr": 0.7, "beta": 0.9, "mix": 0.3, "samples": SAMPLES}
+        return events.decoupled(world, model, batches, adamw, cut=cut, **shared, **rest)
+
+    return strategy, run
+
+
+def of_ad_psgd(n: int, interval: int) -> tuple[Strategy, Any]:
+    draws = [torch.Generator().manual_seed(rank) for rank in range(n)]  # the run's seed is 0
+
+    def partner(rank: int) -> int:
+        other = int(torch.randint(n - 1, (1,), generator=draws[rank]))
+        return other + (other >= rank)
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        return events.ad_psgd(world, model, batches, adamw, interval, partner), None
+
+    return ADPSGDStrategy(adamw, interval=interval), run
+
+
+def greedily(sizes: list[int], count: int) -> list[list[int]]:
+    """The largest tensor left to the fragment with the least so far; fragments by their first tensor."""
+    cut: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        loads = [sum(sizes[i] for i in members) for members in cut]
+        cut[loads.index(min(loads))].append(index)
+    return sorted(sorted(members) for members in cut)
+
+
+CASES = {
+    "AsyncDiLoCo": st.builds(
+        lambda n, **options: (n, of_async(n, **options)),
+        n=st.integers(1, 4),
+        buffer=st.sampled_from([None, 1, 3]),
+        share=st.sampled_from([0.0, 0.2]),
+        H=st.integers(1, 4),
+    ),
+    "HeLoCo": st.builds(
+        lambda n, **options: (n, of_heloco(n, **options)),
+        n=st.integers(1, 4),
+        confidence=st.sampled_from([0.5, 3.0]),
+        H=st.integers(1, 4),
+    ),
+    "HALoS": st.builds(
+        lambda n, **options: (n, of_halos(n, **{**options, "regions": min(options["regions"], n)})),
+        n=st.integers(1, 5),
+        regions=st.integers(1, 3),
+        K=st.integers(1, 4),
+        buffer=st.integers(1, 3),
+        H=st.integers(1, 3),
+    ),
+    "ADPSGD": st.builds(
+        lambda n, **options: (n, of_ad_psgd(n, **options)), n=st.integers(1, 5), interval=st.integers(1, 3)
+    ),
+    "DecoupledDiLoCo": st.builds(
+        lambda n, **options: (n, of_decoupled(n, **options)),
+        n=st.integers(1, 4),
+        P=st.integers(1, 5),
+        quorum=st.integers(1, 4),
+        grace=st.sampled_from([0.0, 0.3, 2.0]),
+        H=st.integers(1, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_equals_its_algorithm_as_a_queue_of_events(name: str, data: st.DataObject) -> None:
+    """Replicas and the server's model at the end, in fp64."""
+    n, (strategy, algorithm) = data.draw(CASES[name])
+    seed, steps = data.draw(st.integers(0, 1000)), data.draw(st.integers(1, 14))
+    for got, wanted in zip(*both_ways(n, strategy, algorithm, seed, steps), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def trained(
+    comm: Communicator,
+    n: int,
+    strategy: Strategy,
+    model: Any,
+    batches: Any,
+    compute: Callable[[int], None] = lambda step: None,
+) -> Tensor:
+    """What a rank has at the end: a worker its replica, a server the model that is judged."""
+    own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
+    own.setup(replica, comm, len(batches), seed=0)
+    if comm.rank >= n:
+        own.serve(lambda steps: None)
+        return torch.cat([value.reshape(-1) for value in own.judged_state().values()])
+    own.context.samples = SAMPLES
+    for step, of_ranks in enumerate(batches):
+        compute(step)
+        own.zero_grad()
+        replica(of_ranks[comm.rank]).backward()
+        own.step()
+    own.finish()
+    return reference.vector(replica)
+
+
+def both_ways(
+    n: int, strategy: Strategy, algorithm: Any, seed: int, steps: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What ranks have at the end, and what the queue of events has: workers, then the last server if there is one."""
+    model, batches = reference.make_problem(n, steps, 3, 4, seed)
+    num_ranks = n + strategy.num_servers
+    draw = random.Random(seed)
+    latencies = [draw.uniform(0.001, 0.4) for _ in range(num_ranks)]
+    paces = [draw.uniform(0.02, 0.5) for _ in range(n)]
+    durations = [[pace * draw.uniform(0.5, 1.5) for _ in range(steps)] for pace in paces]
+
+    def body(comm: Communicator) -> Tensor:
+        return trained(
+            comm, n, strategy, model, batches, lambda step: comm.advance(durations[comm.rank][step])
+        )
+
+    hosts = [f"h{rank}" for rank in range(num_ranks)]
+    links = [
+        {"between": [host, "hub"], "bandwidth": "1 Gbit/s", "latency": f"{seconds} s"}
+        for host, seconds in zip(hosts, latencies, strict=True)
+    ]
+    topology = {"hosts": hosts, "routers": ["hub"], "links": links}
+    results = run_ranks(body, num_ranks, topology=topology, placement=hosts).results
+    replicas, phi = algorithm(events.World(latencies, durations), copy.deepcopy(model), batches)
+    expected = [reference.vector(replica) for replica in replicas]
+    if phi is not None:
+        expected.append(torch.cat([value.reshape(-1) for value in phi]))
+    return [*results[:n], *results[-1:]][: len(expected)], expected
+
+
+# Worlds whose outcome no order of arrivals changes: one worker, or one round of each into one buffer.
+ORDERLESS: dict[str, tuple[int, int, Strategy]] = {
+    "AsyncDiLoCo": (3, 4, AsyncDiLoCoStrategy(adamw, H=4)),
+    "AsyncDiLoCo alone": (1, 8, AsyncDiLoCoStrategy(adamw, H=2)),
+    "HeLoCo": (1, 8, HeLoCoStrategy(adamw, H=2)),
+    "HALoS": (1, 2, HALoSStrategy(adamw, H=2, K=1, regions=1, local_buffer=1)),
+    "DecoupledDiLoCo": (3, 3, DecoupledDiLoCoStrategy(adamw, H=3, num_fragments=1)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERLESS)
+def test_real_sockets_change_no_outcome_that_does_not_hang_on_order(name: str) -> None:
+    """Over gloo, where letters take real time, servers and workers end where they do in simulation."""
+    n, steps, strategy = ORDERLESS[name]
+    model, batches = reference.make_problem(n, steps, 3, 4, seed=5)
+
+    def body(comm: Communicator) -> Tensor:
+        return trained(comm, n, strategy, model, batches)
+
+    simulated, real = (
+        run_ranks(body, n + strategy.num_servers, **options).results
+        for options in ({}, {"transport": "gloo"})
+    )
+    kept = (
+        slice(None) if n == 1 else slice(n, None)
+    )  # which answer a worker has at the end does hang on order
+    for ours, theirs in zip(simulated[kept], real[kept], strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-12, atol=1e-14)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from rank_programs import Action, Program, disagreement, drawn, outcome, reduced, smaller_programs
+import random_experiments
+from rank_programs import Action, Actor, Program, disagreement, drawn, outcome, reduced, smaller_programs
+from reference import Reference
+
+from exogym_core.communicator import run_ranks
+from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.workers.journal import Journal
+from netsim import Topology
+from netsim.ranks import Request
 
 IN_PROCESSES = ("1 process", "2 processes", "3 processes", "4 processes")
 
@@ -61,3 +69,54 @@ def test_a_rank_held_off_the_clock_continues_at_the_same_instant() -> None:
     barrier = (Action(5, "collective", ("barrier", (1, 0), 0, 0)), met[1])
     program = Program((barrier, barrier, met, met), ((20, 5), (1000, 5), (5, 1), (100, 0)))
     assert disagreement(program, ("threads", *IN_PROCESSES)) == ""
+
+
+# --- against the reference ----------------------------------------------------------------------------------
+
+
+def compare(program: Program) -> None:
+    """Run it, and compute from what its ranks requested when they got where."""
+    num_ranks = len(program.ranks)
+    topology = Topology.from_mapping(program.topology())
+    streams: list[list[Request]] = [[] for _ in range(num_ranks)]
+    run = run_ranks(
+        lambda comm: (comm.compare_places(False), Actor(comm, lambda: None).run(program.ranks[comm.rank])),
+        num_ranks,
+        topology,
+        protocol="ideal",
+        collectives=program.collectives,
+        journal=Journal(on_request=lambda rank, request: streams[rank].append(request)),
+    )
+    world = World.build(num_ranks, topology, None, "ideal", program.collectives)
+    book = Schedules(world)
+    reference = Reference(
+        topology,
+        world.hosts,
+        lambda call: book.of(call._replace(parts=None) if call.parts is not None else call),
+        streams,
+    )
+    reference.run()
+    marks = [[row.virtual_seconds for row in run.rows if row.rank == rank] for rank in range(num_ranks)]
+    for rank in range(num_ranks):
+        # A time may fall on either side of an instant of the ranks' grid (0.93 ns), once a call.
+        slack = 1e-9 * (1 + len(streams[rank]))
+        assert reference.marks[rank] == pytest.approx(marks[rank], abs=slack), program.code()
+        assert reference.ends[rank] == pytest.approx(run.rank_virtual_seconds[rank], abs=slack), (
+            program.code()
+        )
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_times_are_those_of_the_reference(first: int) -> None:
+    for seed in range(first, first + 40):
+        compare(drawn(seed, two_way=False))
+
+
+# --- whole experiments --------------------------------------------------------------------------------------
+
+
+# Absences, sites and chains, some with several seeds: in threads, stacked and in 1 to 4 processes; stopped, killed.
+@pytest.mark.parametrize("seed", [1, 2, 7, 13, 14, 18, 20])
+def test_experiments_give_the_same_everywhere(seed: int) -> None:
+    problem = random_experiments.shown(random_experiments.drawn(seed))
+    assert not problem, problem

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from experiments import fit_until
 from frozen_networks import digest
-from result_bits import fit_until
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from interpreted_engine import use_sources
 from test_network_laws import check_rates
+from worlds import use_sources
 
 from netsim import (
     Background,

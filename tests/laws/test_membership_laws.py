@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from experiments import fit_until, outcome
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from result_bits import fit_until, outcome
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worlds import star_form

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreted_engine import use_sources
+from worlds import use_sources
 
 from netsim import Clock, Network, Topology
 from netsim.network.clock import Order

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from result_bits import digest, fit_until, outcome
+from experiments import digest, fit_until, outcome
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 

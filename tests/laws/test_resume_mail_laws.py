@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from result_bits import outcome
+from experiments import outcome
 from test_resume_laws import PROCESSES, fit
 
 from exogym_core.checkpoints.checkpoint import find_checkpoint

@@ -23,7 +23,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from result_bits import fit_until
+from experiments import fit_until
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
