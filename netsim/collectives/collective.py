@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -206,14 +207,6 @@ def resolve_request(
 _MOST_MEMBERS = 64
 
 
-class _Side(NamedTuple):
-    """One side of a cut: mask of its members, and rates of the links across."""
-
-    members: npt.NDArray[np.bool_]
-    out_bytes_per_second: float
-    in_bytes_per_second: float
-
-
 def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topology) -> float:
     """Least seconds from a common start until the last member finishes, whatever the algorithm.
 
@@ -230,10 +223,23 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
     latency = _Latencies(hosts, topology)
     giver, taker = (operation.member(side, schedule.root) for side in (operation.gives, operation.takes))
     bounds = [latency.largest(giver, taker)]
-    if operation.has_size:
-        for sides in _partitions(hosts, topology):
-            bounds += [_cut_bound(schedule, side, latency) for side in sides]
-            bounds.append(_partition_bound(schedule, sides, latency))
+    for sides in _partitions(hosts, topology) if operation.has_size else ():
+        num_bytes, nearest = 0, math.inf
+        for members, out_rate, in_rate in sides:
+            leaving = operation.crossing_bytes(schedule, members)
+            entering = operation.crossing_bytes(schedule, ~members)
+            away, back = latency.across(members, is_out=True), latency.across(members, is_out=False)
+            num_bytes, nearest = num_bytes + leaving, min(nearest, float(away.min()))
+            if leaving:  # the last byte goes to the farthest member if all need it
+                last = away.max() if operation.takes is Side.ALL else away.min()
+                bounds.append(leaving / out_rate + float(last))
+            if entering:
+                bounds.append(entering / in_rate + float(back.min()))
+        if Side.ALL in (operation.gives, operation.takes):
+            num_bytes = operation.total_passes(len(sides)) * schedule.num_bytes
+        if num_bytes:
+            _, out_rates, in_rates = zip(*sides, strict=True)
+            bounds.append(nearest + num_bytes / min(sum(out_rates), sum(in_rates)))
     return max(bounds)
 
 
@@ -271,23 +277,27 @@ class _Latencies:
         return nearest
 
 
-def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side]]:
-    """Sides of the cuts around each host, and around each region if there are several, one list each.
+_Cut: TypeAlias = "tuple[npt.NDArray[np.bool_], float, float]"
+"""Mask of the members on one side of a cut, and the rates of all links out of it and into it, in bytes per second."""
+
+
+def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Cut]]:
+    """Cuts around each host, and around each region if there are several, one list each.
 
     One host of each region is the same partition of members, but cut at the region's links.
     """
     names = [topology.hosts[host].name for host in hosts]
     regions = [topology.region_of(host) for host in hosts]
-    yield _sides(names, {name: name for name in names}, topology)
+    yield _cuts(names, {name: name for name in names}, topology)
     if len(set(regions)) > 1 and set(regions) != set(names):
         # All hosts of a region and the router that bears its name are on its side.
         party = {host.name: topology.region_of(host.index) for host in topology.hosts}
         party |= {name: name for name in topology.routers if name in regions}
-        yield _sides(regions, party, topology)
+        yield _cuts(regions, party, topology)
 
 
-def _sides(labels: Sequence[str], party: dict[str, str], topology: Topology) -> list[_Side]:
-    """A side for each label of members, with the total rates of the links out of and into the nodes of its party."""
+def _cuts(labels: Sequence[str], party: dict[str, str], topology: Topology) -> list[_Cut]:
+    """A cut around the members of each label, at the links out of and into the nodes of its party."""
     leaving, entering = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
     for link in topology.links:
         source, target = party.get(link.source), party.get(link.target)
@@ -295,33 +305,4 @@ def _sides(labels: Sequence[str], party: dict[str, str], topology: Topology) -> 
             leaving[source] += link.bits_per_second / 8
             entering[target] += link.bits_per_second / 8
     sides, column = dict.fromkeys(labels), np.array(labels)
-    return [_Side(column == name, leaving[name], entering[name]) for name in sides]
-
-
-def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
-    """Bytes across the cut over its rate, plus the latency of the last one, to the farthest member if all need it."""
-    operation = OPERATIONS[schedule.op]
-    leaving = operation.crossing_bytes(schedule, side.members)
-    entering = operation.crossing_bytes(schedule, ~side.members)
-    out = into = 0.0
-    if leaving:
-        seconds = latency.across(side.members, is_out=True)
-        farthest = seconds.max() if operation.takes is Side.ALL else seconds.min()
-        out = leaving / side.out_bytes_per_second + float(farthest)
-    if entering:
-        into = entering / side.in_bytes_per_second + float(latency.across(side.members, is_out=False).min())
-    return max(out, into)
-
-
-def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: _Latencies) -> float:
-    """Bytes that pass between all sides over their total rate, plus the least latency between two."""
-    operation = OPERATIONS[schedule.op]
-    num_bytes = operation.total_passes(len(sides)) * schedule.num_bytes
-    if Side.ALL not in (operation.gives, operation.takes):
-        num_bytes = sum(operation.crossing_bytes(schedule, side.members) for side in sides)
-    if not num_bytes:
-        return 0.0
-    out = sum(side.out_bytes_per_second for side in sides)
-    into = sum(side.in_bytes_per_second for side in sides)
-    apart = min(float(latency.across(side.members, is_out=True).min()) for side in sides)
-    return apart + num_bytes / min(out, into)
+    return [(column == name, leaving[name], entering[name]) for name in sides]
