@@ -26,7 +26,7 @@ import json
 import math
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from io import StringIO
@@ -221,15 +221,6 @@ _ALIKE = 1.1  # the largest of a place's rates by its least
 _MOST_REMARKS = 4
 
 
-@dataclass(frozen=True)
-class _Alike:
-    """Nearly equal rates on the wire between a place and several others, in one direction."""
-
-    least: float
-    most: float
-    others: frozenset[str]
-
-
 def remarks_on_lines(
     rates: Mapping[tuple[str, str], float], lines: Mapping[str, tuple[int, float, float]], payload: float
 ) -> list[str]:
@@ -248,27 +239,36 @@ def remarks_on_lines(
     >>> line.partition(":")[0]
     "home's rates to all others are alike (39 to 40 Mbit/s)"
     """
-    sides = _alike(rates, 0), _alike(rates, 1)
-    telling = [
-        {
-            place: each
-            for place, each in side.items()
-            if len(other) == len(lines) or not each.others <= other.keys()
-        }
-        for side, other in (sides, sides[::-1])
-    ]
+    alike: list[dict[str, dict[str, float]]] = []  # by direction, then place: rates by the other place
+    for end in (0, 1):
+        routes = defaultdict[str, dict[str, float]](dict)
+        for ends, each in rates.items():
+            routes[ends[end]][ends[1 - end]] = each
+        alike.append(
+            {
+                place: some
+                for place, some in routes.items()
+                if len(some) > 1 and max(some.values()) <= _ALIKE * min(some.values())
+            }
+        )
     remarks = []
     for place, (hosts, *own) in lines.items():
         reasons = []
         for end, reason in enumerate((f"{place}'s rates to all others", f"all others' rates to {place}")):
-            alike = telling[end].get(place)
-            if alike is not None and own[end] * hosts > alike.most * _ALIKE:
-                own[end] = alike.most
-                reasons.append(f"{reason} are alike ({_span(alike, payload)})")
+            some, others = alike[end].get(place), alike[1 - end]
+            if some is None or (len(others) < len(lines) and some.keys() <= others.keys()):
+                continue
+            if own[end] * hosts > max(some.values()) * _ALIKE:
+                own[end] = max(some.values())
+                least, most = (_digits(each * payload) for each in (min(some.values()), own[end]))
+                both = f"{least.removesuffix(most[most.index(' ') :])} to {most}"
+                reasons.append(f"{reason} are alike ({most if least == most else both})")
         if reasons:
+            line = ":".join(dict.fromkeys(_digits(each).replace(" ", "") for each in own))
+            alone = f" --hosts {shlex.quote(f'{place}=1')}" if hosts > 1 else ""
             remarks.append(
                 f"{', and '.join(reasons)}: probably its own line, which it would have here to each of them at once;"
-                f" measure two at once, or give {_options(place, hosts, *own)} (bytes on the wire)"
+                f" measure two at once, or give --nic {shlex.quote(f'{place}={line}')}{alone} (bytes on the wire)"
             )
     if len(remarks) > _MOST_REMARKS:
         text = f"{len(remarks) - _MOST_REMARKS:,} more places are limited in the same way"
@@ -276,30 +276,8 @@ def remarks_on_lines(
     return remarks
 
 
-def _alike(rates: Mapping[tuple[str, str], float], end: int) -> dict[str, _Alike]:
-    """Places with nearly equal rates to (end 0) or from (end 1) at least two others."""
-    routes: dict[str, dict[str, float]] = {}
-    for ends, each in rates.items():
-        routes.setdefault(ends[end], {})[ends[1 - end]] = each
-    return {
-        place: _Alike(min(each.values()), max(each.values()), frozenset(each))
-        for place, each in routes.items()
-        if len(each) > 1 and max(each.values()) <= _ALIKE * min(each.values())
-    }
-
-
-def _span(alike: _Alike, payload: float) -> str:
-    least, most = (rate(float(f"{each * payload:.3g}")) for each in (alike.least, alike.most))
-    if least == most:
-        return most
-    return f"{least.split()[0] if least.split()[1] == most.split()[1] else least} to {most}"
-
-
-def _options(place: str, hosts: int, up: float, down: float) -> str:
-    both = [rate(float(f"{each:.3g}")).replace(" ", "") for each in (up, down)]
-    line = both[0] if both[0] == both[1] else ":".join(both)
-    alone = f" --hosts {shlex.quote(f'{place}=1')}" if hosts > 1 else ""
-    return f"--nic {shlex.quote(f'{place}={line}')}{alone}"
+def _digits(bits_per_second: float) -> str:
+    return rate(float(f"{bits_per_second:.3g}"))
 
 
 _FROM = ("from", "src", "source", "src_region", "from_region")
