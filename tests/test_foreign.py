@@ -509,16 +509,27 @@ def test_edges_with_units_say_their_latency_loss_and_rate(files: dict[str, str],
     assert "Not read" not in net.source
 
 
+@pytest.mark.parametrize("names", [("lat", "lon"), ("LATITUDE", "LONGITUDE"), ("lat", "lng")])
+def test_coordinates_in_other_spellings(names: tuple[str, str], tmp_path: Path) -> None:
+    lat, lon = names
+    zoo = FILES["gml"].replace("Latitude", lat).replace("Longitude", lon)
+    net = topology_of(tmp_path, {"zoo.gml": zoo}, bits_per_second=1e9, latency_seconds=0.003)
+    assert way(net, "New-York-NY", "London")[1] == pytest.approx(5572e3 / 2e8, rel=1e-3)
+    assert "Not read" not in net.source
+
+
 def test_figures_of_edges_without_units_are_named_before_anything_is_assumed(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, {"a.gml": gml("latency 10 bandwidth 100 weight 3")})
+    (path,) = write(tmp_path, {"a.gml": gml("latency 10 bandwidth 100 weight 3 delays 5")})
     with pytest.raises(
-        InputError, match=r"a to b: no rate with a unit.*bandwidth, latency: no unit in value or name"
+        InputError, match=r"a to b: no rate with a unit.*bandwidth, delays, latency: no unit in value or name"
     ):
         read_foreign([path])
-    with pytest.raises(InputError, match=r"a to b: no latency with a unit.*bandwidth, latency: no unit"):
+    with pytest.raises(
+        InputError, match=r"a to b: no latency with a unit.*bandwidth, delays, latency: no unit"
+    ):
         read_foreign([path], None, Assumed(1e9))
     text = read_foreign([path], None, Assumed(1e9, 0.01)).to_yaml()
-    assert "Not read: edges' bandwidth, latency, weight." in text
+    assert "Not read: edges' bandwidth, delays, latency, weight." in text
 
 
 def one_after_another(topology: Topology, protocol: str = "linux-tcp") -> list[float]:

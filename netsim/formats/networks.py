@@ -168,7 +168,8 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     builder.sources.append(
         "Latencies marked as estimated are great-circle distances at 200,000 km/s; cables are longer."
     )
-    of_nodes = {key for _, facts in graph.nodes(data=True) for key in facts} - _NODE_ATTRIBUTES
+    of_nodes = {key for _, facts in graph.nodes(data=True) for key in facts}
+    of_nodes = {key for key in of_nodes if key.lower() not in _NODE_ATTRIBUTES | _COORDINATES}
     builder.not_read += [f"edges' {', '.join(sorted(not_read))}"] if not_read else []
     builder.not_read += [f"nodes' {', '.join(sorted(of_nodes))}"] if of_nodes else []
     builder.not_read += [f"{format_count(num_loops, 'edge')} of a node with itself"] if num_loops else []
@@ -184,13 +185,14 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
 
 # Attributes of the Topology Zoo that say how a rate was found, or that only describe.
 _DESCRIPTIONS = {"LinkLabel", "LinkSpeed", "LinkSpeedUnits", "LinkType", "LinkNote", "id"}
-_NODE_ATTRIBUTES = {"label", "Latitude", "Longitude", "id", "Country", "Internal", "type", "hyperedge"}
+_COORDINATES = {"lat", "latitude", "lon", "lng", "long", "longitude"}
+_NODE_ATTRIBUTES = {"label", "id", "country", "internal", "type", "hyperedge"}
 _QUANTITIES = re.compile(r"latency|delay|rtt|loss|bandwidth|capacity|rate|speed|throughput", re.IGNORECASE)
 _NAMES = re.compile(
     r"(?:link|edge|mean|avg)?[ _-]?(?:(?P<rtt>rtt|round[ _-]?trip(?:[ _-]?time)?)|(?P<latency>latency|delay)"
     r"|(?P<loss>(?P<is_share>packet[ _-]?loss)|loss(?:[ _-]?rate)?)"
     r"|(?P<rate>LinkSpeedRaw|bandwidth|bw|capacity|speed|throughput|(?:data|bit)?[ _-]?rate))"
-    r"(?:[ _(\[-]*(?P<unit>[a-z/_%\u00b5\u03bc]+)[)\]]*)?",
+    r"(?:[ _(\[-]+(?P<unit>[a-z/_%\u00b5\u03bc]+)[)\]]*|(?P<glued>[a-z]{2,}))?",
     re.IGNORECASE,
 )
 _FIGURE = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?) ?([a-z/%\u00b5\u03bc]*)", re.IGNORECASE)
@@ -244,7 +246,7 @@ def _quantity(name: str, text: str) -> tuple[str | None, float]:
         return "bits_per_second", labelled
     if named is None or figure is None:
         return None, 0.0
-    number, unit = figure[1], figure[2] or named["unit"] or ""
+    number, unit = figure[1], figure[2] or named["unit"] or named["glued"] or ""
     if name == "LinkSpeedRaw":
         unit = "bit/s"
     if named["rate"] and (rated := _RATES.fullmatch(unit)):
@@ -345,8 +347,14 @@ def _label_rate(text: str) -> float | None:
 
 
 def _coordinates(facts: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Latitude and longitude of a node; None if it has none.
+
+    >>> _coordinates({"lat": 50.1, "lon": "8.7"}), _coordinates({"Latitude": 50.1})
+    ((50.1, 8.7), None)
+    """
+    found = {key.lower()[:3]: value for key, value in facts.items() if key.lower() in _COORDINATES}
     try:
-        return float(facts["Latitude"]), float(facts["Longitude"])
+        return float(found["lat"]), float(found.get("lon", found.get("lng", "")))
     except (KeyError, TypeError, ValueError):
         return None
 
