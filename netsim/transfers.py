@@ -237,7 +237,7 @@ def flows(
 
 def later_weather(topology: Topology, finish_seconds: FloatArray) -> str | None:
     """Entries of the weather that begin after the last delivery, in a line; None where there are none."""
-    return topology.weather_after(max(finish_seconds[np.isfinite(finish_seconds)], default=0.0))
+    return topology.weather.after(max(finish_seconds[np.isfinite(finish_seconds)], default=0.0))
 
 
 def network_and_protocol(

@@ -242,7 +242,7 @@ def report_of(
         },
         compute_rates=list(sites.computes),
         uncharged=list(sites.uncharged),
-        later_weather=world.topology.weather_after(whole),
+        later_weather=world.topology.weather.after(whole),
         host_decisions=list(host_decisions),
     )
 

@@ -84,7 +84,7 @@ def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None
     if not weather and not setting.differs_for_ever():
         return ()
     if budget is not None and len(ends) >= budget:
-        late = setting.topology.weather_after(ends[-1])
+        late = setting.topology.weather.after(ends[-1])
         whole = "all rounds of the budget were simulated, with the weather and draws that training meets"
         return (whole if late is None else f"{whole}: it ends before {late}",)
     if setting.differs_for_ever():

@@ -140,7 +140,7 @@ def collective(
         window_limit=window_limit(
             net, parsed, ((hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes)
         ),
-        later_weather=net.weather_after(sum(timing.seconds) + pause_seconds * (repeat - 1)),
+        later_weather=net.weather.after(sum(timing.seconds) + pause_seconds * (repeat - 1)),
         dollars=net.egress_dollars(timing.link_bytes),
         estimate=estimate,
         schedule=made,

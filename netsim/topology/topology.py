@@ -209,10 +209,6 @@ class Topology:
         """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
         return plain_form(self)
 
-    def weather_after(self, seconds: float) -> str | None:
-        """Weather that begins at `seconds` of virtual time or later, in a line; None where there is none."""
-        return self.weather.after(seconds)
-
     @cached_property
     def _host_indices(self) -> dict[str, int]:
         return {host.name: host.index for host in self.hosts}

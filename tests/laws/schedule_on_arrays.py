@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from netsim.collectives.schedules.check import play
 from netsim.collectives.schedules.schedule import Schedule
 from netsim.errors import unknown_name
 
-__all__ = ["run_on_arrays"]
+__all__ = ["Message", "messages", "run_on_arrays"]
 
 Array = npt.NDArray[Any]
 
@@ -22,6 +22,23 @@ COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "min": np.minimum,
     "max": np.maximum,
 }
+
+
+class Message(NamedTuple):
+    """A message from member `src` to member `dst`, in a step counted over all phases."""
+
+    step: int
+    src: int
+    dst: int
+    num_bytes: int
+
+
+def messages(schedule: Schedule) -> Iterator[Message]:
+    """All messages, step by step."""
+    for number in range(schedule.num_steps):
+        step = schedule.step(number)
+        columns = (column.tolist() for column in (step.src, step.dst, step.num_bytes))
+        yield from (Message(number, *row) for row in zip(*columns, strict=True))
 
 
 def run_on_arrays(schedule: Schedule, inputs: Sequence[Array | None], op: str = "sum") -> list[Array | None]:

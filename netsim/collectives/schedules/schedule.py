@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Bytes",
     "ListedPhase",
-    "Message",
     "Phase",
     "Problem",
     "Ranks",
@@ -55,16 +54,6 @@ class Step:
     dst: Ranks
     offset: Bytes  # first byte of the message in the layout
     num_bytes: Bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message: `num_bytes` from member `src` to member `dst` in step `step` (counted over all phases)."""
-
-    step: int
-    src: int
-    dst: int
-    num_bytes: int
 
 
 class Phase(ABC):
@@ -271,14 +260,6 @@ class Schedule:
                 return phase.step(index)
             index -= phase.num_steps
         raise IndexError(f"step {index}: the schedule has {self.num_steps} steps")
-
-    def messages(self) -> Iterator[Message]:
-        """All messages, step by step, made as they are asked for."""
-        steps = (phase.step(index) for phase in self.phases for index in range(phase.num_steps))
-        for number, step in enumerate(steps):
-            ends = zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)
-            for src, dst, num_bytes in ends:
-                yield Message(number, src, dst, num_bytes)
 
 
 @dataclass(frozen=True)
