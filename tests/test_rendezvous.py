@@ -437,7 +437,7 @@ def test_sites_that_were_here_before_are_not_refused_by_a_rendezvous_that_was_st
     near = SiteLink(first.address, SECRET, 0, run="first")
     monkeypatch.setattr("socket.gethostname", lambda: "far")
     far = SiteLink(first.address, SECRET, 1, run="first")
-    near.run = "second"
+    near.identity.run = "second"
     first.__exit__()
     with RendezvousService(2, first.address, SECRET):
         for link in (near, far):
@@ -944,7 +944,7 @@ def test_the_last_step_is_reported_though_the_site_ends_first() -> None:
     lines: list[str] = []
     with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
         with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:
-            comm.link.mark(0, StepDone(3000, 1.0, 1, 0.1, 0, 0, 0))
+            comm.link.rows.add(0, StepDone(3000, 1.0, 1, 0.1, 0, 0, 0))
         assert lines[-1] == "site 0 has finished, after step 3000"
 
 

@@ -124,9 +124,9 @@ def test_a_rendezvous_reports_sites_present_and_waits() -> None:
         assert status(place) == f"rendezvous {place}: 0 runs\n"
         link = SiteLink(at.address, SECRET.encode(), 1, run="r", facts={"max_steps": "900"})
         done = StepDone(699, 0.5, 1, 0.1, 0, 0, 0, place=RoundPlace(7))
-        link.mark(1, done)
-        link.mark(1, done._replace(step=700, loss=0.25))
-        link.ask("pulse", pulse=link.pulse)
+        link.rows.add(1, done)
+        link.rows.add(1, done._replace(step=700, loss=0.25))
+        link.ask("pulse", pulse=link.rows.pulse)
         about = {"number": 7, "seconds": 600.0, "averaging_seconds": 60.0, "weight": 1.0, "awaited": [0, 1]}
         link.send("join", id=0, **about)
         link.ask("clock", elapsed=None)  # it has been heard

@@ -117,15 +117,15 @@ class SiteCommunicator(ElasticCommunicator):
         on_mark: Callable[[Any], None] = lambda row: None,
         processes: GlooCommunicator | None = None,
     ) -> None:
-        assert link.site is not None
+        assert link.identity.site is not None
         self.link = link
         self._leader = SiteLeader(link, processes)
         link.on_push = self._pushed
-        alone = Rendezvous(link.site, link.num_sites, time_option="averaging_timeout")
+        alone = Rendezvous(link.identity.site, link.num_sites, time_option="averaging_timeout")
         traffic = Traffic() if processes is None else processes.traffic
         state = GlooRank(alone, on_mark, traffic=traffic)
-        calls = GroupCalls(state, ProcessGroups(), range(link.num_sites), link.site)
-        super().__init__(state, calls, link.site)
+        calls = GroupCalls(state, ProcessGroups(), range(link.num_sites), link.identity.site)
+        super().__init__(state, calls, link.identity.site)
         self._group: _Group | None = None  # the last one
         self._groups = SiteGroups(link, secret, alone)
         self._before_meeting: Callable[[], None] = lambda: None
@@ -341,7 +341,7 @@ class SiteCommunicator(ElasticCommunicator):
             _in_background(self._serve, message)
         if message["push"] == "test":
             for peer, places in message["peers"].items():
-                place = places.get(str(self.link.local_rank))
+                place = places.get(str(self.link.identity.local_rank))
                 if place is not None:
                     about = (message["group"], int(peer), tuple(place), float(message["seconds"]))
                     _in_background(self._test, *about)
@@ -393,7 +393,7 @@ class SiteCommunicator(ElasticCommunicator):
     def finish(self) -> None:
         """Report the end of this site, and stay while another site needs its state."""
         self.link.send_rows()
-        self._leader.ask("end", seconds=self._patience_seconds, pulse=self.link.pulse)
+        self._leader.ask("end", seconds=self._patience_seconds, pulse=self.link.rows.pulse)
 
     def close(self) -> None:
         """Leave; no communicator of this site works afterwards."""
@@ -502,7 +502,7 @@ def site_link(
             refused = str(error)
     patient = inside.patient(patience_seconds + 60.0)
     with patient.off_clock():
-        known, refused = patient.broadcast_object((None if first is None else first.site, refused))
+        known, refused = patient.broadcast_object((None if first is None else first.identity.site, refused))
     if refused:
         raise InputError(refused)
     return first if first is not None else link(known, local_rank=inside.rank)

@@ -193,7 +193,7 @@ class _SiteMonitor(RunMonitor):
     def connect(self, comm: ElasticCommunicator) -> None:
         """Exchange rows and evaluations with the other sites."""
         self._site, self._first = comm.rank // self._size, comm.rank
-        self._send, self._send_rows = comm.link.mark, comm.link.send_rows
+        self._send, self._send_rows = comm.link.rows.add, comm.link.send_rows
         comm.link.on_line = lambda line: print(
             f"rendezvous: {visible(line, 500)}", file=sys.stderr, flush=True
         )

@@ -143,7 +143,7 @@ class SiteGroups:
         Raises:
             ConnectionLostError, DeadlockError: not all of them could be reached in time.
         """
-        store = PrefixStore(f"{group}/{self._link.local_rank}", self._store)
+        store = PrefixStore(f"{group}/{self._link.identity.local_rank}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
         about: Any = {"secret": secret, "address": self._link.address, "store": store}
         among = replace(self._common, timeout_seconds=seconds, **about)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -41,6 +43,128 @@ _SECONDS_TO_CONNECT = 5.0
 _SECONDS_BETWEEN_LINES = 30.0  # while the rendezvous does not answer
 
 
+def _whereabouts() -> str:
+    return f"{socket.gethostname()}, process {os.getpid()}"
+
+
+@dataclass
+class Identity:
+    """Names of a process, by which the rendezvous knows it.
+
+    Attributes:
+        site, local_rank, run: as of `SiteLink`; the rendezvous may choose the site.
+        remembered: facts that are sent again to a rendezvous that was restarted.
+        session: of this process, unlike any other's.
+        where: host and process, as text.
+    """
+
+    site: int | None
+    local_rank: int
+    run: str
+    remembered: dict[str, Any]
+    session: str = field(default_factory=lambda: secrets.token_hex(8))
+    where: str = field(default_factory=_whereabouts)
+
+    def hello(self) -> dict[str, Any]:
+        """The first message of a connection."""
+        names = ("session", "site", "local_rank", "run", "where")
+        return {name: getattr(self, name) for name in names} | dict(self.remembered)
+
+
+class Questions:
+    """Questions under way, by number; threads may share it.
+
+    Attributes:
+        failure: no answer will come, and why.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[int, tuple[Mapping[str, Any], Future[Mapping[str, Any]]]] = {}
+        self._numbers = itertools.count(1)
+        self.failure: Exception | None = None
+
+    def ask(
+        self, send: Callable[[Mapping[str, Any]], None], message: Mapping[str, Any], limit: float | None
+    ) -> Mapping[str, Any]:
+        """Send a question and wait for its answer; raises as `SiteLink.ask`."""
+        number, answer = next(self._numbers), Future["Mapping[str, Any]"]()
+        self._pending[number] = ({**message, "id": number}, answer)
+        try:
+            send(self._pending[number][0])
+            # Short waits, so that Ctrl-C is handled on every platform.
+            deadline = math.inf if limit is None else time.monotonic() + limit
+            while wait([answer], min(0.2, max(deadline - time.monotonic(), 0.0))).not_done:
+                if self.failure is not None:
+                    raise self.failure
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{message['say']}: no answer within {limit:g} s")
+        finally:
+            self._pending.pop(number, None)
+        return answer.result()
+
+    def answered(self, message: Mapping[str, Any]) -> None:
+        """Take in an answer, unless nobody waits for it any more."""
+        _, answer = self._pending.pop(message["id"], (None, None))
+        if answer is not None:
+            answer.set_result(message)
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """Messages of the questions without an answer, in order."""
+        return [message for _, (message, _) in sorted(self._pending.copy().items())]
+
+
+class RunRows:
+    """Rows of a run: this process's, as text in order, and others', each once; threads may share it.
+
+    Args:
+        session: of this process.
+
+    Attributes:
+        pulse: step, round and loss of this process's last row.
+        on_row: called with rank and row of others' rows; None: they are dropped.
+        num_sent: of this process's rows.
+    """
+
+    def __init__(self, session: str) -> None:
+        self._session = session
+        self._own: list[str] = []
+        self.num_sent = 0
+        self.pulse: Mapping[str, Any] = {}
+        self._first: tuple[float, int] | None = None  # time and number of this process's first step
+        self.on_row: Callable[[int, SiteRow], None] | None = None
+        self._num_seen: Counter[str] = Counter()  # rows of each session
+        self._lock = threading.Lock()
+
+    def add(self, rank: int, row: SiteRow) -> None:
+        """Queue a row of this process."""
+        with self._lock:
+            record, number = to_record(row), len(self._own)
+            text = {"rank": rank, "session": self._session, "number": number, "row": record}
+            self._own.append(json.dumps(text))
+            if isinstance(row, StepDone):
+                begun, first = self._first = self._first or (time.monotonic(), row.step)
+                pulse = {**self.pulse, "step": row.step, "loss": row.loss}
+                pulse |= {} if row.place is None else {"round": row.place.round}
+                self.pulse = pulse | {"first": first, "seconds": round(time.monotonic() - begun, 1)}
+
+    def unsent(self) -> tuple[int, list[str]]:
+        """Rows of this process that have not been sent, from the number of the first."""
+        with self._lock:
+            first, self.num_sent = self.num_sent, len(self._own)
+            return first, self._own[first:]
+
+    def receive(self, rows: list[str]) -> None:
+        """Pass on others' rows that have not come before."""
+        for text in rows:
+            known = json.loads(text)
+            if known["session"] == self._session or self.on_row is None:
+                continue
+            if known["number"] >= self._num_seen[known["session"]]:
+                self._num_seen[known["session"]] = known["number"] + 1
+                self.on_row(known["rank"], from_record(known["row"]))
+
+
 class SiteLink:
     """A connection to the rendezvous, made again when it is lost; unanswered questions are sent again.
 
@@ -61,10 +185,10 @@ class SiteLink:
         on_line: called there with lines to print.
         on_resend: called there with the first step whose rows others need again.
         place_in_code: returns the line that this process runs, as text.
-        site, num_sites: as agreed.
+        identity: names of this process; its site as agreed.
+        rows: of the run.
         pulses: of all sites, as last received: step, round, place, where, is_there, has_ended, silent.
         address: this machine's, on the network of the rendezvous.
-        where: host and process, as text.
 
     Raises:
         InputError: the secrets differ, or the rendezvous has no room for this site.
@@ -86,35 +210,20 @@ class SiteLink:
         patience_seconds: float = 600.0,
     ) -> None:
         allow_many_files()
-        self._rendezvous, self._secret = address, secret
+        self._door = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_line: Callable[[str], None] = lambda line: None
         self.on_resend: Callable[[int], None] = lambda since: None
         self.place_in_code: Callable[[], str] = str
-        self.site, self.local_rank, self.run, self.num_sites = site, local_rank, run, 0
-        self._patience_seconds = patience_seconds
-        self.session = secrets.token_hex(8)
-        self.where = _whereabouts()
+        own = {"own_name": own_name, "resumed": resumed, "past_step": past_step, "facts": dict(facts or {})}
+        self.identity = Identity(site, local_rank, run, own)
+        self.rows, self._questions = RunRows(self.identity.session), Questions()
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
-        self._remembered: dict[str, Any] = {
-            "own_name": own_name,
-            "resumed": resumed,
-            "past_step": past_step,
-            "facts": dict(facts or {}),
-        }  # sent again to a rendezvous that was restarted
-        self._questions: dict[int, tuple[Mapping[str, Any], Future[Mapping[str, Any]]]] = {}
-        self._num_questions = 0
-        self._pulse: dict[str, Any] = {}
-        self._delay = 0.0
-        self._first: tuple[float, int] | None = None  # time and number of this process's first step
-        self._rows: list[str] = []  # this process's own
-        self._num_rows_sent = self._num_rows_known = 0
-        self._on_row: Callable[[int, SiteRow], None] | None = None
-        self._num_seen: Counter[str] = Counter()  # rows of each session
-        self._lock, self._sending = threading.RLock(), threading.Lock()
+        self._patience_seconds = patience_seconds
+        self._sending = threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
-        self._failure: Exception | None = None
-        self.address = self._life = ""
+        self.address = ""
+        self._welcome: Mapping[str, Any] = {}
         self._channel = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
         for body, name in ((self._listen, "rendezvous"), (self._send_periodically, "rendezvous pulse")):
@@ -129,23 +238,7 @@ class SiteLink:
             RankError: the rendezvous stays away.
             TimeoutError: no answer within `limit` seconds.
         """
-        with self._lock:
-            self._num_questions += 1
-            number = self._num_questions
-            message, answer = self._questions[number] = ({"say": what, "id": number, **about}, Future())
-        self._send(message)
-        try:
-            # Short waits, so that Ctrl-C is handled on every platform.
-            deadline = math.inf if limit is None else time.monotonic() + limit
-            while wait([answer], min(0.2, max(deadline - time.monotonic(), 0.0))).not_done:
-                if self._failure is not None:
-                    raise self._failure
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"{what}: no answer within {limit:g} s")
-        finally:
-            with self._lock:
-                self._questions.pop(number, None)
-        return answer.result()
+        return self._questions.ask(self._send, {"say": what, **about}, limit)
 
     def send(self, what: str, **about: Any) -> None:
         """Send a message without an answer; it is lost while the rendezvous is away, unless remembered."""
@@ -153,8 +246,7 @@ class SiteLink:
 
     def remember(self, **about: Any) -> None:
         """Keep facts that a restarted rendezvous needs first."""
-        with self._lock:
-            self._remembered |= about
+        self.identity.remembered.update(about)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(PeerError):
@@ -162,40 +254,20 @@ class SiteLink:
 
     # --- rows and pulses ------------------------------------------------------------------------------------
 
-    def mark(self, rank: int, row: SiteRow) -> None:
-        """Queue a row of a rank of this site for all that watch."""
-        with self._lock:
-            record, number = to_record(row), len(self._rows)
-            text = {"rank": rank, "session": self.session, "number": number, "row": record}
-            self._rows.append(json.dumps(text))
-            if isinstance(row, StepDone):
-                begun, first = self._first = self._first or (time.monotonic(), row.step)
-                self._pulse |= {"step": row.step, "loss": row.loss}
-                self._pulse |= {} if row.place is None else {"round": row.place.round}
-                self._pulse |= {"first": first, "seconds": round(time.monotonic() - begun, 1)}
-
-    @property
-    def pulse(self) -> Mapping[str, Any]:
-        """Step and round of the last row of this process."""
-        with self._lock:
-            return dict(self._pulse)
-
     def watch(self, on_row: Callable[[int, SiteRow], None]) -> None:
         """Call `on_row(rank, row)`, in the link's thread, for all rows of the run but this process's."""
-        self._on_row = on_row
+        self.rows.on_row = on_row
         self.send("watch")
 
     def send_rows(self) -> None:
         """Send the rows that have not been sent."""
         with self._sending:  # two threads do this, and rows stay in order
-            with self._lock:
-                first, rows = self._num_rows_sent, self._rows[self._num_rows_sent :]
-                self._num_rows_sent = len(self._rows)
+            first, rows = self.rows.unsent()
             for start in range(0, len(rows), 500):
                 self.send("rows", first=first + start, rows=rows[start : start + 500])
 
     def _send_periodically(self) -> None:
-        last = 0.0
+        last = delay = 0.0
         while not self._ended.wait(_SECONDS_BETWEEN_ROWS):
             if not self._is_up.is_set():
                 continue
@@ -203,14 +275,13 @@ class SiteLink:
             if time.monotonic() < last + _SECONDS_BETWEEN_PULSES:
                 continue
             last = time.monotonic()
-            if self.local_rank:
+            if self.identity.local_rank:
                 self.send("beat")
             else:
                 with contextlib.suppress(TimeoutError, RankError, InputError):
-                    about = {"delay": round(self._delay, 4), "place": self.place_in_code()}
-                    pulse = {**self._pulse, **about}
-                    answer = self.ask("pulse", 2.0, pulse=pulse)
-                    self.pulses, self._delay = answer["pulses"], time.monotonic() - last
+                    about = {"delay": round(delay, 4), "place": self.place_in_code()}
+                    answer = self.ask("pulse", 2.0, pulse={**self.rows.pulse, **about})
+                    self.pulses, delay = answer["pulses"], time.monotonic() - last
 
     # --- the connection -------------------------------------------------------------------------------------
 
@@ -224,7 +295,7 @@ class SiteLink:
         next_line = -math.inf
         while True:
             try:
-                channel, welcome = _greeted(self._rendezvous, self._secret, self._hello())
+                channel, welcome = _greeted(*self._door, self.identity.hello())
                 break
             except StrangerError as error:
                 raise InputError(visible(error, 300)) from None
@@ -235,7 +306,7 @@ class SiteLink:
                     raise RankError(
                         f"{failure}: start it there with netgym rendezvous, and open its port in firewalls; or check "
                         "NETGYM_RENDEZVOUS (unset it for ranks on this machine)",
-                        self.site or 0,
+                        self.identity.site or 0,
                     ) from None
                 if now >= next_line:
                     next_line = now + _SECONDS_BETWEEN_LINES
@@ -247,21 +318,20 @@ class SiteLink:
                 self._ended.wait(_SECONDS_BETWEEN_TRIES)
         if "refused" in welcome:
             channel.close()
-            raise InputError(f"{_shown(self._rendezvous)}: {visible(welcome['refused'], 500)}")
+            raise InputError(f"{_shown(self._door[0])}: {visible(welcome['refused'], 500)}")
         with contextlib.suppress(OSError):  # a connection that has ended keeps the earlier address
             self.address = channel.address
-        self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
-        self._num_rows_known = int(welcome["num_rows"])
-        earlier, self._life = self._life, str(welcome["name"])
-        if earlier and earlier != self._life:
-            self.on_push({"push": "new life", "name": self._life})
+        self.identity.site = int(welcome["site"])
+        earlier, self._welcome = self._welcome.get("name"), welcome
+        if earlier not in (None, welcome["name"]):
+            self.on_push({"push": "new life", "name": str(welcome["name"])})
         self.remember(was_here=True)
         return channel
 
-    def _hello(self) -> dict[str, Any]:
-        with self._lock:
-            names = ("session", "site", "local_rank", "run", "where")
-            return {name: getattr(self, name) for name in names} | self._remembered
+    @property
+    def num_sites(self) -> int:
+        """Number of sites, as agreed."""
+        return int(self._welcome["num_sites"])
 
     def _listen(self) -> None:
         while True:
@@ -277,26 +347,21 @@ class SiteLink:
             try:
                 found = self._connected(time.monotonic() + self._patience_seconds)
                 with self._sending:
-                    self._channel, self._num_rows_sent = found, self._num_rows_known
+                    self._channel, self.rows.num_sent = found, int(self._welcome["num_rows"])
             except Exception as error:
-                self._failure = error
+                self._questions.failure = error
                 return
             self._is_up.set()
-            with self._lock:
-                pending = sorted(self._questions.items())
-            for _, (question, _) in pending:
+            for question in self._questions.messages:
                 self._send(question)
-            if self._on_row is not None:
+            if self.rows.on_row is not None:
                 self.send("watch")
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "id" in message:
-            with self._lock:
-                _, answer = self._questions.pop(message["id"], (None, None))
-            if answer is not None:
-                answer.set_result(message)
+            self._questions.answered(message)
         elif message["push"] == "rows":
-            self._take_rows(message["rows"])
+            self.rows.receive(message["rows"])
         elif message["push"] == "resend":
             self.on_resend(int(message["since"]))
         elif message["push"] == "line":
@@ -304,23 +369,10 @@ class SiteLink:
         else:
             self.on_push(message)
 
-    def _take_rows(self, rows: list[str]) -> None:
-        for text in rows:
-            known = json.loads(text)
-            if known["session"] == self.session or self._on_row is None:
-                continue
-            if known["number"] >= self._num_seen[known["session"]]:
-                self._num_seen[known["session"]] = known["number"] + 1
-                self._on_row(known["rank"], from_record(known["row"]))
-
     def close(self) -> None:
         """Leave without a message."""
         self._ended.set()
         self._channel.close()
-
-
-def _whereabouts() -> str:
-    return f"{socket.gethostname()}, process {os.getpid()}"
 
 
 def _shown(address: PeerAddress) -> str:
