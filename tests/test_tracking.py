@@ -20,8 +20,8 @@ from experiments import mlp, samples
 import netgym
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
+from netgym.experiment.comparison import flat_config, open_loggers
 from netgym.experiment.experiment import Experiment
-from netgym.experiment.trackers import flat_config, open_loggers
 from netgym.tasks import build_model, build_task
 from netsim.errors import InputError, RankError, UnknownNameError
 from netsim.files.documents import parse_document

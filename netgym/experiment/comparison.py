@@ -10,8 +10,9 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Sized
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,14 @@ from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, seeded_name, visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
+from exogym_core.results.loggers import (
+    Logger,
+    MLflowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+    close_logger,
+    flat,
+)
 from exogym_core.results.progress import ending
 from exogym_core.results.seeds import Tally
 from exogym_core.run.learner import memory_limit
@@ -32,7 +41,6 @@ from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
 from netgym.command_options import first_line
-from netgym.experiment.trackers import open_loggers
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
 
@@ -50,8 +58,10 @@ __all__ = [
     "Listener",
     "RunListener",
     "compare",
+    "flat_config",
     "follow",
     "jobs_at_once",
+    "open_loggers",
     "report_finished_runs",
 ]
 
@@ -460,3 +470,44 @@ def _placed(experiment: Experiment, error: InputError) -> InputError:
     option = OPTIONS.get("device" if named[1] == "devices" else named[1]) if named else None
     path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
     return experiment.document.error(path, error)
+
+
+def flat_config(experiment: Experiment, label: str) -> dict[str, Any]:
+    """The settings of one strategy's run, one value a key path: `strategy.lr`, `compute.fixed`; the topology's name.
+
+    Args:
+        experiment: resolved, with the run's seed.
+        label: the strategy's, with the seed where there are several.
+    """
+    plain = experiment.to_mapping()
+    strategies = plain.pop("strategies")
+    own = [each for each in strategies if label in (each["label"], f"{each['label']}.seed-{plain['seed']}")]
+    plain["strategy"] = (own or strategies)[0]
+    if experiment.topology is not None:
+        plain["topology"] = experiment.topology.name
+    return dict(flat(plain))
+
+
+@contextmanager
+def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Iterator[list[Logger]]:
+    """The loggers that the experiment names, for one of its strategies; closed at the end.
+
+    `csv` needs none: the run folder's metrics are always written.
+    """
+    project, config = str(experiment.settings.name), flat_config(experiment, label)
+    loggers: list[Logger] = []
+    with ExitStack() as stack:
+        for name in dict.fromkeys(experiment.settings.loggers):
+            if name in ("wandb", "mlflow"):
+                id_file = folder.make_folder("checkpoints") / f"{file_name(label)}.{name}"
+            if name == "tensorboard":
+                loggers.append(TensorBoardLogger(folder.path / name / file_name(label)))
+            elif name == "wandb":
+                axis = "virtual_seconds" if experiment.topology is not None else "step"
+                loggers.append(WandbLogger(project, label, config, axis, id_file, group=folder.path.name))
+            elif name == "mlflow":
+                loggers.append(MLflowLogger(project, label, config, folder.path.name, id_file))
+            else:
+                continue
+            stack.push(partial(close_logger, loggers[-1]))
+        yield loggers
