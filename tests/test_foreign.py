@@ -500,6 +500,8 @@ def graphml(**attributes: str) -> str:
         {"a.gml": gml("delay_ms 10 loss_pct 1.0 bandwidth_mbps 100")},
         {"a.graphml": graphml(Delay="10ms", bw="100Mbps", loss="1%")},
         {"a.graphml": graphml(rtt_seconds="0.02", LinkSpeedRaw="100000000", loss_percent="1")},
+        {"a.graphml": graphml(latency="10 ms", LinkSpeed="100 Mbps", loss_percent="1")},
+        {"a.graphml": graphml(latency="10 ms", LinkSpeed="100", LinkSpeedUnits="M", loss_percent="1")},
     ],
 )
 def test_edges_with_units_say_their_latency_loss_and_rate(files: dict[str, str], tmp_path: Path) -> None:

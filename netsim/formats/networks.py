@@ -225,7 +225,7 @@ def _read_edge(facts: Mapping[str, Any]) -> _Edge:
         kind, value = _quantity(key, str(facts[key]).strip())
         if kind is not None and getattr(edge, kind) is None:
             setattr(edge, kind, value)
-            edge.not_read.remove(key)
+            edge.not_read.discard(key)
     for text in (facts.get("LinkLabel"), f"{facts.get('LinkSpeed')}{facts.get('LinkSpeedUnits')}"):
         if edge.bits_per_second is None and text is not None:
             edge.bits_per_second = _label_rate(str(text).strip())
