@@ -289,20 +289,20 @@ def time_flows(
 ) -> FloatArray:
     """Instants in seconds at which transfers are delivered, in their order; infinity for lost ones.
 
-    The topology's weather applies. A transfer that is in flight from or to a host that crashes is lost.
+    The topology's weather applies. A transfer in flight from or to a host that crashes is lost.
 
-    A transfer takes a connection between its hosts that is idle, or a new one: transfers between the same hosts
-    that overlap share the route, they do not queue.
+    A transfer takes an idle connection between its hosts, or opens one: transfers between the same hosts that overlap
+    share the route and do not queue.
 
     Args:
         topology: the network.
         flows: the transfers; also as tuples (start in seconds, from, to, bytes) of host names or indices.
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
-        on_delivered: called whenever one is delivered, to show progress.
-        recorder: keeps what happens.
-        finish: array to fill and return, which a caller that interrupts the simulation has kept.
+        on_delivered: called at each delivery, to show progress.
+        recorder: records events for a trace.
+        finish: array to fill and return; it keeps deliveries so far if the simulation is interrupted.
 
-    Raises DeadlockError where transfers wait for a link or host that is never to come back.
+    Raises DeadlockError if transfers wait for a link or host that never comes back.
 
     >>> from netsim import Topology
     >>> topology = Topology.from_mapping(

@@ -77,13 +77,13 @@ class Choices:
     """Algorithm of each collective: the fixed one, else the fastest on this network.
 
     The fastest is found by the network model on an idle copy: nominal capacities, no background traffic, warm
-    connections, all members entering at once. It is found once for each operation, group and size (to 2 %), and does
-    not depend on what was asked before; weather and overlap do not have it chosen again. Groups that the topology
-    calls alike are one. Under a protocol with rendezvous it is gloo's own. All algorithms of an operation send the same
-    number of bytes in total (except gloo's), so the choice changes seconds and not bytes.
+    connections, all members entering at once. It is found once for each operation, group and size (to 2 %), whatever
+    was asked before, and kept under weather and overlap. Groups of equal likeness are one. Under a protocol with
+    rendezvous it is gloo's own. Shipped algorithms of an operation, except gloo's, send the same number of bytes in
+    total, so the choice changes seconds and not bytes.
 
     Args:
-        topology: the network; None: nothing takes time, and the table's first algorithm is taken.
+        topology: the network; None: no network, and the table's first algorithm.
         protocol: how transfers use it.
         fixed: op -> algorithm, as `parse_collectives` gives it.
     """
@@ -118,14 +118,14 @@ class Choices:
     def contenders(
         self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0, within: float = 1.0
     ) -> tuple[str, ...]:
-        """Names of the algorithm that `algorithm` chooses, and of those about as fast.
+        """Names of the algorithm that `algorithm` chooses, and of those nearly as fast.
 
-        In a whole round, where collectives overlap and connections are cold, one of these may be faster. Of algorithms
-        that take equally long, only the table's first is named.
+        One of these may be faster in a whole round, in which collectives overlap and connections are cold. Of
+        algorithms that take equally long, only the table's first is named.
 
         Args:
             op, hosts, num_bytes, root: as for `algorithm`.
-            within: times as long as the chosen one that others may take.
+            within: largest duration of the others, relative to the chosen one's.
         """
         chosen = self.algorithm(op, hosts, num_bytes, root)
         if op in self._fixed or self._estimator is None:
@@ -171,7 +171,7 @@ def schedule(
 ) -> Schedule:
     """Build the schedule of one collective, on a network where one is given; the same object for the same arguments.
 
-    A collective of no bytes has no messages, but for all_to_all, whose members learn of each part that it is empty.
+    A collective of no bytes has no messages, except all_to_all, whose members learn that each part is empty.
 
     Args:
         op: operation, such as "all_reduce".

@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 # Of phases with more steps than this, only latencies count towards the bound.
 _LONG = 10_000
 
-# Up to this many routes are looked up one by one.
+# Largest number of routes that are looked up one by one.
 _FEW = 64
 
 
@@ -155,9 +155,9 @@ def contention_free_seconds(
 def undisturbed_seconds(
     schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol
 ) -> Seconds | None:
-    """Earliest instant at which each member finishes, if messages did not slow each other down.
+    """Lower bound of the instant at which each member finishes, as if messages did not share links.
 
-    All members enter at 0. None for the rare schedule that is too irregular to say.
+    All members enter at 0. None for the rare schedule that is too irregular.
     """
     return _seconds(schedule, MessageRoutes(hosts, topology, protocol), is_bound=True)
 

@@ -95,12 +95,11 @@ def collective(
         ranks: hosts in rank order, by name or index; None: all in natural order (two for sendrecv).
         root: position of the root among the ranks, or the name of its host.
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
-        repeat: how many times over; connections keep their state.
+        repeat: number of repetitions, in which connections keep their state.
         pause_seconds: between repetitions.
-        recorder: keeps what happens, for a trace.
+        recorder: records events for a trace.
 
-    Raises InputError (a ValueError) for what does not exist or makes no sense, DeadlockError where the
-    topology's weather never lets it end.
+    Raises InputError (a ValueError) for wrong arguments, DeadlockError if the topology's weather never lets it end.
 
     >>> import netsim
     >>> took = netsim.collective("wan-4-regions", "all_reduce", num_bytes="25 MB")
@@ -203,7 +202,7 @@ def resolve_request(
     return hosts, size, root
 
 
-# Latencies are looked up pair by pair, of at most this many members.
+# Members of which each pair's latency is measured.
 _MOST_MEMBERS = 64
 
 
@@ -244,9 +243,9 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
 
 
 class _Latencies:
-    """Least one-way seconds between members, relayed by other members where that is faster.
+    """Least one-way seconds between members, relayed by other members if that is faster.
 
-    Of more than `_MOST_MEMBERS` members only some are looked up; then bounds do without the routes of the others.
+    Of more than `_MOST_MEMBERS` members a sample is measured; bounds then leave out the routes of the others.
     """
 
     def __init__(self, hosts: Sequence[int], topology: Topology) -> None:
@@ -261,7 +260,7 @@ class _Latencies:
         self._is_whole = bool((self._rows >= 0).all())
 
     def largest(self, src: int | None, dst: int | None) -> float:
-        """Largest latency from member `src` to member `dst`, None for any; 0 for a member that was not looked up."""
+        """Largest latency from member `src` to member `dst`, None for any; 0 for a member outside the sample."""
         rows, columns = (
             slice(None) if member is None else self._rows[[member]][self._rows[[member]] >= 0]
             for member in (src, dst)
@@ -269,7 +268,7 @@ class _Latencies:
         return float(self._table[rows][:, columns].max(initial=0.0))
 
     def across(self, inside: npt.NDArray[np.bool_], *, is_out: bool) -> np.ndarray:
-        """Least seconds between each member outside and any `inside`; zero where not all are looked up."""
+        """Least seconds between each member outside and any `inside`; zero if members are sampled."""
         if not self._is_whole:
             return np.zeros(1)
         table = self._table if is_out else self._table.T

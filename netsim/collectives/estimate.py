@@ -93,7 +93,7 @@ class Estimator:
         Args:
             schedule: the collective.
             hosts: the host of each member.
-            most: messages that are simulated; None: as many as `most_at_once` says.
+            most: largest number of messages that are simulated; None: `most_at_once`.
         """
         listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
         return listed and schedule.num_messages > (self.most_at_once(hosts) if most is None else most)
@@ -256,12 +256,12 @@ class Estimator:
     def first_steps(
         self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1
     ) -> tuple[Schedule, float]:
-        """Return the first steps of a long schedule, and the seconds of the rest; the whole if no pace settles.
+        """Return the first steps of a long schedule, and the seconds of the others; all steps if no pace settles.
 
         Args:
             schedule: of members on `hosts`.
             hosts: host of each member.
-            repeat: number of times that it is played, one after the other.
+            repeat: number of repetitions.
         """
         num_steps, pace, before = _FEWEST_STEPS, 0.0, 0.0
         short, left = schedule, 0
@@ -315,7 +315,7 @@ class _Crowds:
         Args:
             schedule: the crowd.
             hosts: the host of each member.
-            early: seconds by which each member starts before the last; none: all start at once.
+            early: seconds by which each member starts before the last one; empty: all start at once.
         """
         routes = MessageRoutes(hosts, self._topology, self._protocol)
         seconds, total = 0.0, np.zeros(len(self._topology.links))

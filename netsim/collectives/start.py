@@ -1,4 +1,4 @@
-"""Start collectives on a live network, where schedules become plans that their members follow; time one alone."""
+"""Collectives on a live network: started from a schedule, or timed alone."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ def start_collective(
     group: Hashable = None,
     on_done: Callable[[int], None],
 ) -> Collective:
-    """Start one collective among members on `hosts`; nothing happens before they `arrive`.
+    """Start a collective among members on `hosts`; its members act when they `arrive`.
 
     Args:
         network: on whose links and clock it runs.
         schedule: what is sent.
         hosts: the host of each member; members may share one.
-        group: names the connections it uses; collectives of one group share them, and their state. None: a name of
-            its own.
-        on_done: called with a member's position at the instant it finishes, which may be before others
-            arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
+        group: name of its connections, which collectives of one group share; None: connections of its own.
+        on_done: called with a member's position at the instant it finishes, which may be before others arrive (the
+            root of a broadcast), or within `arrive` if it waits for nobody.
     """
     return _start(network, schedule.sequence, hosts[: schedule.num_ranks], group, on_done)
 
@@ -53,13 +52,13 @@ def start_all_to_all(
     group: Hashable = None,
     on_done: Callable[[int], None],
 ) -> tuple[Callable[[int, Sequence[int]], None], Callable[[], None]]:
-    """Start an all_to_all whose sizes become known member by member, as each enters.
+    """Start an all_to_all in which each member brings its sizes when it enters.
 
     Args:
         network, hosts, group, on_done: as for `start_collective`.
 
     Returns:
-        A function that lets a member enter now with the bytes that it has for each member, and `Collective.cancel`.
+        A function that enters a member with the bytes that it has for each other, and `Collective.cancel`.
     """
     num = len(hosts)
     op = "all_to_all"
@@ -95,8 +94,8 @@ class Timing:
     Attributes:
         seconds: of each repetition, from the common start until the last rank finishes.
         rank_seconds: of the last repetition, by rank.
-        link_bytes: its payload that crossed each link in the last repetition, by link index; what a crash had it
-            send twice counts twice.
+        link_bytes: its payload across each link in the last repetition, by link index; bytes sent again after a
+            crash count twice.
         background_link_bytes: payload of background traffic across each link in the last repetition.
     """
 

@@ -220,8 +220,8 @@ def read_topology(make: type[Topology], document: Document, name: str, folder: P
     Args:
         make: class of the topology.
         document: a topology file.
-        name: of the topology, where the file gives none.
-        folder: files that the document names are looked for there.
+        name: of the topology, if the file gives none.
+        folder: of the files that the document names.
 
     Raises:
         InputError: lists every mistake by line and key.
@@ -230,7 +230,7 @@ def read_topology(make: type[Topology], document: Document, name: str, folder: P
 
 
 class _Builder:
-    """Checks and builds the parts of a topology, each check relying on those before.
+    """Checks and builds the parts of a topology in order; each check relies on those before.
 
     Attributes:
         paths: host or router -> where the file names it.
@@ -377,7 +377,7 @@ class _Builder:
             self._problem(path, f"host '{name}' cannot reach '{first}': add a link between them")
 
     def _routes(self, net: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Every explicit route, host to host. One that names a host goes before one that names its region."""
+        """Every explicit route, host to host; an entry that names a host overrides one that names its region."""
         groups: defaultdict[str, list[Host]] = defaultdict(list)
         for host in net.hosts:
             groups[host.name].append(host)
@@ -432,7 +432,7 @@ class _Builder:
 
 
 def likely_names(name: str, known: Collection[str]) -> Collection[str]:
-    """Known names that an error about `name` lists: all, or of many the likeliest."""
+    """Names to list in an error about `name`: all known ones, or the likeliest of many."""
     if len(known) <= _MANY_NAMES:
         return known
     return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]

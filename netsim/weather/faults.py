@@ -154,10 +154,10 @@ _MOST_AT_ONCE = 100
 
 
 class ConnectionPool:
-    """Connections by number: an idle one is taken before a new one is opened.
+    """Numbered connections; idle ones are taken before new ones are opened.
 
     Attributes:
-        num_taken: those in use.
+        num_taken: number of connections in use.
     """
 
     def __init__(self) -> None:
@@ -165,12 +165,12 @@ class ConnectionPool:
         self.num_taken = 0
 
     def take(self) -> int:
-        """Take the idle connection of the least number, or a new one."""
+        """Take the idle connection with the least number, or a new one."""
         self.num_taken += 1
         return heappop(self._idle) if self._idle else self.num_taken - 1
 
     def free(self, connection: int) -> None:
-        """Return a connection, to be taken again by its number."""
+        """Return a connection to the idle ones."""
         self.num_taken -= 1
         heappush(self._idle, connection)
 
@@ -293,8 +293,8 @@ class Faults:
         weather: None: that of the network's topology.
 
     Attributes:
-        on_stuck: called with a line that names the dead links or hosts when waiting transfers can make no progress, or
-            their connection is given up; by default raises DeadlockError.
+        on_stuck: called with a line that names dead links or hosts if waiting transfers can make no progress, or their
+            connection is given up; raises DeadlockError by default.
         on_change: called at each instant with a change.
     """
 
@@ -586,7 +586,7 @@ def _bring_up(link: _Condition) -> None:
 def network_with_weather(
     topology: Topology, protocol: Protocol | None = None, recorder: Recorder | None = None
 ) -> tuple[Network, Faults]:
-    """A network on a clock of its own, and the weather that changes it; `recorder` records both."""
+    """Make a network with its own clock, and the weather that changes it; `recorder` records both."""
     network = Network(Clock(), topology, protocol)
     if recorder is not None:
         recorder.watch(network)
@@ -604,7 +604,7 @@ class WeatherHistory:
         links: link index -> (instant, bits per second that it carries from then on), from 0 s; only of links that
             ever change.
         outages: crashes of hosts; without an end where they last until the end.
-        until_seconds: to where it was simulated; sooner than asked for where too much happens to be shown.
+        until_seconds: end of the simulation; earlier than requested after `most_changes`.
     """
 
     links: Mapping[int, Sequence[tuple[float, float]]]
@@ -615,12 +615,12 @@ class WeatherHistory:
 def simulate_weather(
     topology: Topology, until_seconds: float, most_changes: int = _MOST_CHANGES
 ) -> WeatherHistory:
-    """Simulate the weather of a topology, without the traffic of others.
+    """Simulate the weather of a topology, without background traffic.
 
     Args:
         topology: the network, whose weather is played.
-        until_seconds: virtual time at which it ends.
-        most_changes: number of changes at which it ends sooner.
+        until_seconds: virtual time of its end.
+        most_changes: number of changes after which it ends.
     """
     if not 0 <= until_seconds < math.inf:
         raise InputError(
