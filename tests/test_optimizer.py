@@ -94,6 +94,37 @@ def test_a_grad_scaler_and_a_schedule_work_as_in_their_readme(positional: bool) 
         optimizer.step(lambda: torch.zeros(()), scaler=scaler)
 
 
+@pytest.mark.parametrize("unscaled", ["none", "optimizer", "inner"])
+@pytest.mark.parametrize(
+    "steps", ["scaler.step(optimizer)", "optimizer.step(scaler=scaler)", "optimizer.step(scaler)"]
+)
+def test_gradients_are_unscaled_once(unscaled: str, steps: str) -> None:
+    """Whichever optimizer the scaler unscales; `scaler.step(optimizer)` unscaled again what the inner one had."""
+
+    def trained(is_ours: bool) -> tuple[Tensor, float]:
+        model = copy.deepcopy(MODEL)
+        inner = functools.partial(torch.optim.SGD, lr=0.1)
+        optimizer: Any = inner(model.parameters())
+        if is_ours:
+            optimizer = DiLoCoOptimizer(
+                batch_size=1, num_inner_steps=10, inner_optimizer=inner, params=model.parameters()
+            )
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for number, batch in enumerate(BATCHES[:4]):
+            scaler.scale(model(batch[0]) * (float("inf") if number == 2 else 1.0)).backward()
+            if unscaled != "none":
+                scaler.unscale_(optimizer.inner_optimizer if is_ours and unscaled == "inner" else optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            eval(steps if is_ours else "scaler.step(optimizer)", {"scaler": scaler, "optimizer": optimizer})
+            scaler.update()
+            optimizer.zero_grad()
+        return reference.vector(model), scaler.get_scale()
+
+    (ours, our_scale), (plain, scale) = trained(True), trained(False)
+    assert torch.equal(ours, plain)
+    assert our_scale == scale
+
+
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("overflows", [(0, 3), (2, None)])
 def test_torchs_idiom_of_a_scaler_counts_steps_that_overflow(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,7 +150,7 @@ class DiLoCoOptimizer(Optimizer):
         param_groups, state: the inner optimizer's.
         communicator, run_id, scheduler: as given.
         num_inner_steps: steps a round.
-        inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
+        inner_optimizer: for schedules of one's own; a scaler may unscale this optimizer or the inner one.
         outer_optimizer: the one that ends rounds.
         local_step, local_epoch, num_samples: steps, rounds and this rank's samples so far.
         grad_scale, found_inf: set by GradScaler.step while it calls `step`.
@@ -288,14 +290,13 @@ class DiLoCoOptimizer(Optimizer):
             closure, scaler = None, closure
         if scaler is not None and closure is not None:
             raise InputError(f"{type(self).__name__}.step: closure and scaler cannot be used together")
+        if scaler is not None and scaler.is_enabled() and "found_inf" not in self.__dict__:
+            return scaler.step(self, batch_size=batch_size)  # type: ignore[return-value]  # calls `step` again
         self._was_updated = False
         loss: Any = None
         if "found_inf" in self.__dict__:  # `scaler.step(self)` has called
             self._check_averaged()
             self._step_if_finite()
-        elif scaler is not None:
-            self._check_averaged()
-            scaler.step(self.inner_optimizer)
         elif closure is not None:
             loss = self.inner_optimizer.step(lambda: self._averaged(closure))
         else:
@@ -311,12 +312,22 @@ class DiLoCoOptimizer(Optimizer):
         return loss  # type: ignore[no-any-return]
 
     def _step_if_finite(self) -> None:
-        """Take the inner step in `scaler.step(self)`: unscale, unless that is done, and skip what has overflowed."""
+        """Take the inner step in `scaler.step(self)`: unscale, unless that is done, and skip what has overflowed.
+
+        A scaler notes by optimizer whether gradients are unscaled, and hands over its note of this one. Of the inner
+        one only the scaler knows, and it does not hand over itself: it is the caller.
+        """
         if self.grad_scale is not None:
-            inverse = self.grad_scale.double().reciprocal().float()
-            for parameter in self._parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(inverse.to(parameter.device))
+            frame = sys._getframe(1)
+            while not isinstance(scaler := frame.f_locals.get("self"), torch.amp.GradScaler):
+                if frame.f_back is None:
+                    where = type(self).__name__
+                    raise InputError(
+                        f"{where}.step: found_inf is set, but no torch.amp.GradScaler has called"
+                    )
+                frame = frame.f_back
+            with contextlib.suppress(RuntimeError):  # unscaled by `scaler.unscale_(self.inner_optimizer)`
+                scaler.unscale_(self.inner_optimizer)
         if not self.found_inf:
             self.inner_optimizer.step()
 
