@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,12 +59,12 @@ class Operation:
         """True if one member sends to all, or receives from all."""
         return Side.ROOT in (self.gives, self.takes)
 
-    @property
+    @cached_property
     def is_message(self) -> bool:
         """True for a message from the first of two members to the second."""
         return self.gives is Side.FIRST
 
-    @property
+    @cached_property
     def is_per_pair(self) -> bool:
         """True if every member has a part for every other."""
         return self.gives is Side.SENDER
@@ -78,12 +79,6 @@ class Operation:
         if self.is_whole:
             return 1
         return num_ranks**2 if self.is_per_pair else num_ranks
-
-    def needs_nobody(self, *, is_root: bool, is_empty: bool) -> bool:
-        """True if a member has its result as soon as it has entered, without any other member's data."""
-        if is_empty and not self.is_sent_empty:
-            return True
-        return (self.gives is Side.ROOT and is_root) or (self.takes is Side.ROOT and not is_root)
 
     def total_passes(self, num_parties: int) -> int:
         """Least number of times that each byte passes between parties; 1 if a part has one giver and one taker.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from netsim.collectives.operations import OPERATIONS, Side
@@ -89,7 +90,12 @@ def needs_nobody(op: str, is_root: bool, is_empty: bool) -> bool:
         is_root: the member is the call's root.
         is_empty: the call has no elements.
     """
-    return op in OPERATIONS and OPERATIONS[op].needs_nobody(is_root=is_root, is_empty=is_empty)
+    operation = OPERATIONS.get(op)
+    if operation is None:
+        return False
+    if is_empty and not operation.is_sent_empty:
+        return True
+    return operation.gives is Side.ROOT if is_root else operation.takes is Side.ROOT
 
 
 def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
@@ -174,7 +180,7 @@ class Calls:
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
-        self._queues: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
+        self._queues: dict[tuple[Hashable, int], dict[_InFlight, Post]] = {}
         self._asleep: dict[int, _InFlight] = {}
         # By box: messages without a receive, in the order of their posts; and receives from any rank.
         self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
@@ -215,8 +221,8 @@ class Calls:
         if OPERATIONS[flight.call.op].is_message:  # messages do not queue behind collectives
             self._post_message(flight, post)
             return
-        queue = self._queues.setdefault((post.key.group, rank), deque())
-        queue.append((flight, post))
+        queue = self._queues.setdefault((post.key.group, rank), {})
+        queue[flight] = post
         if len(queue) <= self._width:
             flight.enter(post.member, post.call)
 
@@ -406,16 +412,14 @@ class Calls:
 
     def _leave_queue(self, key: Key, flight: _InFlight, rank: int) -> None:
         """Take a collective that is over for the rank out of its queue, and enter the next that is due."""
-        queue = self._queues.get((key.group, rank), deque())
-        place = next((place for place, (each, _) in enumerate(queue) if each is flight), len(queue))
-        if place == len(queue):
-            return
-        del queue[place]
-        if not queue:
-            del self._queues[key.group, rank]
-        elif place < self._width <= len(queue):
-            following, post = queue[self._width - 1]
+        queue = self._queues.get((key.group, rank), {})
+        is_entered = flight in islice(queue, self._width)
+        queue.pop(flight, None)
+        if is_entered and len(queue) >= self._width:
+            following, post = next(islice(queue.items(), self._width - 1, None))
             following.enter(post.member, post.call)
+        elif is_entered and not queue:
+            del self._queues[key.group, rank]
 
     def wait(self, rank: int, key: Key, seconds: float = math.inf) -> Generator[simpy.Event, None, None]:
         """Wait until the call is over for this rank, or its group broken; after `seconds` it breaks."""
