@@ -23,14 +23,15 @@ class HeapItem:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.detach()
-
-    def detach(self) -> None:
-        """Belong to no heap."""
         self.key = inf
         self.below: HeapItem | None = None
         self.following: HeapItem | None = None
         self.before: HeapItem | None = None
+
+    def detach(self) -> None:
+        """Belong to no heap."""
+        self.key = inf
+        self.below = self.following = self.before = None
 
 
 @final
@@ -52,7 +53,7 @@ class Heap:
     def move(self, item: HeapItem, key: float) -> None:
         """Give an item another key; it joins or leaves the heap accordingly."""
         if item.key < inf:
-            self._remove(item)
+            self._remove(item, key < item.key)
         item.key = key
         if key < inf:
             first = self.first
@@ -65,14 +66,15 @@ class Heap:
             found += [other for other in (item.below, item.following) if other is not None]
         return found
 
-    def _remove(self, item: HeapItem) -> None:
-        below = item.below
-        if below is not None:
+    def _remove(self, item: HeapItem, with_all: bool) -> None:
+        """Take an item out, with or without all below it."""
+        left: HeapItem | None = None
+        if not with_all and item.below is not None:
+            left = united_siblings(item.below)
             item.below = None
-            below = united_siblings(below)
         before = item.before
         if before is None:
-            self.first = below
+            self.first = left
             return
         following = item.following
         if before.below is item:
@@ -84,8 +86,8 @@ class Heap:
             item.following = None
         item.before = None
         first = self.first
-        if below is not None and first is not None:
-            self.first = united(first, below)
+        if left is not None and first is not None:
+            self.first = united(first, left)
 
 
 def united(one: HeapItem, other: HeapItem) -> HeapItem:
