@@ -40,7 +40,6 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import torch
     from torch import Tensor
 
     from exogym_core.events import Finding, Saved
@@ -165,7 +164,7 @@ class RankCheckpoints:
 
     Attributes:
         folder: of the checkpoints; None where none are made.
-        every: steps between two.
+        every: steps between two; None where none are made.
         resumed: the checkpoint to resume from; None for a run from the start.
         own: keeps this rank's parts, where `folder` is on a disk that it does not see.
     """
@@ -181,14 +180,6 @@ class RankCheckpoints:
         if self.folder is None and self.resumed is not None:
             return self.resumed.path.parent
         return self.folder
-
-    def is_due(self, step: int) -> bool:
-        """True if there is a checkpoint after `step` steps."""
-        return self.folder is not None and self.every is not None and step % self.every == 0
-
-    def next_step(self, last: int) -> int | None:
-        """The step of the checkpoint after that of `last`; None where none are made."""
-        return None if self.folder is None or self.every is None else last + self.every
 
     def begun(self, after: int) -> list[int]:
         """Steps after `after` whose checkpoints some rank has begun."""
@@ -211,10 +202,6 @@ class RankCheckpoints:
         with record_errors(unfinished, "made"):
             unfinished.mkdir(exist_ok=True)
         return write_state(unfinished, rank_name(rank), state)
-
-    def load(self, rank: int, device: torch.device) -> dict[str, Any] | None:
-        """State of this rank, on its `device`, in the checkpoint to resume from; None for a run from the start."""
-        return self.resumed.rank_state(rank, device) if self.resumed is not None else None
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,7 @@ from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -176,8 +175,9 @@ class _BackwardClock:
             self._comm.advance(seconds)
 
     def begin(self, seconds: float) -> None:
-        """The backward pass that starts now takes so long."""
-        self._seconds = self._left = seconds
+        """Charge the forward pass of a micro-batch of so many seconds, and begin the backward pass."""
+        self._comm.advance(seconds * _FORWARD_SHARE)
+        self._seconds = self._left = seconds * (1 - _FORWARD_SHARE)
 
     def end(self) -> None:
         """Charge the rest: parameters without a gradient have cost nothing yet."""
@@ -256,7 +256,14 @@ class TorchLearner:
             losses.append((loss.detach(), samples if count is None else count))
             context.last_micro_batch = index == last
             self._before_backward(index == last)
-            self._backward(loss, weight, seconds * share, index == last)
+            clock = self._clock if index == last else None
+            if clock is not None:
+                clock.begin(seconds * share)
+            self._backward(loss, weight)
+            if clock is not None:
+                clock.end()
+            elif seconds:
+                self._comm.advance(seconds * share)
         if not last:
             return losses[0][0].item() if losses[0][1] else 0.0
         total = step.samples if context.count is None else context.count or 1.0
@@ -276,40 +283,30 @@ class TorchLearner:
         where = f"rank {self._comm.rank}, step {number + 1}"
         return as_loss(output, where), loss_and_count(output, where)[1]
 
-    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+    def _backward(self, loss: Tensor, weight: float) -> None:
         if weight != 1:
             loss = loss * weight
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        with self._time_of_backward(seconds, last):
-            if weight:  # else nothing in it counts, and its loss may be nan
-                loss.backward()  # type: ignore[no-untyped-call]
-
-    @contextmanager
-    def _time_of_backward(self, seconds: float, last: bool) -> Iterator[None]:
-        """Let the seconds of a micro-batch pass, as its gradients come in the last one where that matters."""
-        if self._clock is not None and last:
-            self._comm.advance(seconds * _FORWARD_SHARE)
-            self._clock.begin(seconds * (1 - _FORWARD_SHARE))
-            yield
-            self._clock.end()
-            return
-        yield
-        if seconds:
-            self._comm.advance(seconds)
+        if weight:  # else nothing in it counts, and its loss may be nan
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def run_ahead(self, data: Source, strategy: Strategy, num_steps: int) -> list[LocalStep]:
         """Take the next local steps of `strategy`, updates included; none where ranks do not go together."""
         return []
 
     def charge(self, number: int, taken: LocalStep) -> None:
-        """Let the virtual time of the passes of a step pass that has been taken; `number` from 0."""
+        """Advance virtual time by the forward and backward pass of a step already computed; `number` from 0."""
         seconds = 0.0 if self._cost is None else self._cost.of_samples(number, taken.step.samples)
-        with self._time_of_backward(seconds, last=True):
-            if self._clock is not None:
-                for name in self._order or ():
-                    if name in taken.with_gradient:
-                        self._clock.advance(name)
+        if self._clock is None:
+            if seconds:
+                self._comm.advance(seconds)
+            return
+        self._clock.begin(seconds)
+        for name in self._order or ():
+            if name in taken.with_gradient:
+                self._clock.advance(name)
+        self._clock.end()
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """Prepare the strategy's optimizers, the first of which applies the gradients, once it is set up."""

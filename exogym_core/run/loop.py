@@ -83,7 +83,7 @@ def take_step(
     gradients: Callable[[Samples, StepContext], float],
     step: Samples,
     context: StepContext,
-    announce: Callable[[float], None] = lambda loss: None,
+    announce: Callable[[float], None] | None = None,
 ) -> float:
     """Take one local step of a strategy that has been set up; return the loss.
 
@@ -100,7 +100,8 @@ def take_step(
     strategy.begin_step(context)
     strategy.zero_grad()
     loss = gradients(step, context)
-    announce(loss)
+    if announce is not None:
+        announce(loss)
     end_step(strategy)
     return loss
 
@@ -167,16 +168,16 @@ class Role(Stateful):
     def _begin(self) -> bool:
         """Start, or resume from the checkpoint; returns whether there was one."""
         self.comm.device = self._device
-        saved = self.checkpoints.load(self.comm.rank, self._device)
-        if saved is None:
+        resumed = self.checkpoints.resumed
+        if resumed is None:
             self.start()
         else:
-            self._resume(saved)
+            self._resume(resumed.rank_state(self.comm.rank, self._device))
         if not self.is_copy and not self.comm.members_change:
             # Real ranks end the broadcast of the model one after the other, and begin their steps together.
             with self.comm.off_clock():
                 self.comm.barrier()
-        return saved is not None
+        return resumed is not None
 
     def _save(self, step: int) -> None:
         """Save this rank's part of the checkpoint of `step`, and mark that: free of virtual time.
@@ -254,24 +255,21 @@ class Loop(Role):
 
     def go_on(self) -> bool:
         """Take the next step, or several at once; returns False at the end of the run."""
+        if self.local_step >= self.max_steps or (self.until is not None and self._is_late(self.until)):
+            return False
         ahead = self._steps_ahead() if self.learner.runs_ahead else 0
-        step = None if ahead else self._next_step()
+        step = None if ahead else self.data.next_step()
         if not ahead and step is None:
             return False
         self.snapshots.evaluate(self.local_step)
-        if ahead:
+        if step is None:
             self._run_ahead(ahead)
-        elif step is not None:
+        else:
             self.do(step)
-        if self.checkpoints.is_due(self.local_step):
+        every = self.checkpoints.every
+        if every is not None and self.local_step % every == 0:
             self._save(self.local_step)
         return True
-
-    def _next_step(self) -> StepSamples | None:
-        """Next step's samples; None at the end of the run."""
-        if self.local_step >= self.max_steps or (self.until is not None and self._is_late(self.until)):
-            return None
-        return self.data.next_step()
 
     def _is_late(self, until: float) -> bool:
         """Return True once `until` has passed: for this rank, or for all of the ranks that step together.
@@ -311,13 +309,14 @@ class Loop(Role):
         """Take so many steps at once, or one as usual where the other ranks do not go along."""
         strategy = self.strategy
         taken = self.learner.run_ahead(self.data, strategy, num_steps)
-        if not taken and (step := self._next_step()) is not None:
+        if not taken and (step := self.data.next_step()) is not None:
             self.do(step)
             return
         averager = strategy.site.averager
         for each in taken:
             learning_rate = strategy.learning_rate
-            strategy.begin_step(self._context(each.step))
+            about = (self.local_step, each.step.samples, each.step.samples_of, self.learner.scaler)
+            strategy.begin_step(StepContext(*about, last_micro_batch=False, comm=self.comm))
             self.learner.charge(self.local_step, each)
             if averager is not None:
                 averager.charge()
@@ -333,7 +332,8 @@ class Loop(Role):
         if strategy.workers.skips(self.local_step):
             strategy.skip_step()
         else:
-            context = self._context(step)
+            about_step = (self.local_step, step.samples, step.samples_of, self.learner.scaler)
+            context = StepContext(*about_step, last_micro_batch=False, comm=self.comm)
 
             def announce(loss: float) -> None:
                 if not self._is_forwarded:
@@ -343,17 +343,14 @@ class Loop(Role):
                     about = (step.samples, learning_rate, context.count, place)
                     self.comm.mark(Announced(self._step_done(loss, *about)))
 
+            has_news = self.comm.members_change or not self._is_forwarded
             num_off_clock = self.comm.state.num_off_clock
-            loss = take_step(strategy, self.learner.gradients, step, context, announce)
+            loss = take_step(strategy, self.learner.gradients, step, context, announce if has_news else None)
             self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
             about = (step.samples, learning_rate, context.count, strategy.round_place())
             self.comm.mark(self._step_done(loss, *about))
         self.local_step += 1
         self.snapshots.after_step(self.local_step)
-
-    def _context(self, step: StepSamples) -> StepContext:
-        about = (self.local_step, step.samples, step.samples_of)
-        return StepContext(*about, self.learner.scaler, last_micro_batch=False, comm=self.comm)
 
     def _step_done(
         self, loss: float, samples: int, learning_rate: float, count: float | None, place: RoundPlace | None
@@ -458,7 +455,8 @@ class Server(Role):
 
     def _save_and_evaluate(self) -> None:
         steps = self._steps
-        while (due := self.checkpoints.next_step(self._saved_step)) is not None and due <= steps:
+        every = self.checkpoints.every
+        while every is not None and (due := self._saved_step + every) <= steps:
             self._evaluate(steps, before=due)
             self._save(due)
         self._evaluate(steps)

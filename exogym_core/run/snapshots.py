@@ -10,8 +10,7 @@ or host time. A whole state is a model's `state_dict` and the buffers that this 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -154,8 +153,7 @@ def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 _JUDGED = ("outer", "own", "replica", "server")
 
 
-@dataclass(frozen=True)
-class EvaluationTimes:
+class EvaluationTimes(NamedTuple):
     """Steps and virtual times of evaluations.
 
     Attributes:
@@ -167,19 +165,6 @@ class EvaluationTimes:
     evaluate_every: int | None = None
     correlate_every: int | None = None
     evaluate_seconds: float | None = None
-
-    def due(self, step: int) -> list[str]:
-        """Kinds of evaluation due after so many steps: `evaluate`, `correlate`."""
-        due = []
-        if (
-            self.evaluate_every is not None
-            and self.evaluate_seconds is None
-            and step % self.evaluate_every == 0
-        ):
-            due.append("evaluate")
-        if self.correlate_every is not None and step and step % self.correlate_every == 0:
-            due.append("correlate")
-        return due
 
 
 def _check_judged(strategy: Strategy) -> None:
@@ -247,9 +232,14 @@ class Snapshots(Stateful):
 
     def evaluate(self, step: int) -> None:
         """Deposit what is due before the next step: `step` are done, or, on a server, have gone in."""
-        if self._evaluations.evaluate_seconds is not None and self._evaluations.evaluate_every is not None:
-            self._evaluate_by_clock(step, self._evaluations.evaluate_seconds)
-        due = self._evaluations.due(step)
+        every, correlate_every, seconds = self._evaluations
+        due = []
+        if every is not None and seconds is not None:
+            self._evaluate_by_clock(step, seconds)
+        elif every is not None and step % every == 0:
+            due.append("evaluate")
+        if correlate_every is not None and step and step % correlate_every == 0:
+            due.append("correlate")
         if self._strategy.num_servers:  # the server is judged, at its own time
             due = [what for what in due if (what == "evaluate") != self._is_worker]
         if due:
@@ -271,13 +261,16 @@ class Snapshots(Stateful):
         """Deposit the last evaluation and the final models; nothing is in flight any more."""
         self.after_step(None)
         self._given = -1  # the final model is deposited whole
-        evaluate = ["evaluate"] if self._evaluations.evaluate_every is not None else []
-        is_timed = self._evaluations.evaluate_seconds is not None
-        if is_timed or not self._strategy.is_synchronous:  # whatever number of steps ranks have done
+        every, correlate_every, seconds = self._evaluations
+        evaluate = [] if every is None else ["evaluate"]
+        if (
+            seconds is not None or not self._strategy.is_synchronous
+        ):  # whatever number of steps ranks have done
             self._deposit(EvaluationPoint(Grid.END), [*evaluate, "final"])
         else:
-            due = [what for what in self._evaluations.due(step) if what not in evaluate]
-            self._deposit(EvaluationPoint(Grid.STEP, step), [*evaluate, *due, "final"])
+            if correlate_every is not None and step and step % correlate_every == 0:
+                evaluate.append("correlate")
+            self._deposit(EvaluationPoint(Grid.STEP, step), [*evaluate, "final"])
 
     def after_step(self, step: int | None) -> None:
         """Note a new judged model after so many steps (None: all)."""

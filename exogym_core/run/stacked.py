@@ -657,19 +657,18 @@ class StackedLearner(TorchLearner):
             raise _later_pass(f"it trains {min(new)!r}, which the first one leaves out")
         return loss, None
 
-    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+    def _backward(self, loss: Tensor, weight: float) -> None:
         """Give parameters their gradients, one after the other where hooks of clock and strategy await that."""
         if weight != 1:
             torch._foreach_mul_(list(self._gradients.values()), weight)
-        with self._time_of_backward(seconds, last):
-            for name in self._gradients if self._order is None else self._order:
-                parameter, gradient = self._trained[name], self._gradients.get(name)
-                if gradient is None:  # a pass may leave a parameter out
-                    continue
-                if self._order is not None or any(_hooks(parameter)):
-                    parameter.backward(gradient)  # type: ignore[no-untyped-call]
-                else:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        for name in self._gradients if self._order is None else self._order:
+            parameter, gradient = self._trained[name], self._gradients.get(name)
+            if gradient is None:  # a pass may leave a parameter out
+                continue
+            if self._order is not None or any(_hooks(parameter)):
+                parameter.backward(gradient)  # type: ignore[no-untyped-call]
+            else:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def _has_own_hooks(self) -> bool:
         """True if other hooks than the clock's get the gradients: of a strategy of one's own."""
