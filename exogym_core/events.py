@@ -117,7 +117,7 @@ class Saved(NamedTuple):
         step: of the checkpoint.
         files: facts of the files of the part.
         num_timed: evaluations by the clock that the rank had reached.
-        num_deposited: snapshots that the rank had deposited, on a real transport.
+        num_deposited: snapshots that the rank had deposited since the run began or was resumed.
         wall_seconds: as above.
     """
 

@@ -1088,7 +1088,7 @@ class TwoDisks:
             own = self.own if rank else None
             files = RankCheckpoints(self.home, 5, None, own).save(step, rank, state(step, rank))
             self.writer.add(untimed_row(rank, Saved(step, files)))
-        self.writer.settle()
+        self.writer.settle({})
 
     def parts(self) -> list[str]:
         return sorted(path.name for path in self.scratch.glob("part-*"))

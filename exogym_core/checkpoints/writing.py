@@ -211,12 +211,12 @@ class _Arriving:
     files: FileFacts = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
     # (of ranks whose parts are elsewhere: as far as it has come when the last part is here)
-    num_deposited: int = 0  # snapshots of all ranks, when the last rank had saved
+    num_deposited: dict[int, int] = field(default_factory=dict)  # snapshots of each rank before its mark
     num_timed: int = 0  # evaluations by the clock that some rank had reached
 
 
 class CheckpointWriter:
-    """Completes checkpoints as their marks are served, and everything before them has been observed.
+    """Completes checkpoints as their marks are served, and everything before them has been evaluated.
 
     Args:
         folder: for the checkpoints; it exists. None: none are made.
@@ -249,7 +249,7 @@ class CheckpointWriter:
         self._folder, self._identity, self._world_size = folder, identity, world_size
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
-        self._complete: list[tuple[int, _Arriving]] = []  # by step; to be observed first: what was deposited
+        self._complete: list[tuple[int, _Arriving]] = []  # by step; to be evaluated first: what was deposited
         self._num_timed = 0  # evaluations by the clock that have been reported
         self._resumed_step = resumed.step if resumed is not None else 0
         past, self.found = resumed.past() if resumed is not None else ([], [])
@@ -270,8 +270,8 @@ class CheckpointWriter:
             self._log.add(rank, request)
         self._in_flight.requested(rank, request)
 
-    def add(self, marked: StampedRow, num_deposited: int = 0) -> None:
-        """Take a rank's `Saved`, when so many snapshots have been deposited.
+    def add(self, marked: StampedRow) -> None:
+        """Take a rank's `Saved`.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
@@ -282,11 +282,11 @@ class CheckpointWriter:
         arriving = self._arriving.setdefault(saved.step, _Arriving())
         arriving.files.update(saved.files)
         arriving.lengths[marked.rank] = self._log.length(marked.rank)
+        arriving.num_deposited[marked.rank] = saved.num_deposited
         arriving.num_timed = max(arriving.num_timed, saved.num_timed)
         if len(arriving.lengths) == self._num_parts:
             for rank in range(self._world_size):
                 arriving.lengths.setdefault(rank, self._log.length(rank))
-            arriving.num_deposited = num_deposited
             self._complete.append((saved.step, self._arriving.pop(saved.step)))
 
     def add_found(self, found: Finding) -> None:
@@ -296,15 +296,17 @@ class CheckpointWriter:
             if found.point.grid is Grid.CLOCK:
                 self._num_timed = found.point.number + 1
 
-    def settle(self, num_observed: int = 0) -> None:
-        """Complete the checkpoints that are ready, when so many snapshots have been observed.
+    def settle(self, num_taken: Mapping[int, int]) -> None:
+        """Complete the checkpoints before which all is evaluated, when so many snapshots of each rank are.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
         """
         while self._complete:
             step, arriving = self._complete[0]
-            if num_observed < arriving.num_deposited or self._num_timed < arriving.num_timed:
+            if self._num_timed < arriving.num_timed or any(
+                num_taken.get(rank, 0) < number for rank, number in arriving.num_deposited.items()
+            ):
                 return
             del self._complete[0]
             if messages := self._in_flight.complete(step):

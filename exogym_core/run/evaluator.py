@@ -227,7 +227,6 @@ class Evaluator(SnapshotThread):
 
     Attributes:
         memory_bytes: of waiting snapshots.
-        num_given: snapshots deposited; `num_taken` of them are evaluated.
         found: findings in the order of their points, for the run monitor to take out.
     """
 
@@ -246,7 +245,6 @@ class Evaluator(SnapshotThread):
         super().__init__(self._take, self._spill, "evaluator", intra_op_threads)
         self._initial, self._device, self._strategy = model, device, strategy
         self._make, self._is_inline = make_evaluation, intra_op_threads is None
-        self.num_given = 0
         self.found: deque[Finding] = deque()
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
@@ -268,10 +266,9 @@ class Evaluator(SnapshotThread):
             Exception: an earlier one of the thread.
         """
         self.raise_if_failed()
-        self.num_given += 1
         if self._is_inline:
-            self.num_taken += 1
             self._take(rank, snapshot, tensors)
+            self.num_taken[rank] += 1
         else:
             self.put(rank, snapshot, [tensor.clone() for tensor in tensors])
 

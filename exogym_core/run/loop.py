@@ -193,7 +193,7 @@ class Role(Stateful):
             "random": random_streams(self._device),
         }
         files = self.checkpoints.save(step, self.comm.rank, state)
-        self.comm.mark(Saved(step, files, self.snapshots.num_timed))
+        self.comm.mark(Saved(step, files, self.snapshots.num_timed, self.snapshots.num_deposited))
         self.comm.flush()
 
     def _resume(self, saved: Mapping[str, Any]) -> None:

@@ -146,12 +146,8 @@ class RunMonitor:
         with self._lock:
             self.recorder.add(marked)
             if isinstance(marked.row, Saved):
-                self.writer.add(marked, self._num_deposited_at(marked.row))
+                self.writer.add(marked)
             self.settle()
-
-    def _num_deposited_at(self, saved: Saved) -> int:
-        """Snapshots of all ranks that have been deposited when a checkpoint was marked."""
-        return self.evaluator.num_given
 
     def take_final_models(self) -> None:
         """Wait for the last evaluations, after all rows and snapshots, and keep the models in the result."""
@@ -166,7 +162,7 @@ class RunMonitor:
 
     def settle(self) -> None:
         """Record what the evaluator has found since the last call."""
-        num_taken = self.evaluator.num_taken  # first: findings that come after it do no harm
+        num_taken = dict(self.evaluator.num_taken)  # first: findings that come after it do no harm
         while self.evaluator.found:
             self.observe(self.evaluator.found.popleft())
         self.writer.settle(num_taken)

@@ -207,6 +207,7 @@ class Snapshots(Stateful):
 
     Attributes:
         num_timed: evaluations by the clock so far.
+        num_deposited: snapshots deposited in this process.
     """
 
     state = State("num_timed", version="_version", born="_born", given="_given", buffers="_buffers")
@@ -224,7 +225,7 @@ class Snapshots(Stateful):
         self._has_buffers = any(True for _ in model.buffers())
         self._buffers: dict[str, Tensor] = {}  # as they were then
         self._keep_buffers()
-        self.num_timed = 0
+        self.num_timed = self.num_deposited = 0
 
     @property
     def _is_worker(self) -> bool:
@@ -328,6 +329,7 @@ class Snapshots(Stateful):
             layouts=layouts,
             extra=extra,
         )
+        self.num_deposited += 1
         self._comm.deposit(snapshot, tensors)
 
     def parameters(self) -> dict[str, nn.Parameter]:

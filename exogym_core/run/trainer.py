@@ -10,7 +10,6 @@ import importlib
 import json
 import re
 import warnings
-from collections import Counter
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -29,7 +28,7 @@ from exogym_core.run.request import FitRequest
 from exogym_core.run.resumption import go_on_after_restart, remember_checkpoints, there_is
 from exogym_core.run.snapshots import load_whole_state
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
-from exogym_core.workers.host import Sinks, untimed_row
+from exogym_core.workers.host import Sinks
 from exogym_core.workers.torchrun.rank import TorchrunHost
 from netsim.docstrings import section_of
 from netsim.errors import DeadlockError, InputError, MismatchError, RankError
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
-    from exogym_core.events import Saved
     from exogym_core.run.loop import RankOutcome
     from exogym_core.workers.run import RunResult
 
@@ -110,24 +108,6 @@ def fill(
     return [*remarks, _UNCHARGED.format(result.strategy)] if result.coding == "not charged" else remarks
 
 
-class _Watcher(RunMonitor):
-    """Run monitor of rank 0, for the rows and snapshots of all ranks.
-
-    Rows arrive in one thread, snapshots in a second, and are evaluated in a third.
-    """
-
-    def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
-        super().__init__(program, result, listeners)
-        self._num_deposited: Counter[int] = Counter()  # of all ranks, at the checkpoint of a step
-        for rank, row in self.writer.journal.past_rows():
-            self.writer.journal.mark(rank, row)
-            self.recorder.add(untimed_row(rank, row))
-
-    def _num_deposited_at(self, saved: Saved) -> int:
-        self._num_deposited[saved.step] += saved.num_deposited
-        return self._num_deposited[saved.step]
-
-
 def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
     """Train as this rank and fill `result`; returns warnings for the user.
 
@@ -140,12 +120,12 @@ def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Liste
         program.prepare()  # at the same time as rank 0
         return _train_joined(program, result, None)
     go_on_after_restart(program)
-    with _Watcher(program, result, listeners) as watcher:
+    with RunMonitor(program, result, listeners) as watcher:
         remember_checkpoints(program)
         return _train_joined(program, result, watcher)
 
 
-def _train_joined(program: Program, result: FitResult, watcher: _Watcher | None) -> Sequence[str]:
+def _train_joined(program: Program, result: FitResult, watcher: RunMonitor | None) -> Sequence[str]:
     request = program.request
     host = TorchrunHost(
         partial(there_is, program), request.seed, request.timeout_seconds, request.compare_calls

@@ -85,6 +85,12 @@ class Sinks:
     journal: Journal = field(default_factory=Journal)
     recorder: Recorder | None = None
 
+    def replay_untimed(self, num_ranks: int) -> None:
+        """Log and pass on the rows of an earlier part of a run without virtual time."""
+        past = [untimed_row(rank, row) for rank, row in self.journal.past_rows()]
+        for stamped in rows_in_order(past, num_ranks):
+            self.take_untimed(stamped.rank, stamped.row)
+
     def take_untimed(self, rank: int, row: Marked | Mapping[str, Any]) -> None:
         """Log and pass on a row marked where there is no virtual time."""
         self.journal.mark(rank, row)

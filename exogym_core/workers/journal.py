@@ -110,7 +110,7 @@ class SnapshotThread:
         intra_op_threads: torch's threads for one operator in it; None: as they are.
 
     Attributes:
-        num_taken: snapshots taken so far.
+        num_taken: snapshots taken so far, by rank.
         failure: of `take`; none is taken after it.
     """
 
@@ -125,7 +125,7 @@ class SnapshotThread:
         self._queue: queue.SimpleQueue[tuple[int, Any, Held] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failure: BaseException | None = None
-        self.num_taken = 0
+        self.num_taken: Counter[int] = Counter()
 
     def put(self, rank: int, note: Any, tensors: Sequence[Tensor]) -> None:
         """Hand a snapshot over; its tensors must stay unchanged."""
@@ -156,7 +156,7 @@ class SnapshotThread:
                     self._take(rank, note, tensors)
             except BaseException as failure:
                 self.failure = failure
-            self.num_taken += 1
+            self.num_taken[rank] += 1
 
 
 def _in_file(tensor: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
     from exogym_core.checkpoints.checkpoint import StoredCheckpoint
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
-    from exogym_core.events import EvaluationPoint, Finding, Marked, RankRow, SiteRow
+    from exogym_core.events import EvaluationPoint, Finding, RankRow, SiteRow
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.loop import RankOutcome
     from exogym_core.run.program import Program
@@ -179,7 +178,6 @@ class _SiteMonitor(RunMonitor):
         self._last_step: dict[int, int] = {}
         self._rounds = RowOrder()
         self._judged: set[EvaluationPoint] = set()  # of evaluations that have been taken in
-        self._num_deposited: Counter[int] = Counter()  # by this site's ranks, at the checkpoint of a step
         self._size, self._site = processes_of_site(), 0
         self._has_finished: set[int] = set()  # sites
         self._send: Callable[[int, SiteRow], None] = lambda rank, row: None
@@ -223,10 +221,9 @@ class _SiteMonitor(RunMonitor):
             self._send_rows()  # a process resumed from it does not send earlier rows
         with self._lock:
             if isinstance(row, Saved):
-                self._num_deposited[row.step] += row.num_deposited
                 self.writer.journal.mark(rank, row)
                 own = row._replace(num_timed=0)  # evaluated by another site
-                self.writer.add(untimed_row(rank, own), self._num_deposited[row.step])
+                self.writer.add(untimed_row(rank, own))
             else:
                 self._take(rank, row)
                 self._send(rank, row)
@@ -400,16 +397,9 @@ class SiteHost:
         """
         if processes_of_site() > 1:
             return self._run_beside(body, sinks)
-        watch, on_deposit = self._watch, sinks.on_deposit
-        assert watch is not None
+        on_deposit = sinks.on_deposit
         assert on_deposit is not None
-
-        def mark(row: Marked) -> None:
-            if isinstance(row, Saved):
-                row = row._replace(num_deposited=watch.evaluator.num_given)
-            sinks.on_row(untimed_row(0, row))
-
-        with _connected(self._program, self.resumed, mark) as comm:
+        with _connected(self._program, self.resumed, lambda row: sinks.on_row(untimed_row(0, row))) as comm:
             comm.observed_by(partial(on_deposit, 0))
             return RunResult.untimed([body(comm)], [comm.traffic])
 

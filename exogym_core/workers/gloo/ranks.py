@@ -18,7 +18,7 @@ from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.workers.failures import distance_from_cause, reported_error
-from exogym_core.workers.host import RunResult, Sinks, rows_in_order, untimed_row
+from exogym_core.workers.host import RunResult, Sinks
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import NetsimError, RankError
@@ -62,9 +62,7 @@ class GlooHost:
                 the others were doing.
             MismatchError, DeadlockError, InputError: as raised in a rank.
         """
-        past = [untimed_row(rank, row) for rank, row in sinks.journal.past_rows()]
-        for stamped in rows_in_order(past, self.num_ranks):
-            sinks.take_untimed(stamped.rank, stamped.row)
+        sinks.replay_untimed(self.num_ranks)
         with _store_file() as path:
             make = partial(
                 Rendezvous,

@@ -15,7 +15,7 @@ import torch
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
-from exogym_core.events import Saved, from_record, to_record
+from exogym_core.events import from_record, to_record
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
 from exogym_core.workers.journal import SnapshotThread, SpillBuffer
@@ -101,20 +101,15 @@ class SnapshotCollector(SnapshotThread):
     Args:
         comm: of all ranks; a group of the same ranks is made for this.
         on_deposit: takes what comes; on rank 0.
-
-    Attributes:
-        num_put: snapshots that this rank has deposited.
     """
 
     def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit | None) -> None:
         self._comm, self._on_deposit = comm, on_deposit
         self._wire = comm.group(range(comm.world_size)).control
         super().__init__(self._send, SpillBuffer(), "deposits")
-        self.num_put = 0
 
     def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         """Send a deposit on its way."""
-        self.num_put += 1
         payload = torch.frombuffer(bytearray(packed((to_record(note), list(tensors)))), dtype=torch.uint8)
         self.put(self._comm.rank, None, [payload])
 
@@ -214,6 +209,7 @@ class TorchrunHost:
             Exception: of `body`, or of `sinks`.
         """
         rendezvous = Rendezvous.from_environment(self._compare_calls, self._timeout_seconds, "auto")
+        sinks.replay_untimed(rendezvous.num_ranks)
         before = RandomStates.of_process()
         with contextlib.ExitStack() as opened:
             self.comm = GlooCommunicator.connect(rendezvous, self.mark)
@@ -239,9 +235,7 @@ class TorchrunHost:
             return RunResult.untimed([result], [self.comm.traffic])
 
     def mark(self, row: Marked | Mapping[str, Any]) -> None:
-        """Send a row to rank 0, soon; that of a checkpoint with the number of snapshots before it."""
-        if isinstance(row, Saved):
-            row = row._replace(num_deposited=self._snapshots.num_put)
+        """Send a row to rank 0, soon."""
         self.side.mark(row)
 
     def gather(self, value: Any = None) -> list[Any]:
