@@ -161,10 +161,6 @@ class Role(Stateful):
     def _device(self) -> torch.device:
         return device_of(self.model)
 
-    def _begin_snapshots(self) -> None:
-        """Begin snapshots of a strategy that is set up."""
-        self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
-
     def _begin(self) -> bool:
         """Start, or resume from the checkpoint; returns whether there was one."""
         self.comm.device = self._device
@@ -375,7 +371,7 @@ class Loop(Role):
         if self.updates is not None:
             charge_updates(self.strategy.optimizers, self.updates, self.comm.advance)
         self.learner.take_over(self.strategy.optimizers)
-        self._begin_snapshots()
+        self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()
@@ -445,7 +441,7 @@ class Server(Role):
             with self.comm.off_clock():
                 broadcast_state(self.model, self.comm)
         self.strategy.setup(self.model, self.comm, max_steps=1, seed=self.seed)
-        self._begin_snapshots()
+        self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
 
     def _updated(self, steps: float) -> None:
         """Evaluate the judged model, and save the state, where that is due after so many steps that have gone in."""

@@ -527,13 +527,9 @@ class Program:
             shared_cores=None if self.compute is None else self.compute.shared_cores,
         )
 
-    def refuse_fewer_steps_than(self, resumed: StoredCheckpoint) -> None:
-        """Raise InputError if the run ends before the checkpoint that it resumes from."""
-        if (steps := self.known_max_steps()) is not None:
-            self._refuse_fewer_steps(steps, resumed)
-
-    def _refuse_fewer_steps(self, steps: int, resumed: StoredCheckpoint) -> None:
-        if steps < resumed.step:
+    def refuse_fewer_steps(self, steps: int | None, resumed: StoredCheckpoint) -> None:
+        """Raise InputError if a run of `steps` (None: not known yet) ends before the checkpoint it resumes from."""
+        if steps is not None and steps < resumed.step:
             what = "max_steps" if steps == self.request.max_steps else "num_epochs"
             raise InputError(
                 f"fit: {what} ends the run after {format_count(steps, 'step')}, but "
@@ -585,7 +581,7 @@ class Program:
         data.num_epochs = request.num_epochs
         max_steps = request.limit(data.steps_per_epoch)
         if self.checkpoints.resumed is not None:
-            self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
+            self.refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
         cost = self._durations(comm.rank)

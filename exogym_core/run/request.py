@@ -89,8 +89,14 @@ class FitRequest(RunConfig):
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         if values["compute"] is None and values["topology"] is not None:
             values["compute"] = Compute()
-        values["finds_minibatch"] = values["minibatch_size"] == "auto"
-        values["minibatch_size"] = _minibatch(values["minibatch_size"], values["batch_size"])
+        batch_size, given = values["batch_size"], values["minibatch_size"]
+        values["finds_minibatch"] = given == "auto"
+        values["minibatch_size"] = size = batch_size if given in (None, "auto") else given
+        if batch_size % size:
+            raise InputError(
+                f"fit: minibatch_size {size} does not divide batch_size {batch_size}; "
+                f"use {nearest_divisor(batch_size, size)}"
+            )
         values["autocast"] = _precision(values["autocast"])
         if values["num_epochs"] is None and values["max_steps"] is None:
             values["num_epochs"] = 1
@@ -303,16 +309,6 @@ def _precision(given: object) -> str | None:
             ["true", "false", *PRECISIONS],
         )
     return str(given)
-
-
-def _minibatch(given: Any, batch_size: int) -> int:
-    size: int = batch_size if given in (None, "auto") else given
-    if batch_size % size:
-        raise InputError(
-            f"fit: minibatch_size {size} does not divide batch_size {batch_size}; "
-            f"use {nearest_divisor(batch_size, size)}"
-        )
-    return size
 
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:

@@ -90,7 +90,7 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
     if resumed is not None:
         resumed.check(identity)
         _refuse_edited_code(resumed, identity, request.edited_code)
-        program.refuse_fewer_steps_than(resumed)
+        program.refuse_fewer_steps(program.known_max_steps(), resumed)
     folder = None
     if request.checkpoint_interval is not None:
         if resumed is None:

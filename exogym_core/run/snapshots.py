@@ -167,20 +167,6 @@ class EvaluationTimes(NamedTuple):
     evaluate_seconds: float | None = None
 
 
-def _check_judged(strategy: Strategy) -> None:
-    """Refuse an unknown kind of judged model, or one that the strategy cannot have."""
-    where, judged = type(strategy).__name__, strategy.judged
-    if judged not in _JUDGED:
-        raise unknown_name(f"judged of {where}", str(judged), _JUDGED)
-    if judged == "server" and not strategy.num_servers:
-        raise InputError(f"{where}: judged = 'server', but num_servers is 0; write judged = 'own' or 'outer'")
-    if judged in ("replica", "own") and strategy.judged_state() is not None:
-        raise InputError(
-            f"{where}: judged = {judged!r} judges ranks' models, so that judged_state() would be ignored; write "
-            "judged = 'outer', or leave judged_state() out"
-        )
-
-
 def refuse_other_parameters(model: nn.Module, objects: Mapping[str, int]) -> None:
     """Raise InputError where a model's parameters are no longer the `objects`, by name, that are trained."""
     found = {name: id(value) for name, value in model.named_parameters()}
@@ -215,7 +201,18 @@ class Snapshots(Stateful):
     def __init__(
         self, comm: Communicator, model: nn.Module, strategy: Strategy, evaluations: EvaluationTimes
     ) -> None:
-        _check_judged(strategy)
+        where, judged = type(strategy).__name__, strategy.judged
+        if judged not in _JUDGED:
+            raise unknown_name(f"judged of {where}", str(judged), _JUDGED)
+        if judged == "server" and not strategy.num_servers:
+            raise InputError(
+                f"{where}: judged = 'server', but num_servers is 0; write judged = 'own' or 'outer'"
+            )
+        if judged in ("replica", "own") and strategy.judged_state() is not None:
+            raise InputError(
+                f"{where}: judged = {judged!r} judges ranks' models, so that judged_state() would be ignored; write "
+                "judged = 'outer', or leave judged_state() out"
+            )
         self._comm, self._model, self._strategy, self._evaluations = comm, model, strategy, evaluations
         self._trained = {name: value.requires_grad for name, value in model.named_parameters()}
         self._objects = {name: id(value) for name, value in model.named_parameters()}
@@ -292,10 +289,13 @@ class Snapshots(Stateful):
 
     def _deposit(self, point: EvaluationPoint, what: list[str]) -> None:
         present = self._strategy.workers.present
-        if self._strategy.num_servers:
-            present = self._served(what)
+        if self._strategy.num_servers:  # the last server is evaluated, and all models at the end
+            workers, last = list(range(self._strategy.num_nodes)), self._comm.world_size - 1
+            present = [*workers, last] if "final" in what else [last] if "evaluate" in what else workers
         if self._comm.members_change:  # models are not gathered: the lowest site has the one that counts
-            here = self._site()
+            inside, rank = self._comm.inside, self._comm.rank
+            first, size = (rank, 1) if inside is None else (rank - inside.rank, inside.world_size)
+            here = list(range(first, first + size))
             # A site that has come back between two rounds may know of no other; those do the evaluation.
             is_lowest = min(present, default=-1) in here
             what = what if is_lowest else [each for each in what if each == "final"]
@@ -346,19 +346,6 @@ class Snapshots(Stateful):
                 "optimizer would notice: set it before"
             )
         return found
-
-    def _site(self) -> list[int]:
-        """The ranks of this rank's site, where members change."""
-        inside, rank = self._comm.inside, self._comm.rank
-        first, size = (rank, 1) if inside is None else (rank - inside.rank, inside.world_size)
-        return list(range(first, first + size))
-
-    def _served(self, what: list[str]) -> list[int]:
-        """Ranks that deposit in runs with servers: workers and the last server at the end, else evaluated ranks."""
-        workers, last = list(range(self._strategy.num_nodes)), self._comm.world_size - 1
-        if "final" in what:
-            return [*workers, last]
-        return [last] if "evaluate" in what else workers
 
     def _judged(self, present: list[int]) -> dict[str, Mapping[str, Tensor]]:
         """The judged model, if it differs from the replicas and this rank deposits it."""
