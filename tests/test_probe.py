@@ -236,6 +236,15 @@ def test_the_file_says_how_sure_it_is() -> None:
     assert "at least this: a host's own line was the limit" in text
 
 
+def test_one_stream_that_is_enough_in_one_direction_is_measured_with_one_there() -> None:
+    found = Found(["us", "eu"], Asked(), "2026-01-01 00:00 UTC")
+    for ends, single in ((("us", "eu"), 95e6), (("eu", "us"), 30e6)):
+        found.rtt_seconds[ends] = 0.08
+        found.routes[ends] = RouteResult(single, 95.64e6, 0.04, 0.002, 0.12, 0.3)
+    net = Topology.from_mapping(yaml.safe_load(topology_text(found, "two")))
+    assert [net.link_between[ends].measured_streams for ends in found.routes] == [1, 8]
+
+
 def test_the_kernel_tells_of_a_connection(listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname()) as opened:
         kernel = KernelFacts.of(opened)
