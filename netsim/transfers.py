@@ -10,6 +10,8 @@ import csv
 import io
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
@@ -24,11 +26,11 @@ from netsim.network.clock import rare_collections
 from netsim.network.network import MOST_BYTES
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
-from netsim.units import format_list, parse_bytes, parse_seconds
+from netsim.units import format_list, parse_bytes, parse_seconds, shown
 from netsim.weather.faults import ConnectionPool, network_with_weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping
 
     import simpy
 
@@ -166,13 +168,16 @@ def _flow(
     start, src, dst, size = row
     amounts = []
     for name, value, read in (("start_s", start, read_seconds), ("bytes", size, read_bytes)):
-        number = value
+        number = math.nan
         if isinstance(value, str):
             with locate_errors(f"{where} {name}"):
                 number = read(value)
-        if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
+        elif isinstance(value, Real) and not isinstance(value, bool):
+            with suppress(OverflowError):  # of an int that is no float
+                number = float(value)
+        if not 0 <= number < math.inf:
             noun = "seconds" if name == "start_s" else name
-            raise InputError(f"{where} {name}: expected a number of {noun}, zero or more, got {value!r}")
+            raise InputError(f"{where} {name}: expected a number of {noun}, zero or more, got {shown(value)}")
         amounts.append(float(number))
     if amounts[1] > MOST_BYTES:
         raise InputError(
@@ -228,8 +233,10 @@ def flows(
     net, parsed = network_and_protocol(topology, protocol)
     if isinstance(rows, str | Path):
         listed: Sequence[Flow] = read_flows(rows, net).flows
-    else:
+    elif isinstance(rows, Iterable):
         listed = [_row(number, row, net) for number, row in enumerate(rows, 1)]
+    else:
+        raise InputError(f"flows: expected rows of transfers, or a CSV file, got {rows!r}")
     messages = [(flow.src, flow.dst, flow.num_bytes) for flow in listed]
     finish = time_flows(net, listed, parsed)
     return FlowTimes(finish.tolist(), window_limit(net, parsed, messages), later_weather(net, finish))
@@ -270,7 +277,7 @@ def _row(number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology
         if missing:
             raise InputError(f"{where} no {', '.join(missing)}; give start_s, src, dst and bytes")
         row = [row[key] for key in _COLUMNS]  # type: ignore[call-overload]
-    if isinstance(row, str) or len(row) != 4:
+    if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray) or len(row) != 4:
         raise InputError(
             f"{where} {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
             "('1 s', from, to, '5 MB')"

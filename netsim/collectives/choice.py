@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from netsim.collectives.estimate import Estimator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Choices", "parse_collectives", "schedule"]
 
 _MOST_BYTES = 10**15  # sums over ranks and steps stay whole in 64 bits
+_MOST_RANKS = 1_000_000
 _MOST_REMEMBERED = 4096
 _SIGNIFICANT_BITS = 6  # of the size for which an algorithm is chosen
 
@@ -215,15 +217,16 @@ def _problem(
     grain: int = 1,
 ) -> Problem:
     """Check a request; return it with the default algorithm."""
-    least = 2 if OPERATIONS[op].is_message else 1
-    if num_ranks < least:
-        raise InputError(f"{op}: {num_ranks} ranks given; it takes at least {least}")
-    if num_bytes < 0:
-        raise InputError(f"{op}: num_bytes is {num_bytes}; it must be 0 or more")
-    if not 0 <= root < num_ranks:
-        raise InputError(f"{op}: root {root} is not a member; it must be from 0 to {num_ranks - 1}")
-    if grain < 1:
-        raise InputError(f"{op}: element_bytes is {grain}; it must be 1 or more")
+    for name, value, least, largest in (
+        ("num_ranks", num_ranks, 2 if OPERATIONS[op].is_message else 1, _MOST_RANKS),
+        ("num_bytes", num_bytes, 0, None),
+        ("element_bytes", grain, 1, None),
+    ):
+        if not isinstance(value, Integral) or value < least or (largest is not None and value > largest):
+            limit = f"of at least {least}" if largest is None else f"from {least} to {largest:,}"
+            raise InputError(f"{op}: {name} is {value!r}; give a whole number {limit}")
+    if not isinstance(root, Integral) or not 0 <= root < num_ranks:
+        raise InputError(f"{op}: root {root!r} is not a member; it must be from 0 to {num_ranks - 1}")
     flat = None if parts is None else _flat_parts(op, num_ranks, parts)
     total = int(num_bytes) if flat is None else sum(flat)
     num_bytes_each, each = (total // num_ranks, " a rank") if OPERATIONS[op].is_per_pair else (total, "")

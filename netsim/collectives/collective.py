@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -110,6 +111,8 @@ def collective(
     net, parsed = network_and_protocol(topology, protocol)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
         raise InputError(f"{op}: repeat is {repeat!r}; give a whole number from 1 up")
+    if not isinstance(pause_seconds, int | float) or not 0 <= pause_seconds < math.inf:
+        raise InputError(f"{op}: pause_seconds is {pause_seconds!r}; give a number of seconds, zero or more")
     hosts, size, root = resolve_request(net, op, num_bytes, ranks, root)
     size *= len(hosts) if OPERATIONS[op].is_per_pair else 1
     if algorithm == "auto" and parsed.rendezvous:
@@ -180,6 +183,8 @@ def resolve_request(
     operation = OPERATIONS[op]
     hosts = tuple(range(len(topology.hosts)))[: 2 if operation.is_message else None]
     if ranks is not None:
+        if isinstance(ranks, str) or not isinstance(ranks, Iterable):
+            raise InputError(f"{op}: ranks is {ranks!r}; give a list of hosts")
         with locate_errors(f"{op}: ranks"):
             hosts = tuple(host_index(topology, host) for host in ranks)
         if operation.is_message and len(hosts) != 2:
@@ -199,6 +204,8 @@ def resolve_request(
         if host not in hosts:
             raise InputError(f"{op}: root {root} is not among the ranks: add it to them")
         root = hosts.index(host)
+    if isinstance(root, bool) or not isinstance(root, int):
+        raise InputError(f"{op}: root is {root!r}; give a rank, or the name of its host")
     return hosts, size, root
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
-from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds
+from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -211,9 +211,12 @@ def _preset(name: str) -> Protocol:
     return PRESETS[name]
 
 
+_MOST_COUNT = 10**9
+
+
 def _read_count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"expected a whole number of at least 1, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_COUNT:
+        raise InputError(f"expected a whole number from 1 to {_MOST_COUNT:,}, got {shown(value)}")
     return value
 
 

@@ -113,7 +113,7 @@ _SHIPPED = {algorithm for rows in ALGORITHMS.values() for algorithm in rows.valu
 def algorithm_names(op: str) -> tuple[str, ...]:
     """The algorithms for `op`, its default first. Raises UnknownNameError for an unknown operation."""
     if op not in ALGORITHMS:
-        raise unknown_name("collective", op, OPERATIONS)
+        raise unknown_name("collective", str(op), OPERATIONS)
     return tuple(ALGORITHMS[op])
 
 
