@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netsim.cli import terminal
+from netsim.cli.terminal import given
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommonOptions",
+    "TrainingArguments",
     "confirm_seeds",
     "debug_flag",
     "first_line",
     "not_empty",
     "takes",
-    "topology_here",
 ]
 
 _MOST_UNASKED = 20  # seeds
@@ -74,10 +75,29 @@ def takes(kind: type[Any] | None = None, **words: str) -> Callable[[Any], Any]:
     return lambda command: debug_flag(terminal.takes(kind, _HELP, **words)(command))
 
 
-def topology_here(topology: str | None) -> str | None:
-    """A topology's file relative to the working directory, as an experiment elsewhere can name it."""
-    # Unlike Path.is_file, this takes names that are too long for a file.
-    return str(Path(topology).resolve()) if topology is not None and os.path.isfile(topology) else topology
+@dataclass(frozen=True)
+class TrainingArguments:
+    """Command-line arguments of all commands that train an experiment, or resume that."""
+
+    experiment: Path | None = given(is_argument=True)
+    resume: Path | None = given(metavar="DIR")
+    trust: bool = given()
+    topology: str | None = given(metavar="NAME", callback=not_empty)
+    scale: str | None = given(metavar="NAME")
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
+    out: str | None = given(metavar="DIR", callback=not_empty)
+    jobs: int | None = given(type=click.IntRange(1))
+    yes: bool = given()
+    as_json: bool = given()
+
+    def flags(self, **others: object) -> dict[str, object]:
+        """Keys of the experiment that flags of their own replace: the topology, and `others` that are not None."""
+        topology = self.topology  # a file is relative to the working directory, not to the experiment
+        if topology is not None and os.path.isfile(
+            topology
+        ):  # Path.is_file raises for names that are too long
+            topology = str(Path(topology).resolve())
+        return {key: value for key, value in {"topology": topology, **others}.items() if value is not None}
 
 
 def first_line(error: Exception) -> str:

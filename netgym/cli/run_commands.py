@@ -26,10 +26,10 @@ from exogym_core.meeting_place import (
 from exogym_core.names import visible
 from exogym_core.results.disk import RecordError
 from netgym.command_options import (
+    TrainingArguments,
     confirm_seeds,
     not_empty,
     takes,
-    topology_here,
 )
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import given, plain_console
@@ -277,7 +277,7 @@ def _seeds(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @dataclass(frozen=True)
-class RunArguments:
+class RunArguments(TrainingArguments):
     """Command-line arguments that `run` and `compare` share.
 
     Attributes:
@@ -292,17 +292,9 @@ class RunArguments:
     experiment: Path | None = given(is_argument=True, callback=_or_resume)
     # Parsed before the check whether EXPERIMENT is missing.
     resume: Path | None = given(metavar="DIR", is_eager=True)
-    trust: bool = given()
     edited_code: bool = given()
     protocol: str | None = given(metavar="NAME", callback=not_empty)
-    topology: str | None = given(metavar="NAME", callback=not_empty)
-    scale: str | None = given(metavar="NAME")
-    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
-    out: str | None = given(metavar="DIR", callback=not_empty)
     seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
-    jobs: int | None = given(type=click.IntRange(1))
-    yes: bool = given()
-    as_json: bool = given()
 
     def resumed(self, **others: object) -> Path | None:
         """Folder of the run to resume; raises InputError for options that a resumed run cannot change."""
@@ -327,10 +319,8 @@ class RunArguments:
 
         assert self.experiment is not None
         confirm_seeds(self.seeds, yes=self.yes)
-        topology = topology_here(self.topology)
-        asked = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
-        options = {key: value for key, value in asked.items() if value is not None}
-        return Experiment.load(self.experiment, list(self.overrides), options, self.scale)
+        flags = self.flags(protocol=self.protocol, seeds=self.seeds)
+        return Experiment.load(self.experiment, self.overrides, flags, self.scale)
 
     def train(self, experiment: Experiment, *, trace: bool = False) -> None:
         """Train with every strategy of the experiment, into the folder `out` or a new one of runs/.

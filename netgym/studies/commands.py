@@ -16,7 +16,7 @@ from rich.text import Text
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from netgym.cli.run_commands import reported, show_report, stdout
-from netgym.command_options import confirm_seeds, not_empty, takes, topology_here
+from netgym.command_options import TrainingArguments, confirm_seeds, takes
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -43,7 +43,7 @@ _ROWS = 40  # of the table on the terminal
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Asked(TrainingArguments):
     """Command-line arguments that `sweep` and `tune` share.
 
     Attributes:
@@ -56,20 +56,10 @@ class _Asked:
         as_json: Print one JSON document with run_folder and results.
     """
 
-    experiment: Path | None = given(is_argument=True)
-    resume: Path | None = given(metavar="DIR")
-    trust: bool = given()
     search: str | None = given(type=click.Choice(["grid", "random", "optuna"]))
     trials: int | None = given(type=click.IntRange(1))
     seeds: str | None = given(metavar="N")
-    topology: str | None = given(metavar="NAME", callback=not_empty)
-    scale: str | None = given(metavar="NAME")
-    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
-    out: str | None = given(metavar="DIR", callback=not_empty)
     place: str | None = given("--on", metavar="WHERE")
-    jobs: int | None = given(type=click.IntRange(1))
-    yes: bool = given()
-    as_json: bool = given()
 
     def resumed(self, command: str, what: str, *others: object) -> Path | None:
         """The folder to resume, which takes no other options; None: begin with the experiment.
@@ -92,9 +82,7 @@ class _Asked:
         from netsim.files.documents import load_document
 
         assert self.experiment is not None
-        topology = topology_here(self.topology)
-        options = {} if topology is None else {"topology": topology}
-        return apply_overrides(load_document(self.experiment), self.overrides, options, self.scale)
+        return apply_overrides(load_document(self.experiment), self.overrides, self.flags(), self.scale)
 
     def searched(self, **others: Any) -> dict[str, Any]:
         """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
