@@ -240,8 +240,8 @@ def present(*members: int) -> tuple[Arrival, ...]:
 def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> None:
     kernel, answers = simulate(arriving([1.0, 2.0, 2.0 + 2.0**-30, 0.0], 2.0))
     assert answers == dict.fromkeys(range(4), present(0, 1, 3))
-    assert kernel.end_seconds == [2.0, 2.0, 2.0 + 2.0**-30, 2.0]
-    assert kernel.exposed_seconds == [1.0, 0.0, 0.0, 2.0]
+    assert kernel.seconds.end == [2.0, 2.0, 2.0 + 2.0**-30, 2.0]
+    assert kernel.seconds.exposed == [1.0, 0.0, 0.0, 2.0]
 
 
 def test_without_end_one_waits_for_all() -> None:

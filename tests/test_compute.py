@@ -589,12 +589,12 @@ def test_computing_ranks_have_equal_shares(works: list[list[int]], num_cores: in
     streams = [[Advance(each * GRID) for each in work] for work in works]
     kernel, _ = finished(streams, shared_cores=num_cores)
     expected = [float(end * Fraction(GRID)) for end in shared_ends(works, num_cores)]
-    assert kernel.end_seconds == pytest.approx(expected, rel=0, abs=30 * GRID)
-    assert all((end / GRID).is_integer() for end in kernel.end_seconds)
-    assert max(kernel.end_seconds) * num_cores >= sum(map(sum, works)) * GRID - 30 * GRID
+    assert kernel.seconds.end == pytest.approx(expected, rel=0, abs=30 * GRID)
+    assert all((end / GRID).is_integer() for end in kernel.seconds.end)
+    assert max(kernel.seconds.end) * num_cores >= sum(map(sum, works)) * GRID - 30 * GRID
     if num_cores >= len(works):
         alone, _ = finished(streams)
-        assert kernel.end_seconds == alone.end_seconds
+        assert kernel.seconds.end == alone.seconds.end
 
 
 def test_computing_is_what_it_takes_and_not_what_was_asked() -> None:
@@ -602,7 +602,7 @@ def test_computing_is_what_it_takes_and_not_what_was_asked() -> None:
     streams = [[Advance(1.0), Mark({})], [Advance(1.0), Mark({})], [Advance(3.0), Mark({})]]
     kernel, ports = finished(streams, shared_cores=2)
     assert [row.virtual_seconds for row in ports.rows] == [1.5, 1.5, 3.5]
-    assert kernel.compute_seconds == [1.5, 1.5, 3.5]
+    assert kernel.seconds.compute == [1.5, 1.5, 3.5]
 
 
 @pytest.mark.parametrize("seconds", [1e7, 1e9])
@@ -610,7 +610,7 @@ def test_runs_of_years_end(seconds: float) -> None:
     """So far from zero the clock is coarser than the grid."""
     streams = [[Advance(seconds + 0.7 * rank), Advance(1 / 3), Advance(0.1)] for rank in range(3)]
     kernel, _ = finished(streams, shared_cores=2)
-    assert kernel.end_seconds == pytest.approx([1.5 * seconds] * 3, rel=1e-6)
+    assert kernel.seconds.end == pytest.approx([1.5 * seconds] * 3, rel=1e-6)
 
 
 def test_a_crash_leaves_its_core_to_the_others() -> None:

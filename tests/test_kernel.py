@@ -81,9 +81,9 @@ def test_a_wait_exposes_only_what_computing_does_not_hide() -> None:
     first = [posted, Advance(0.25), Wait(key(0)), Mark({"step": 1})]
     second = [posted._replace(member=1), Advance(2.0), Wait(key(0))]
     done = simulate([first, second], seconds=1.0)
-    assert done.kernel.end_seconds == [1.0, 2.0]
-    assert done.kernel.exposed_seconds == [0.75, 0.0]
-    assert done.kernel.compute_seconds == [0.25, 2.0]
+    assert done.kernel.seconds.end == [1.0, 2.0]
+    assert done.kernel.seconds.exposed == [0.75, 0.0]
+    assert done.kernel.seconds.compute == [0.25, 2.0]
     assert [(row.virtual_seconds, row.row) for row in done.rows] == [(1.0, {"step": 1})]
 
 
@@ -93,7 +93,7 @@ def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: fl
         return [*(Post(key(n), member, REDUCE) for n in range(3)), *(Wait(key(n)) for n in range(3))]
 
     done = simulate([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
-    assert done.kernel.end_seconds == [end, end]
+    assert done.kernel.seconds.end == [end, end]
     assert done.network.most_under_way == most
 
 
@@ -164,7 +164,7 @@ def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> Non
 
     kernel, _ = finished([rank(0), rank(1)])
     calls = kernel._calls
-    assert kernel.end_seconds == [200.0, 200.0]
+    assert kernel.seconds.end == [200.0, 200.0]
     assert (len(calls._in_flight), len(calls._queues), len(calls._sent), len(calls._asleep)) == (0, 0, 0, 0)
 
 

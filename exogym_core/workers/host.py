@@ -141,13 +141,13 @@ class RunResult(Generic[T]):
         limit = simulation.window_limit
         return cls(
             results=results,
-            virtual_seconds=max(kernel.end_seconds) if network is not None else None,
-            rank_virtual_seconds=kernel.end_seconds if network is not None else None,
-            compute_seconds=kernel.compute_seconds,
-            exposed_seconds=kernel.exposed_seconds,
+            virtual_seconds=max(kernel.seconds.end) if network is not None else None,
+            rank_virtual_seconds=kernel.seconds.end if network is not None else None,
+            compute_seconds=kernel.seconds.compute,
+            exposed_seconds=kernel.seconds.exposed,
             rows=list(rows),
             traffic=list(traffic),
-            network_seconds=kernel.network_seconds,
+            network_seconds=kernel.seconds.network,
             window_limit=str(limit) if limit is not None else None,
             collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
             link_bytes=network.link_bytes.tolist() if network is not None else [],

@@ -179,7 +179,7 @@ def report_of(
     assert network is not None
     assert world.topology is not None
     instant = kernel.until_seconds if ending == "until" else float(kernel.clock.now)
-    ends = [instant if rank in kernel.running else end for rank, end in enumerate(kernel.end_seconds)]
+    ends = [instant if rank in kernel.running else end for rank, end in enumerate(kernel.seconds.end)]
     waited = [kernel.exposed_until(rank, end) for rank, end in enumerate(ends)]
     totals, size = sites.finish(waited, instant), world.num_ranks
     hosts = [world.topology.hosts[host].name for host in world.hosts]
@@ -187,7 +187,7 @@ def report_of(
     for rank, (end, own) in enumerate(zip(ends, sites.ranks, strict=True)):
         exposed, at_network = waited[rank]
         # Computing under way was counted as a whole.
-        computing = min(kernel.compute_seconds[rank], max(end - exposed, 0.0))
+        computing = min(kernel.seconds.compute[rank], max(end - exposed, 0.0))
         ranks.append(
             RankTimes(
                 rank=rank,

@@ -163,7 +163,9 @@ class _Uptime:
 
     Attributes:
         processes: the ranks' processes, which a crash interrupts.
-        standing: ranks whose hosts are down.
+        paused: ranks whose hosts are down.
+        lost: ranks that others have gone on without, for ever.
+        hosts_down: hosts that are down.
     """
 
     def __init__(
@@ -171,14 +173,15 @@ class _Uptime:
         clock: Clock,
         downtime: Downtime | None,
         hosts: Sequence[int],
-        lost: Collection[int],
         spans: _SpanLog,
         cores: _SharedCores | None,
     ) -> None:
         self.processes: list[simpy.Process] = []
-        self.standing: set[int] = set()
+        self.paused: set[int] = set()
+        self.lost: set[int] = set()
+        self.hosts_down = downtime.hosts if downtime is not None else frozenset()
         self._clock, self._downtime, self._hosts = clock, downtime, hosts
-        self._lost, self._spans, self._cores = lost, spans, cores
+        self._spans, self._cores = spans, cores
         self._busy: set[int] = set()
         if downtime is not None:
             downtime.on_crash = self._crashed
@@ -214,20 +217,43 @@ class _Uptime:
 
     def is_down(self, rank: int) -> bool:
         """True while the rank's host is down, unless the rank continues without it."""
-        down = self._downtime
-        return down is not None and rank not in self._lost and down.since(self._hosts[rank]) is not None
+        return bool(self.hosts_down) and rank not in self.lost and self._hosts[rank] in self.hosts_down
 
     def until_up(self, rank: int) -> Generator[simpy.Event, None, None]:
         """Pause until the rank's host is up."""
         assert self._downtime is not None
-        self.standing.add(rank)
+        self.paused.add(rank)
         try:
             while self.is_down(rank):
                 yield from self._downtime.until_up(self._hosts[rank])
                 yield self._clock.at(on_grid(self._clock.now))
         except Interrupt:  # it is lost
             pass
-        self.standing.discard(rank)
+        self.paused.discard(rank)
+
+
+class RankSeconds:
+    """Seconds of each rank, by what it did.
+
+    Attributes:
+        compute, exposed: seconds of computing, and of waiting.
+        network: the part of `exposed` in which the awaited call was in flight; in the rest the rank waited for members
+            that had not posted.
+        end: the instant of its end.
+        waiting_since: of ranks that wait, the instant at which they began.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.compute, self.exposed, self.network, self.end = ([0.0] * num_ranks for _ in range(4))
+        self.waiting_since: dict[int, float] = {}
+
+
+class _Handlers(NamedTuple):
+    """Handlers of requests, by class: served at once, in virtual time, and in virtual time with an answer."""
+
+    at_once: dict[type[Any], Callable[[int, Any], object]]
+    in_time: dict[type[Any], Callable[[int, Any], Generator[simpy.Event, None, None]]]
+    questions: dict[type[Any], Callable[[int, Any], Generator[simpy.Event, None, Answer]]]
 
 
 class RankSource:
@@ -315,9 +341,7 @@ class Kernel:
 
     Attributes:
         streams: one queue of requests a rank; the source appends to them.
-        compute_seconds, exposed_seconds, end_seconds: per rank.
-        network_seconds: per rank the part of `exposed_seconds` in which the awaited call was in flight; in the
-            rest the rank waited for members that had not posted.
+        seconds: of each rank.
         until_seconds: `run` returns before the first event after this instant.
     """
 
@@ -339,59 +363,48 @@ class Kernel:
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
-        self.compute_seconds = [0.0] * num_ranks
-        self.exposed_seconds = [0.0] * num_ranks
-        self.end_seconds = [0.0] * num_ranks
-        self.network_seconds = [0.0] * num_ranks
+        self.seconds = RankSeconds(num_ranks)
         self.until_seconds = math.inf
         self._source, self._sink = source, sink
-        self._waiting_since: dict[int, float] = {}  # ranks that wait at this instant
         self._held: dict[int, simpy.Event] = {}  # ranks that pause until others have gone on
         self._blame = blame
         self._cannot_progress = cannot_progress or (lambda: math.isinf(self.clock.peek()))
         self._spans = _SpanLog(self.clock, sink.on_span)
-        self._lost: set[int] = set()  # ranks that others have gone on without, for ever
-        self._down = downtime.hosts if downtime is not None else frozenset()
         cores = None
         if shared_cores is not None and shared_cores < num_ranks:
             cores = _SharedCores(self.clock, shared_cores)
-        self._uptime = _Uptime(self.clock, downtime, hosts, self._lost, self._spans, cores)
-        self._calls = Calls(self.clock, start, collectives_in_flight, sink, self.network_seconds)
-        self._on_progress: OnProgress | None = None
+        self._uptime = _Uptime(self.clock, downtime, hosts, self._spans, cores)
+        self._calls = Calls(self.clock, start, collectives_in_flight, sink, self.seconds.network)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls, sink)
         self._asking: dict[int, str] = {}
         self._passed: dict[Hashable, int] = {}  # by group, the last point passed before ranks are to end
-        self._has_ended = False  # a rank that is not lost has exited
         self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
-        # Requests by class: those that are served at once, and those that may take virtual time.
-        self._at_once: dict[type[Any], Callable[[int, Any], object]] = {
-            Post: self._calls.post,
-            Mark: self._mark,
-            Ask: self._ask,
-            Publish: self._meetings.publish,
-            Put: lambda rank, request: self._mailboxes.put(request),
-        }
-        self._in_time: dict[type[Any], Callable[[int, Any], Generator[simpy.Event, None, None]]] = {
-            Wait: self._wait_for_call,
-            Advance: self._compute,
-            Stand: self._stand,
-        }
-        self._questions: dict[type[Any], Callable[[int, Any], Generator[simpy.Event, None, Answer]]] = {
-            Join: lambda rank, request: self._meetings.join(request),
-            Confirm: lambda rank, request: self._meetings.confirm(request),
-            Fetch: self._meetings.fetch,
-            Take: self._mailboxes.take,
-            FirstSent: lambda rank, request: self._calls.first_sent(request.box),
-            Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
-            Await: self._await,
-        }
+        self._handlers = _Handlers(
+            at_once={
+                Post: self._calls.post,
+                Mark: self._mark,
+                Ask: self._ask,
+                Publish: self._meetings.publish,
+                Put: lambda rank, request: self._mailboxes.put(request),
+            },
+            in_time={Wait: self._wait_for_call, Advance: self._compute, Stand: self._stand},
+            questions={
+                Join: lambda rank, request: self._meetings.join(request),
+                Confirm: lambda rank, request: self._meetings.confirm(request),
+                Fetch: self._meetings.fetch,
+                Take: self._mailboxes.take,
+                FirstSent: lambda rank, request: self._calls.first_sent(request.box),
+                Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
+                Await: self._await,
+            },
+        )
 
     def follow(self, on_progress: OnProgress) -> None:
         """Report calls that come under way and end, and ranks that wait and continue; set before `run`."""
-        self._on_progress = self._calls.on_progress = on_progress
+        self._calls.on_progress = on_progress
 
     def run(self) -> None:
         """Serve every stream to its `Exit`, or all up to `until_seconds`.
@@ -428,10 +441,14 @@ class Kernel:
         """
         if self._meetings.is_under_way or self._mailboxes.let_one_go():
             return
-        goes_on = self._has_ended and self._meetings.have_met
-        if goes_on and self._uptime.standing | self._meetings.waiting == self._running:
-            for rank in sorted(self._uptime.standing):
-                self._lost.add(rank)
+        ended = set(range(len(self.streams))) - self._running - self._uptime.lost
+        if (
+            ended
+            and self._meetings.have_met
+            and self._uptime.paused | self._meetings.waiting == self._running
+        ):
+            for rank in sorted(self._uptime.paused):
+                self._uptime.lost.add(rank)
                 self._uptime.processes[rank].interrupt()
             self._meetings.give_up()
             return
@@ -440,7 +457,7 @@ class Kernel:
     def _deadlock_report(self, reason: str) -> str:
         """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
         doing = self._calls.waiting()
-        doing |= dict.fromkeys(self._uptime.standing, "on a crashed host")
+        doing |= dict.fromkeys(self._uptime.paused, "on a crashed host")
         doing |= self._asking
         doing |= dict.fromkeys(self._held, "off the clock")
         if not doing:  # all compute while their calls are in flight
@@ -491,7 +508,7 @@ class Kernel:
 
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
         served, stream, uptime = self._sink.served, self.streams[rank], self._uptime
-        at_once, in_time = self._at_once, self._in_time
+        at_once, in_time, questions = self._handlers
         while True:
             request = stream.popleft() if stream else self._read(rank)
             if request is None:
@@ -499,18 +516,17 @@ class Kernel:
                 yield from self._wait(rank, "others", _until(held))
                 served(rank, Stand(self.clock.now))
                 continue
-            if self._down and uptime.is_down(rank):
+            if uptime.hosts_down and uptime.is_down(rank):
                 yield from uptime.until_up(rank)
             kind = type(request)
-            if kind in self._questions:
+            if kind in questions:
                 yield from self._question(rank, cast("_TimedQuestion", request))
                 continue
             if kind is Exit:
-                self.end_seconds[rank] = self.clock.now
+                self.seconds.end[rank] = self.clock.now
                 self._progress(rank, Progress.STOPS)
                 self._running.discard(rank)
                 self._calls.gone(rank)
-                self._has_ended = self._has_ended or rank not in self._lost
                 return
             if kind is not Ask:  # which changes nothing
                 served(rank, request)
@@ -520,8 +536,8 @@ class Kernel:
                 yield from in_time[kind](rank, request)
 
     def _mark(self, rank: int, mark: Mark) -> None:
-        times = (self.clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
-        self._sink.row(StampedRow(rank, *times, mark.row, self.network_seconds[rank]))
+        times = (self.clock.now, self.seconds.compute[rank], self.seconds.exposed[rank])
+        self._sink.row(StampedRow(rank, *times, mark.row, self.seconds.network[rank]))
 
     def _ask(self, rank: int, ask: Ask) -> None:
         if ask.key is None:
@@ -538,9 +554,9 @@ class Kernel:
         if not 0 <= advance.seconds < math.inf:
             raise InputError(f"rank {rank}: advance: got {advance.seconds} seconds; give a finite time")
         seconds = on_grid(advance.seconds)
-        self.compute_seconds[rank] += seconds
+        self.seconds.compute[rank] += seconds
         if seconds:
-            self.compute_seconds[rank] += yield from self._uptime.compute(rank, seconds)
+            self.seconds.compute[rank] += yield from self._uptime.compute(rank, seconds)
 
     def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
         yield from self._wait(rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key)
@@ -555,18 +571,18 @@ class Kernel:
             name = self._calls.op(question.key)
         self._asking[rank] = f"in {name}"
         begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
-        waiting = self._questions[type(question)](rank, question)
+        waiting = self._handlers.questions[type(question)](rank, question)
         answer = yield from self._wait(
             rank, name, waiting, question.key if isinstance(question, Await) else None
         )
         if isinstance(question, Fetch):
-            self.network_seconds[rank] += self.clock.now - begin
+            self.seconds.network[rank] += self.clock.now - begin
         elif isinstance(question, Take):  # while its message was in flight, or one to it
-            self.network_seconds[rank] += self._mailboxes.seconds_under_way(rank) - mail
+            self.seconds.network[rank] += self._mailboxes.seconds_under_way(rank) - mail
             self._sink.taken(rank, question, cast("tuple[Letter, ...]", answer))
         del self._asking[rank]
         if answer is None:  # of a Fetch
-            self._lost.add(rank)
+            self._uptime.lost.add(rank)
         if not question.is_past:
             self._sink.answer(rank, answer)
         # All ranks that one event answers have their answers before the kernel reads the first of them again, which
@@ -581,20 +597,20 @@ class Kernel:
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T], key: Key | None = None
     ) -> Generator[simpy.Event, None, T]:
         """Run `waiting`, for the call `key` if it is one, as exposed time of the rank."""
-        start, network = self.clock.now, self.network_seconds[rank]
+        start, network = self.clock.now, self.seconds.network[rank]
         self._progress(rank, Progress.STOPS, key)
         self._spans.begin(rank, "wait", name)
-        self._waiting_since[rank] = start
+        self.seconds.waiting_since[rank] = start
         result = yield from waiting
-        del self._waiting_since[rank]
-        self.exposed_seconds[rank] += self.clock.now - start
-        self._progress(rank, Progress.GOES_ON, key, self.network_seconds[rank] - network)
+        del self.seconds.waiting_since[rank]
+        self.seconds.exposed[rank] += self.clock.now - start
+        self._progress(rank, Progress.GOES_ON, key, self.seconds.network[rank] - network)
         self._spans.end(rank)
         return result
 
     def _progress(self, rank: int, change: Progress, key: Key | None = None, seconds: float = 0.0) -> None:
-        if self._on_progress is not None:
-            self._on_progress(rank, change, key, self.clock.now, seconds)
+        if self._calls.on_progress is not None:
+            self._calls.on_progress(rank, change, key, self.clock.now, seconds)
 
     @property
     def running(self) -> frozenset[int]:
@@ -602,9 +618,9 @@ class Kernel:
         return frozenset(self._running)
 
     def exposed_until(self, rank: int, instant: float) -> tuple[float, float]:
-        """`exposed_seconds` and `network_seconds` of a rank, with what it waits for at this moment up to `instant`."""
-        exposed, network = self.exposed_seconds[rank], self.network_seconds[rank]
-        since = self._waiting_since.get(rank)
+        """Exposed and network seconds of a rank, with what it waits for at this moment up to `instant`."""
+        exposed, network = self.seconds.exposed[rank], self.seconds.network[rank]
+        since = self.seconds.waiting_since.get(rank)
         if since is None:
             return exposed, network
         return exposed + instant - since, network + self._calls.network_seconds(rank, since, instant)
