@@ -51,6 +51,39 @@ class Timer(HeapItem):
 
 
 @final
+class DeadLinks:
+    """Links that carry nothing, and transfers that wait until they are back.
+
+    Args:
+        give_up_seconds: a held transfer is given up after this time.
+        needs_both_ways: transfers need the opposite route as well, for their acknowledgements.
+
+    Attributes:
+        links: indices.
+        held: transfers.
+        on_give_up: called with a transfer whose connection is given up.
+    """
+
+    def __init__(self, give_up_seconds: float, needs_both_ways: bool) -> None:
+        self.give_up_seconds = give_up_seconds
+        self.needs_both_ways = needs_both_ways
+        self.links: set[int] = set()
+        self.held: dict[Transfer, None] = {}
+        self.on_give_up: Callable[[Transfer], None] | None = None
+
+    def is_cut(self, route: Route) -> bool:
+        """Return whether a route is cut."""
+        for link in route.links:
+            if link in self.links:
+                return True
+        if self.needs_both_ways:
+            for link in route.back:
+                if link in self.links:
+                    return True
+        return False
+
+
+@final
 class Engine:
     """Event loop of the fluid network.
 
@@ -65,16 +98,14 @@ class Engine:
 
     Attributes:
         now: its clock, in seconds.
-        has_windows: the protocol limits connections by windows.
         connections: connections and routes in use.
         rates: rates of what drains.
         queues: queues of links.
         observers: called as transfers start, end and change their rates.
-        on_give_up: called with a transfer whose connection is given up.
         has_called_out: code above the network was called, or a transfer came to a halt, since `advance` began.
         num_in_flight, num_events: transfers that are not finished; events so far.
         dropped_bytes: payload that transfers ended by force had not delivered.
-        dead: links that carry nothing.
+        dead: links that carry nothing, and transfers held by them.
         singles: transfers in flight that were sent from above the network, by id.
     """
 
@@ -90,24 +121,20 @@ class Engine:
     ) -> None:
         self.now = 0.0
         tcp = TcpSettings(protocol) if protocol.has_windows else None
-        self.has_windows = tcp is not None
         self.connections = Connections(num_hosts, protocol.connections == "per-transfer", tcp, find_route)
         self.rates = Rates(payload, ack_share)
         self.queues = Queues(self.connections, payload, queues, tcp is not None and tcp.rendezvous)
-        self.give_up_seconds = float(protocol.give_up_seconds)
+        self.dead = DeadLinks(float(protocol.give_up_seconds), ack_share > 0.0)
         self.show_time = show_time
-        self.on_give_up: Callable[[Transfer], None] | None = None
         self.observers: list[Any] = []
         self.has_called_out = False
         self.num_in_flight = 0
         self.num_events = 0
         self.dropped_bytes = 0.0
-        self.dead: set[int] = set()
         self.singles: dict[int, Transfer] = {}
         self._num_sent = 0
         self._heap = Heap()
         self._timers = Heap()
-        self._held: dict[Transfer, None] = {}
         self._has_changed = False  # something is to be done at this instant
         self._delivered: list[Transfer] = []  # at this instant, owners not called yet
         self._notices: list[Transfer] = []  # sent or dropped, owners not called yet
@@ -128,7 +155,7 @@ class Engine:
     def in_flight(self) -> list[Transfer]:
         """All transfers that are not finished, in the order of sending."""
         in_use = {item.connection for item in self._heap.items() if isinstance(item, Transfer)}
-        in_use.update([transfer.connection for transfer in self._held])
+        in_use.update([transfer.connection for transfer in self.dead.held])
         for link in self.rates.gross.links:
             in_use.update([connection_of(claim) for claim in link.claims])
         found: list[Transfer] = []
@@ -154,7 +181,7 @@ class Engine:
         self.num_in_flight += 1
         transfer.begun = now
         transfer.timer = now + route.latency + route.setup
-        if self.has_windows:
+        if self.connections.tcp is not None:
             self.queues.measure(route)
             if transfer.most == inf and connection.window is None:
                 self.connections.open_window(connection)
@@ -166,7 +193,7 @@ class Engine:
             else:
                 transfer.tells_sent = True
         if is_first:
-            if self.has_windows and transfer.most == inf:
+            if transfer.most == inf:
                 self.queues.enter(connection)
             if size == 0.0:
                 transfer.timer += self.queues.seconds(route, connection, now)
@@ -356,8 +383,12 @@ class Engine:
         """The first byte arrives; returns whether there is anything to drain."""
         connection = transfer.connection
         window = connection.window if transfer.most == inf else None
-        if self.dead and (transfer.size == 0.0 or window is not None) and self.is_cut(connection.route):
-            self._hold(transfer, now + self.give_up_seconds)
+        if (
+            self.dead.links
+            and (transfer.size == 0.0 or window is not None)
+            and self.dead.is_cut(connection.route)
+        ):
+            self._hold(transfer, now + self.dead.give_up_seconds)
             return True
         if transfer.size == 0.0 or connection.gross is None:
             if window is not None:
@@ -421,7 +452,7 @@ class Engine:
         if isinstance(owner, Outside):
             del self.singles[owner.id]
         if transfer.is_held:
-            del self._held[transfer]
+            del self.dead.held[transfer]
             transfer.is_held = False
         if transfer.drains:
             transfer.drains = False
@@ -430,12 +461,11 @@ class Engine:
         is_first = connection.remove(transfer)
         following = connection.first
         if following is None:
-            if self.has_windows:
-                self.queues.leave(connection)
+            self.queues.leave(connection)
             if transfer.most < inf and connection.window is None:
                 self.connections.close(connection)
         elif is_first:
-            if self.has_windows and following.most == inf:
+            if following.most == inf:
                 self.queues.enter(connection)
             self._heap.move(following, following.timer)
 
@@ -475,11 +505,11 @@ class Engine:
         self.queues.resize(link, payload)
         self._has_changed = True
         if payload:
-            self.dead.discard(link)
-            for transfer in sorted(self._held, key=order_of):
+            self.dead.links.discard(link)
+            for transfer in sorted(self.dead.held, key=order_of):
                 self._release(transfer)
         else:
-            self.dead.add(link)
+            self.dead.links.add(link)
             for connection in self.rates.users(link):
                 self._hold_if_cut(connection)
 
@@ -514,22 +544,11 @@ class Engine:
             window.again(now)
             self._accept(transfer, window, transfer.remaining, now)
 
-    def is_cut(self, route: Route) -> bool:
-        """Return whether a link of a route is dead; TCP needs the opposite route as well, for its acknowledgements."""
-        for link in route.links:
-            if link in self.dead:
-                return True
-        if self.rates.ack_share:
-            for link in route.back:
-                if link in self.dead:
-                    return True
-        return False
-
     def _hold(self, transfer: Transfer, until: float) -> None:
         """Let no byte of a transfer pass until it is released; it is due again at `until`."""
         transfer.is_held = True
         self.has_called_out = True  # those above look whether anything moves yet
-        self._held[transfer] = None
+        self.dead.held[transfer] = None
         transfer.timer = until
         transfer.stop = 0.0
         self._heap.move(transfer, until)
@@ -537,20 +556,20 @@ class Engine:
     def _hold_if_cut(self, connection: Connection) -> None:
         """Stop a window whose transfer cannot go on; without windows a rate of zero suffices."""
         transfer = connection.first
-        if transfer is None or transfer.is_held or not self.is_cut(connection.route):
+        if transfer is None or transfer.is_held or not self.dead.is_cut(connection.route):
             return
         window = transfer.window
         now = self.now
         if window is not None and not self._drain(transfer, now):
             window.end(now, transfer.remaining)
-            self._hold(transfer, now + self.give_up_seconds)
+            self._hold(transfer, now + self.dead.give_up_seconds)
             self.rates.change(connection, 0.0)
 
     def _release(self, transfer: Transfer) -> None:
         """Let a held transfer go on; a connection that was cut for long starts slowly."""
-        if self.is_cut(transfer.connection.route):
+        if self.dead.is_cut(transfer.connection.route):
             return
-        del self._held[transfer]
+        del self.dead.held[transfer]
         transfer.is_held = False
         window = transfer.window
         now = self.now
@@ -563,7 +582,7 @@ class Engine:
 
     def _give_up(self, transfer: Transfer) -> None:
         self._hold(transfer, inf)
-        call = self.on_give_up
+        call = self.dead.on_give_up
         assert call is not None
         self.has_called_out = True
         self.show_time(self.now)
@@ -573,7 +592,7 @@ class Engine:
         """Return whether no byte of the first transfer of a connection moves, nor will as the links are now."""
         if transfer.is_held:
             return True
-        return transfer.drains and (self.is_cut(transfer.connection.route) or transfer.key == inf)
+        return transfer.drains and (self.dead.is_cut(transfer.connection.route) or transfer.key == inf)
 
     @property
     def is_busy(self) -> bool:

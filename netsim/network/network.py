@@ -138,7 +138,7 @@ class Network:
             self._find_route,
             env.show,
         )
-        self.engine.on_give_up = lambda transfer: self.on_give_up(self._waiting(transfer))
+        self.engine.dead.on_give_up = lambda transfer: self.on_give_up(self._waiting(transfer))
         env.attach(self.engine)
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -388,12 +388,12 @@ class Network:
     @property
     def dead_links(self) -> frozenset[int]:
         """The links that carry nothing at present."""
-        return frozenset(self.engine.dead)
+        return frozenset(self.engine.dead.links)
 
     def is_dead_end(self, source: int, target: int) -> bool:
         """Return whether the route from host `source` to host `target` is dead at present."""
         source, target = (self._index("is_dead_end", "host", host) for host in (source, target))
-        return self.engine.is_cut(self.engine.route(source, target))
+        return self.engine.dead.is_cut(self.engine.route(source, target))
 
     # -- hosts that crash ------------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class Network:
         connection, owner = transfer.connection, transfer.owner
         route = connection.route
         crossed = route.links + route.back if self.protocol.ack_share else route.links
-        links = tuple(link for link in crossed if link in self.engine.dead)
+        links = tuple(link for link in crossed if link in self.engine.dead.links)
         number = owner.id if isinstance(owner, Outside) else transfer.number
         return Waiting(number, connection.name, route.source, route.target, links)
 
