@@ -32,7 +32,7 @@ WITH_METHODS |= {"Strategy", "FitResult", "Task"}
 OF_THE_RUN = {
     "arrive_at",
     "calls_again",
-    "carrier_of_codes",
+    "averaging_algorithm",
     "counted_as",
     "deposit",
     "flush",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from exogym_core.events import Marked
 
 __all__ = [
-    "CODE_CARRIERS",
+    "AVERAGING_ALGORITHMS",
     "CallState",
     "CollectiveCall",
     "Communicator",
@@ -151,7 +151,7 @@ class CallState:
             setattr(self.traffic, name, value)
 
 
-CODE_CARRIERS = ("direct", "ring")
+AVERAGING_ALGORITHMS = ("direct", "ring")
 """All-reduce algorithms for encoded values: parts go straight to one rank each, which decodes, sums and encodes the
 mean for all; or sums go around a ring and are encoded again at every hop."""
 
@@ -601,13 +601,13 @@ class Communicator(CheckedArguments, ABC):
             self.traffic.payload_bytes = before + payload_bytes
 
     @property
-    def carrier_of_codes(self) -> str:
-        """All-reduce algorithm of encoded values, one of `CODE_CARRIERS`.
+    def averaging_algorithm(self) -> str:
+        """All-reduce algorithm of encoded values, one of `AVERAGING_ALGORITHMS`.
 
         A sum of codes is none, so they cannot go by every algorithm. Directly, as over real sockets, unless a
         simulated run fixes one that can carry them.
         """
-        return CODE_CARRIERS[0]
+        return AVERAGING_ALGORITHMS[0]
 
 
 def nothing(got: Sequence[Tensor]) -> None:

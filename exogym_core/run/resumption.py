@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "begin_checkpoints",
+    "describe_last_checkpoint",
     "find_resumed",
     "follow",
     "go_on_after_restart",
@@ -45,7 +46,6 @@ __all__ = [
     "remember_checkpoints",
     "run_mark",
     "run_settings",
-    "there_is",
 ]
 
 _MOST_FACTS, _MOST_CHARACTERS_OF_A_FACT = 2000, 100  # of a run, for other sites
@@ -137,8 +137,8 @@ def _refuse_edited_code(resumed: StoredCheckpoint, identity: Mapping[str, Any], 
     warnings.warn(f"{edit}; the run continues with the current code", UserWarning, stacklevel=2)
 
 
-def there_is(program: Program) -> str:
-    """Sentence on the last checkpoint."""
+def describe_last_checkpoint(program: Program) -> str:
+    """Sentence that names the last checkpoint, for errors."""
     folder = program.checkpoints.folder
     last = find_checkpoint(folder) if folder is not None and folder.is_dir() else None
     if last is None:

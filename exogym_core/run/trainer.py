@@ -25,7 +25,7 @@ from exogym_core.run.monitor import RunMonitor, planned_together
 from exogym_core.run.program import Program
 from exogym_core.run.record import run_record
 from exogym_core.run.request import FitRequest
-from exogym_core.run.resumption import go_on_after_restart, remember_checkpoints, there_is
+from exogym_core.run.resumption import describe_last_checkpoint, go_on_after_restart, remember_checkpoints
 from exogym_core.run.snapshots import load_whole_state
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.workers.host import Sinks
@@ -128,7 +128,10 @@ def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Liste
 def _train_joined(program: Program, result: FitResult, watcher: RunMonitor | None) -> Sequence[str]:
     request = program.request
     host = TorchrunHost(
-        partial(there_is, program), request.seed, request.timeout_seconds, request.compare_calls
+        partial(describe_last_checkpoint, program),
+        request.seed,
+        request.timeout_seconds,
+        request.compare_calls,
     )
 
     def body(comm: GlooCommunicator) -> RankOutcome:

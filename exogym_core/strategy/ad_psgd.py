@@ -50,7 +50,7 @@ class ADPSGDStrategy(Strategy, name="ADPSGD"):
         self.draws = torch.Generator().manual_seed(self.seed * 1_000_003 + self.rank)
 
     def step(self) -> None:
-        """A local step, then whatever has come, then an exchange of one's own."""
+        """A local step, then received messages, then an exchange of this rank's own."""
         self.clip_gradients()
         self.optimizer_step()
         if self.num_nodes > 1:
@@ -59,7 +59,7 @@ class ADPSGDStrategy(Strategy, name="ADPSGD"):
 
     @torch.no_grad()
     def mix(self) -> None:
-        """Meet what others have sent half-way, and send to one of them."""
+        """Average with received parameters, then send to one neighbour."""
         own = flatten(list(map(widened, self.trainable)))
         for source, theirs in self.comm.take("offers"):
             self.comm.put(own, source, "answers")

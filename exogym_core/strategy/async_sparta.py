@@ -41,7 +41,7 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA"):
         optim_spec: the optimizer of local steps (AdamW by default).
         p_sparta: the share averaged each time, above 0 and at most 1.
         index_selector: of these values, see `SelectionOptions`.
-        interval: an average begins every so many steps.
+        interval: steps between the starts of averages.
         delay: local steps after which it is applied, fewer than `interval`.
         options: of every Strategy.
 
@@ -105,7 +105,7 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA"):
         return min(super().steps_to_exchange, 1)
 
     def finish(self) -> None:
-        """Apply what is in flight."""
+        """Apply averages in flight."""
         if self.under_way is not None:
             self.apply(self.under_way)
 

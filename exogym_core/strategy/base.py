@@ -1,4 +1,4 @@
-"""Base of strategies: the owner of the optimizer, which decides what is communicated at the end of a step."""
+"""Base of strategies: owns the optimizer, and exchanges gradients or parameters in each step."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ _SHARED = (
 
 
 class Strategy(Stateful):
-    """Base of all strategies; by itself it does nothing at a step but count it.
+    """Base of all strategies; by itself it only counts steps.
 
     The loop calls, once per rank, `setup`; then for each step `begin_step` and `zero_grad`, `before_backward`
-    before each backward pass, and `step` after the last one; at the end `finish`. A strategy of one's own
+    before each backward pass, and `step` after the last one; at the end `finish`. A strategy of your own
     overrides `step`, uses `self.model`, `self.optim` and `self.comm`, and calls `super().step()` last. It may
     also override `prepare()`, called once when the optimizer is there, for its own state.
-    Where its ranks' models differ, it says by `judged` and `judged_state` which one could be shipped.
+    Where ranks' models differ, `judged` and `judged_state` define the one that could be shipped.
 
-    What happens before the update is in `before_update()`, what follows it in `communicate(step)`: `step` is
+    Exchanges before the update go into `before_update()`, those after it into `communicate(step)`: `step` is
     `local_update()`, `communicate(self.local_step + 1)`, `super().step()`. A `Chain` can have such members.
 
     Options are declared in the class: `H: int = option(100, positive_int)`; or by a member with options of its own,
@@ -100,47 +100,47 @@ class Strategy(Stateful):
 
     Attributes:
         model, comm, optim: this rank's model, communicator and optimizer, from `setup` on.
-        rank, num_nodes: this rank's number and how many workers there are, likewise.
+        rank, num_nodes: this rank's number and the number of workers, from `setup` on.
         max_steps, seed: of the run; the seed is the same on all ranks.
-        scheduler: torch's schedule of the rate; None where it keeps.
-        sites, patience: options: how ranks form sites, and how long rounds wait for absent ranks.
+        scheduler: torch's schedule of the rate; None: the rate is constant.
+        sites, patience: options of sites, and of waiting for absent ranks.
         site: this rank's site: its connections, and the average of gradients inside it.
-        workers: who takes part in rounds.
-        outer: the model that rounds lead to, of strategies that have one.
-        num_rounds: rounds that have ended, of strategies that count them.
-        goes_first: it stands before the others in a chain, wherever that names it.
-        takes_complex: it brings complex parameters together; they are refused where it does not say so.
-        takes_sites: it may stand behind `Sites` in a chain; else it brings single ranks together.
-        updates_by: options given that say how the replica is updated, which a member of a chain has none of.
-        where: name of the strategy that users have written, for errors.
-        round_steps: period, in steps, of what the ranks send, as a number or a property of the options; 1 where every
-            step sends the same; None: not said. Plans simulate rounds of so many steps, a run that ends at a virtual
-            time ends with a round, and steps within a round may be run ahead. It is read after `setup`, too.
-        warmup_steps: first steps that send otherwise than the rounds after them; read after `setup`, of a run of
-            `max_steps`.
-        sends_by_value: values decide which step sends how much: plans, which have none, show the bytes to be expected.
+        workers: membership of rounds.
+        outer: global model of strategies with rounds; else None.
+        num_rounds: completed rounds, of strategies that count them.
+        goes_first: it acts before the others in a chain, wherever it is listed.
+        takes_complex: it exchanges complex parameters; otherwise they are refused.
+        takes_sites: it may follow `Sites` in a chain; otherwise it exchanges between single ranks.
+        updates_by: given options of the update, which members of a chain must not have.
+        where: the name that the user wrote, for errors.
+        round_steps: period of communication in steps, as a number or a property of the options; 1 if every step sends
+            the same; None: not declared. Plans simulate rounds of that length, a run that ends at a virtual time ends
+            with a round, and steps within a round may be run ahead. It is read after `setup`, too.
+        warmup_steps: first steps, whose communication differs from that of later rounds; read after `setup`, for a
+            run of `max_steps`.
+        sends_by_value: values decide which step sends how much: plans, which have no values, show expected bytes.
         plain_steps: a step up to `communicate` only averages gradients in the site, clips, and updates.
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
-            what is missing; attributes that are not declared may hold anything.
-        default_optim: the optimizer where none is given.
-        context: the step under way.
-        coding: cost of coding in virtual time, as `setup` got it; None where it is free.
+            missing declarations; undeclared attributes are not kept.
+        default_optim: the default optimizer.
+        context: the current step.
+        coding: cost of coding in virtual time, as passed to `setup`; None: free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
             each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
-            of their losses). "": a member of a chain that leaves this to the others.
-        local_step: number of steps done.
+            of their losses). "": a member of a chain that leaves this to other members.
+        local_step: number of completed steps.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
-        num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
-        accepted_servers: the least and the largest number of them.
-        is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
+        num_servers: number of ranks that `serve` instead of training: the last ones, which are no workers.
+        accepted_servers: smallest and largest number of servers.
+        is_synchronous: all ranks do the same number of steps; otherwise each ends at its own time.
         registry: classes by the names that experiment files give them.
-        Options: dataclass of the options, made of what classes declare.
+        Options: dataclass of all declared options.
         positional: names of options that may be given by position, in order.
-        declared, members: names of what is declared by the class and its bases, and the members' classes.
-        common, taken: names of the options of every strategy, which help and logs leave out; of these, those that the
-            class does not take.
-        accepted: names that the constructor takes, and whether they may be left out.
+        declared, members: names of options declared by the class and its bases, and classes of members with options.
+        common, taken: names of the options of every strategy, which help and logs omit; those of them that the class
+            refuses.
+        accepted: names of the constructor's arguments, and whether each is optional.
     """
 
     lr_scheduler: LRSchedulerLike | None = option(None)
@@ -189,7 +189,7 @@ class Strategy(Stateful):
     _is_member = False
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Remember what it was made with, for logs."""
+        """Keep the constructor's arguments, for logs."""
         strategy = super().__new__(cls)
         strategy._given = (arguments, options)
         return strategy
@@ -248,11 +248,11 @@ class Strategy(Stateful):
     def setup(
         self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None = None
     ) -> None:
-        """Take charge of `model` on this rank: build the optimizer and what else the strategy keeps.
+        """Attach to `model` on this rank: build the optimizer and the strategy's own state.
 
-        Called once per rank when all replicas are equal. `comm` connects all ranks, `max_steps` is how many steps the
-        schedule of the rate has, `seed` is shared by all ranks. `coding` is given only
-        where the work of codecs costs time; an override without it is for runs in which that is free.
+        Called once per rank when all replicas are equal. `comm` connects all ranks, `max_steps` is the length of the
+        learning-rate schedule, `seed` is shared by all ranks. `coding` is passed only if coding costs virtual time; an
+        override without it is for runs in which coding is free.
         """
         kind = type(self)
         acts = (
@@ -275,7 +275,7 @@ class Strategy(Stateful):
             self._setup_scheduler()
 
     def join(self, whole: Strategy) -> None:
-        """Become a member of `whole`, which has been set up, and updates the parameters.
+        """Become a member of the chain `whole`, which has been set up and updates the parameters.
 
         Raises:
             InputError: ranks of `whole` form sites, and this strategy does not take them.
@@ -291,9 +291,9 @@ class Strategy(Stateful):
         self.prepare()
 
     def of_length(self, max_steps: int) -> Sequence[int]:
-        """Steps that follow from the run's number of steps, such as the end of its schedule.
+        """Steps derived from the run's number of steps, such as the end of its schedule.
 
-        A run resumes for another number of steps only where these stay the same.
+        A run resumes for another number of steps only if these stay the same.
         """
         end = schedule_end(self.lr_scheduler, self.lr_scheduler_kwargs or {}, max_steps)
         return [] if end is None else [end]
@@ -303,7 +303,7 @@ class Strategy(Stateful):
         self.context = context
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        """Prepare for a backward pass; averages may begin in that of the `last_micro_batch`."""
+        """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
         if not self._is_member:
             self.site.listen(last_micro_batch, self.context)
 
@@ -315,10 +315,10 @@ class Strategy(Stateful):
         self.optimizer_step()
 
     def before_update(self) -> None:
-        """Exchange gradients, neither unscaled nor clipped yet, or what else comes before the update."""
+        """Exchange gradients, which are neither unscaled nor clipped yet."""
 
     def communicate(self, step: int) -> None:
-        """Bring replicas together after the local update of this `step`, from 1."""
+        """Exchange parameters after the local update of the 1-based `step`."""
 
     def step(self) -> None:
         """End a step: complete the replica, advance the schedule and the count. Overrides update, then call this."""
@@ -335,15 +335,15 @@ class Strategy(Stateful):
         self._payload_bytes_before += self.nbytes
 
     def skip_step(self) -> None:
-        """Count a step that is not done: advance the schedule alone."""
+        """Count a skipped step: advance only the schedule."""
         with without_updates():
             Strategy.step(self)
 
     @property
     def steps_to_exchange(self) -> int:
-        """Number of next steps that average gradients in the site, clip and update, up to the next exchange after that.
+        """Number of steps up to and including the next one that ends with an exchange between sites.
 
-        0: not known. The rest of such a step is `finish_step`.
+        Each averages gradients in the site, clips and updates; `finish_step` is the rest of it. 0: unknown.
         """
         if not self.plain_steps or self.round_steps is None:
             return 0
@@ -355,11 +355,11 @@ class Strategy(Stateful):
 
     @property
     def has_ended_round(self) -> bool:
-        """True if all ranks are at the end of a round, in which this one may have exchanged nothing."""
+        """True if all ranks are at the end of a round, even if this one took no part in it."""
         return bool(self.round_steps and self.local_step and self.local_step % self.round_steps == 0)
 
     def finish_step(self) -> None:
-        """Do what is left of a step after the optimizer's update."""
+        """Complete a step after the optimizer's update."""
         self.communicate(self.local_step + 1)
         Strategy.step(self)
 
@@ -368,12 +368,12 @@ class Strategy(Stateful):
         return self.workers.round_place(self.local_step)
 
     def finish(self) -> None:
-        """After the last step, on the clock: apply what is still in flight."""
+        """Apply averages still in flight after the last step, on the clock."""
 
     def charge(self, codec: str, way: str, num_values: int) -> None:
-        """Let the virtual time pass that it takes to code `num_values`: `way` is "encode" or "decode".
+        """Charge the virtual time to code `num_values`: `way` is "encode" or "decode".
 
-        For what a strategy of one's own encodes itself; `charged` does it for a `Codec`.
+        For encodings of your own strategy; `charged` does it for a `Codec`.
 
         Raises:
             InputError: `compute.coding` has speeds, but none called `codec`.
@@ -383,10 +383,10 @@ class Strategy(Stateful):
             self.comm.traffic.charged_values += num_values
 
     def charged(self, codec: Codec) -> Codec:
-        """`codec`, whose work takes virtual time where coding is not free.
+        """`codec`, charged in virtual time unless coding is free.
 
-        A codec that is an attribute of the strategy, or one of its options, is measured where `compute.coding` says
-        `measured`, or has speeds by name and none for it.
+        A codec that is an attribute of the strategy, or one of its options, is measured if `compute.coding` is
+        `measured`, or has speeds by name and none for this codec.
 
         Raises:
             InputError: `compute.coding` has speeds, but none for this codec.
@@ -399,7 +399,7 @@ class Strategy(Stateful):
 
     @property
     def overlaps_backward(self) -> bool:
-        """True if it communicates during the last backward pass, by default if gradients are averaged inside a site."""
+        """True if it communicates during the last backward pass: by default if gradients are averaged inside a site."""
         return bool(self.sites.overlaps_backward)
 
     @property
@@ -412,18 +412,15 @@ class Strategy(Stateful):
         """Scaler of the step's gradients, if they are scaled."""
         return self.context.scaler
 
-    # --- ranks that serve ----------------------------------------------------------------------------
+    # --- servers --------------------------------------------------------------------------------------------
 
     @property
     def server_groups(self) -> tuple[int, ...]:
-        """Numbers of servers by kind; each kind is spread over regions as workers are."""
+        """Numbers of servers by kind; each kind is spread over regions like the workers."""
         return (self.num_servers,)
 
     def workers_among(self, num_ranks: int) -> int:
-        """Number of workers among so many ranks.
-
-        Args:
-            num_ranks: workers and servers.
+        """Number of workers among `num_ranks` workers and servers.
 
         Raises:
             InputError: servers leave no worker.
@@ -439,7 +436,7 @@ class Strategy(Stateful):
         """Set the number of servers.
 
         Raises:
-            InputError: the strategy has no servers, or cannot do with so many.
+            InputError: the strategy has no servers, or does not take that number.
         """
         least, most = self.accepted_servers
         if not self.num_servers:
@@ -452,37 +449,37 @@ class Strategy(Stateful):
         self.num_servers = count
 
     def serve(self, updated: Callable[[float], None]) -> None:
-        """Serve instead of training, until no worker sends anything any more.
+        """Serve instead of training, until all workers have ended.
 
         Args:
-            updated: to be called after changes of the model that could be shipped, with the local steps that have
-                gone into it, as a mean over workers, when whatever has been taken from mailboxes is dealt with: it is
-                evaluated then, and checkpoints keep `state_dict()`; after a restart `serve` begins again from that.
+            updated: call it when the mailbox is empty and the judged model has changed, with the mean over workers of
+                the local steps behind that model. Evaluations and checkpoints happen there: they keep `state_dict()`,
+                from which `serve` begins again after a restart.
         """
         raise InputError(f"{type(self).__name__}: has no servers; leave servers out")
 
-    # --- what could be shipped -----------------------------------------------------------------------------
+    # --- the judged model ----------------------------------------------------------------------------------
 
     def judged_state(self) -> dict[str, Tensor] | None:
-        """The parameters, by name, of the model that could be shipped now; None: those of this rank's replica.
+        """Parameters, by name, of the model that could be shipped now; None: those of this rank's replica.
 
-        A model that the ranks of a site hold in parts is returned in parts: the key `weight[8:16]` names these of
-        the flat values of `weight`. By default, of a strategy with an `outer` step, its global parameters.
+        A model that the ranks of a site hold in parts is returned in parts: the key `weight[8:16]` names values 8 to
+        15 of the flat `weight`. The default is the global parameters of `outer`, if the strategy has one.
         """
         has_outer = isinstance(self.outer, GlobalModel) and self.judged == "outer"
         return self.named(self.outer.theta) if has_outer else None
 
     @property
     def judged_version(self) -> int:
-        """Number of the judged model, which rises with each new one; 0 is the initial model."""
+        """Version of the judged model, which increases with each change; 0 is the initial model."""
         if self.workers.number is not None:
             return self.workers.number
         return self.num_rounds if self.num_rounds is not None and self.judged == "outer" else self.local_step
 
-    # --- and what else the loop needs ----------------------------------------------------------------------
+    # --- for the loop --------------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
-        """Forget the last step's gradient."""
+        """Drop the last step's gradients."""
         if getattr(self.optim.zero_grad, "__func__", None) is not Optimizer.zero_grad:
             self.optim.zero_grad()
             return
@@ -491,12 +488,12 @@ class Strategy(Stateful):
                 parameter.grad = None
 
     def close(self) -> None:
-        """Release the model: remove hooks from it. Nothing else may be called afterwards."""
+        """Release the model: remove hooks from it. No other call may follow."""
         self.site.close()
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the constructor, with its own defaults for the rest: for logs."""
+        """Arguments of the constructor, defaults included, for logs."""
         return given_arguments(type(self), *self._given)
 
     @property
@@ -506,11 +503,11 @@ class Strategy(Stateful):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Optimizers of the strategy, the one that applies gradients first; then the outer one."""
+        """Optimizers of the strategy: the local one first, then those of `outer`."""
         return [self.optim, *(self.outer.optimizers if isinstance(self.outer, GlobalModel) else [])]
 
     def declared_state(self) -> dict[str, str]:
-        """Attributes that are state, by key; of a member of another strategy those of its own."""
+        """Attributes that are state, by key; without those of the chain in a member."""
         own = super().declared_state()
         of_all = Strategy.state.attributes if self._is_member else {}
         return {key: name for key, name in own.items() if key not in of_all}
@@ -523,20 +520,20 @@ class Strategy(Stateful):
     # --- for subclasses ------------------------------------------------------------------------------------
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Prepare this rank; called by `setup`. Enters the rank's site, and builds `self.optim`."""
+        """Enter this rank's site and build `self.optim`; called by `setup`."""
         self.local_step = 0
         self.enter_site()
-        # A strategy in EXO Gym's manner may have set `optim_spec` to what it was given, after this constructor.
+        # As in EXO Gym, a subclass may have set `optim_spec` after this constructor, to any form of it.
         spec = ensure_optim_spec(self.optim_spec)
         self.optim = self.site.build(spec, self.model)
 
     def enter_site(self) -> None:
-        """Connect this rank with its site and with other sites."""
+        """Connect this rank to its site and to other sites."""
         self.site = self.sites.enter(self)
         self.workers = self.patience.workers(self)
 
     def prepare(self) -> None:
-        """Prepare this rank's state: all replicas are equal, and the optimizer is there."""
+        """Create this rank's own state: called when all replicas are equal and the optimizer is built."""
 
     def _setup_scheduler(self) -> None:
         """Build the learning-rate schedule on `self.optim`."""
@@ -556,18 +553,18 @@ class Strategy(Stateful):
 
     @property
     def held(self) -> Sequence[Tensor]:
-        """Parameters, or parts of them, that this rank brings together with other sites'."""
+        """Parameters, or parts of them, that this rank averages with other sites."""
         return self.site.held
 
     def unscale_gradients(self) -> None:
-        """Undo the scaler's factor before gradients are exchanged; what has overflowed here becomes zero.
+        """Undo the scaler's factor before gradients are exchanged; overflows of this rank become zero.
 
-        The update is then made whatever this rank's scaler has found: the others count on it.
+        The update is then made whatever this rank's scaler finds: the other ranks rely on it.
         """
         self.context.unscale(self.optim, self.trainable)
 
     def clip_gradients(self) -> None:
-        """Undo the scaler's factor, unless that is done, then clip the norm to `max_norm`, if these are set.
+        """Undo the scaler's factor, unless done, then clip the norm to `max_norm`, if set.
 
         Raises:
             InputError: gradients are sparse and are to be clipped.

@@ -1,4 +1,4 @@
-"""Chains: strategies that act together in one step, one behind the other."""
+"""Chains: strategies that act in one step, in order."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["Chain", "CommunicateOptimizeStrategy", "CommunicationModule", "Sites
 # Order of precedence where members disagree: rounds lead to parameters that every rank has.
 _JUDGED = ("server", "outer", "own", "replica")
 
-# What a member may do in the step of a chain.
+# Methods by which a member acts in the step of a chain.
 _ACTS = ("before_backward", "before_update", "communicate", "finish")
 
 
 class Sites(Strategy, part="Sites"):
     """Data parallelism inside sites: ranks of a site average gradients at each step and stay equal.
 
-    Members behind it bring sites together, not ranks: what they exchange goes between sites once, each rank of a
+    Members after it average over sites, not ranks: their exchanges cross between sites once, each rank of a
     site carrying its part. Gradients travel in flat buckets, the last layers' first; a bucket leaves as soon as the
     last backward pass of a step has filled it. Where the batches of a site's ranks are uneven, gradients are
     weighed by samples within the site.
@@ -65,7 +65,7 @@ class Sites(Strategy, part="Sites"):
 
 
 class CommunicationModule(Stateful, ABC):
-    """EXO Gym's member of a chain: it brings replicas together after each local update.
+    """EXO Gym's member of a chain: exchanges parameters after each local update.
 
     Attributes:
         comm: connects all ranks, once they have met.
@@ -75,7 +75,7 @@ class CommunicationModule(Stateful, ABC):
 
     @abstractmethod
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
-        """Exchange what is due after the 0-based `local_step`, changing `model`'s parameters in place."""
+        """Communicate after the 0-based `local_step`; changes `model`'s parameters in place."""
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Prepare this rank's state: replicas are equal, and the optimizer is there."""
@@ -100,7 +100,7 @@ class _Adapter(Strategy):
 
 
 class Chain(Strategy):
-    """Train locally, with members that bring the replicas together, one behind the other.
+    """Train locally, with members that exchange gradients or parameters, in order.
 
     Args:
         modules: strategies, in the order in which they act; in files `{name: Sites, ...}` and so on, see MODULES.
@@ -212,7 +212,7 @@ class Chain(Strategy):
 
     @property
     def local_step(self) -> int:
-        """Number of steps done, which is that of its members too."""
+        """Number of completed steps, the same for all members."""
         return self._local_step
 
     @local_step.setter
@@ -223,23 +223,23 @@ class Chain(Strategy):
 
     @property
     def round_steps(self) -> int | None:  # type: ignore[override]
-        """Least common multiple of the members', where all declare theirs."""
+        """Least common multiple of the members' periods, if all declare one."""
         each = [member.round_steps for member in self.modules]
         return None if None in each else math.lcm(*(steps for steps in each if steps is not None))
 
     @property
     def warmup_steps(self) -> int:  # type: ignore[override]
-        """Those of the member with most."""
+        """Longest warm-up among the members."""
         return max((each.warmup_steps for each in self.modules), default=0)
 
     @property
     def sends_by_value(self) -> bool:  # type: ignore[override]
-        """True if that holds for a member."""
+        """True if any member sends by value."""
         return any(each.sends_by_value for each in self.modules)
 
     @property
     def has_ended_round(self) -> bool:
-        """True if a member acts at the end of rounds, and one has ended."""
+        """True if a round of any member has just ended."""
         return any(each.has_ended_round for each in self.modules if not each.goes_first)
 
     @property
@@ -258,7 +258,7 @@ class Chain(Strategy):
         return next((place for place in reversed(places) if place is not None), None)
 
     def finish(self) -> None:
-        """Apply what is in flight; where a site holds the parameters in shards, gather them once more."""
+        """Apply averages in flight; gather shards of parameters again."""
         in_flight = [each for each in self.modules if type(each).finish is not Strategy.finish]
         for each in in_flight:
             each.finish()
@@ -284,7 +284,7 @@ class Chain(Strategy):
 
 
 def _only_patience(members: Sequence[Strategy], where: str) -> Any:
-    """Time-outs of the member that continues without absent ranks; of none if all wait for all.
+    """Time-outs of the member that continues without absent ranks; the defaults if all members wait for all ranks.
 
     Raises:
         InputError: it stands beside one that does not.

@@ -44,9 +44,9 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
         transmissions: N, fragments that leave in H steps; as many as there are fragments at least, one a step at
             most.
-        compensation: lambda, how strong the correction is; 0 keeps what a worker has trained meanwhile as it is.
-        scale: "relative" (lambda is the correction's norm over that of what it corrects, tensor by tensor) or "fixed"
-            (lambda multiplies the second-order term).
+        compensation: lambda, strength of the correction; 0: a worker's steps since departure are kept unchanged.
+        scale: "relative" (lambda is the correction's norm over the norm of the corrected steps, tensor by tensor) or
+            "fixed" (lambda multiplies the second-order term).
         num_fragments, fragments, pattern: see `FragmentOptions`.
         codec, error_feedback, aggregate: of the mean, see `Averaging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
@@ -92,7 +92,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         super().step()
 
     def communicate(self, step: int) -> None:
-        """Take in what has come, then choose what leaves."""
+        """Merge fragments that are back, then choose the one that leaves."""
         fragments = self.fragments
         fragments.go_on()
         for p in fragments.back(step - self.tau):
@@ -146,7 +146,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
             write_back(phi - flatten(since), bucket)
 
     def finish(self) -> None:
-        """Merge what is in flight."""
+        """Merge fragments in flight."""
         for p in sorted(self.fragments.rounds):
             self.merge(p)
         super().finish()

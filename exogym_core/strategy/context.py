@@ -1,4 +1,4 @@
-"""Context of a step: what weighs a rank's gradients, and what scales them."""
+"""Context of a step: weights and scaling of a rank's gradients."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class StepContext:
     Attributes:
         number: of the step, from 0.
         samples: of this rank.
-        samples_of: of every rank of the run; empty where all have as many.
-        scaler: what gradients are scaled with, as they come from the backward pass; None where they are not.
-        last_micro_batch: whether the backward pass that is under way, or just over, completes the gradient.
-        comm: connects the ranks of the run; needed where there is a `count`.
+        samples_of: of every rank of the run; empty if all have the same number.
+        scaler: scales the loss, and so the gradients of the backward pass; None: unscaled.
+        last_micro_batch: whether the current, or just completed, backward pass completes the gradient.
+        comm: connects the ranks of the run; needed with a `count`.
         count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
             complete from the `last_micro_batch` on.
         is_skipped: the update was skipped, as gradients had overflowed.
@@ -73,7 +73,7 @@ class StepContext:
     def unscale(self, optim: Optimizer, exchanged: Sequence[Tensor] | None = None) -> None:
         """Undo the scaler's factor, once a step.
 
-        Gradients of parameters that are to be `exchanged` lose what has overflowed, and the update is made in any case.
+        Overflows in gradients of parameters to be `exchanged` become zero, and the update is made in any case.
         """
         if self.scaler is None or self.is_unscaled:
             return

@@ -1,4 +1,4 @@
-"""What a strategy declares, and what contradicts it: refused before the first step."""
+"""Contradictions between a strategy's declarations, its model and its ranks: refused before the first step."""
 
 from __future__ import annotations
 

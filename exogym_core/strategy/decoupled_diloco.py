@@ -30,7 +30,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.
     Weights are `w = samples^2 / steps`; embeddings go by `D = sum w d / sum w`, other tensors by mean length and mean
     direction, `D = (sum w |d| / sum w) unit(sum w d / |d|)`. A Nesterov step along D gives the fragment's phi, which
-    goes to every learner: `theta = (1 - mix) theta + mix phi`; displacements are from there. What is late is dropped.
+    goes to every learner: `theta = (1 - mix) theta + mix phi`; displacements are from there. Late messages are dropped.
 
     Second-hand, from summaries of the paper. How learners use merged fragments (`mix` stands in) and how the
     grace window adapts (it is fixed) were not found.
@@ -85,7 +85,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     # --- a learner -----------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """A local step; what has been merged comes in, and a fragment that is due goes out."""
+        """A local step; then mix in merged fragments, and send the fragment that is due."""
         self.clip_gradients()
         self.optimizer_step()
         self._since = [[seen + max(self.context.samples, 1), steps + 1] for seen, steps in self._since]
@@ -114,7 +114,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     # --- the syncer ----------------------------------------------------------------------------------------
 
     def serve(self, updated: Callable[[float], None]) -> None:
-        """Merge what has a quorum, until no learner sends anything any more."""
+        """Merge fragments that have a quorum, until all learners have ended."""
         while True:
             wait = self._waiting.next_deadline - self.comm.now()
             messages = self.comm.take(wait=max(wait, 0.0))

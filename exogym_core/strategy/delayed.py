@@ -27,7 +27,7 @@ __all__ = [
 class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
     """DiLoCo whose outer gradients may take a round to arrive, and are applied when the next one ends.
 
-    A worker begins every round at phi: what it did in a round is in phi one round later.
+    A worker begins every round at phi: its displacement of a round reaches phi one round later.
 
     Bytes: as DiLoCo's.
 
@@ -82,7 +82,7 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
             self.num_rounds += 1
 
     def finish(self) -> None:
-        """Apply what is in flight."""
+        """Apply rounds in flight."""
         if self.under_way.rounds:
             self.apply(self.under_way.rounds.pop(0), None)
         super().finish()

@@ -38,7 +38,7 @@ class DeMoStrategy(Strategy, name="DeMo"):
 
     Args:
         optim_spec: the optimizer that applies the signs: SGD (with learning rate 0.001 by default), or a factory
-            of one's own. Others of torch's are refused: they would make another algorithm of it.
+            of your own. Others of torch's are refused: they would change the algorithm.
         compression_decay: of the momentum, from 0 up to below 1.
         compression_topk: entries sent per block.
         compression_chunk: longest side of a block.

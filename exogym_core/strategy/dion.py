@@ -46,7 +46,7 @@ class DionStrategy(Strategy, name="Dion"):
         optim_spec: SGD without momentum to have it apply directions and mean gradients alike, or a factory; with AdamW
             for what is no hidden matrix if it is not given (learning rate 0.01, weight decay 0.01 for both).
         rank_fraction: r over the shorter side of a matrix, rounded up; above 0 and at most 1.
-        mu: what is left of the momentum's low-rank share after a step.
+        mu: the part of the momentum's low-rank share that remains after a step.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:

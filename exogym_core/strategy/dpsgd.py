@@ -55,7 +55,7 @@ class DPSGDStrategy(Strategy, name="DPSGD"):
     round_steps = 1
 
     def prepare(self) -> None:
-        """Refuse a graph that is not one of so many ranks, or on which averages drift."""
+        """Refuse a graph whose number of ranks differs, or on which averages drift."""
         self.graph.check(self.site.between.world_size, self.where, balanced=True)
         self.flights: list[Flight[Tensor]] = []
 
@@ -79,7 +79,7 @@ class DPSGDStrategy(Strategy, name="DPSGD"):
             self.land()
 
     def communicate(self, step: int) -> None:
-        """`mix='after'`: the mean of what the update has made."""
+        """`mix='after'`: average after the update."""
         if self.mix == "after":
             self.begin()
             self.land()

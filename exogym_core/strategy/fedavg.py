@@ -42,7 +42,7 @@ class ParameterMean(GlobalModel):
 
     @property
     def theta(self) -> list[Tensor]:
-        """What the last mean made of the parameters; before it the initial ones."""
+        """Parameters after the last mean; before it the initial ones."""
         return self._result
 
     def over(self, site: Site) -> None:
@@ -60,7 +60,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
     Each round cuts a permutation of the ranks (of sites, behind `Sites`), drawn from the shared seed, into islands
     of `island_size` (the last may be smaller). Only an island's members exchange anything.
 
-    Judged is what the last round made of the parameters (of this rank's island); before it the initial ones.
+    The judged model is the last round's mean (of this rank's island); before it the initial parameters.
 
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' bytes per worker every `H` steps, with n the
     size of the island. Optimizer states stay local.

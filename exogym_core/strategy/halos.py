@@ -1,4 +1,4 @@
-"""HALoS: servers of regions merge what their workers send, and exchange with a global server now and then."""
+"""HALoS: regional servers merge their workers' displacements, and exchange with a global server periodically."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
     """Asynchrony in two levels: workers exchange with the server of their region, regions with a global one.
 
     A region's server takes in each displacement by delayed Nesterov and answers at once. `K` arrivals after the last
-    merger it sends `base - local` to the global server, which takes that in likewise and answers with its parameters;
-    then `local = (1 - merge) local + merge global` and `base = local`. What arrives meanwhile is part of that base and
-    never goes up. When workers have ended, what has come since goes up too. The last `regions + 1` ranks serve, the
-    global server last.
+    merger it sends `base - local` to the global server, which applies it in the same way and answers with its
+    parameters; then `local = (1 - merge) local + merge global` and `base = local`. Displacements that arrive meanwhile
+    are part of that base and never go up. When workers have ended, later displacements go up too. The last
+    `regions + 1` ranks serve, the global server last.
 
     Bytes: `4 P` up and down a worker round inside a region, and `4 P` up and down every `K` of its arrivals between.
 
@@ -40,7 +40,7 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         H: local steps a round.
         K: arrivals at a region's server between its exchanges with the global one.
         local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
-        global_lr, global_momentum, global_buffer: of the global one, likewise.
+        global_lr, global_momentum, global_buffer: those of the global server.
         merge: the share of the global parameters in those with which a region's server continues.
         regions: servers of regions; workers are dealt out to them in contiguous blocks.
         dylu: workers do fewer local steps the slower they are, see `ServedStrategy`.
@@ -88,7 +88,9 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         lr, momentum, buffer = self.local_lr, self.local_momentum, self.local_buffer
         if self._is_global:
             lr, momentum, buffer = self.global_lr, self.global_momentum, self.global_buffer
-            self.answers_box = ""  # a region's server takes what comes from below and above in turn
+            self.answers_box = (
+                ""  # a regional server takes messages of workers and of the global server in turn
+            )
         else:
             self.num_sharing = self.num_servers - 1
         self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)
@@ -103,10 +105,10 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         """A region's server, or the global one."""
         super().serve(updated)
         if self._since and not self._awaits:
-            self._send_up()  # what has come since the last exchange
+            self._send_up()  # displacements since the last exchange
 
     def take_in(self, source: int, message: Tensor) -> float:
-        """Apply a displacement and answer, or merge what the global server has answered; exchange with it if due."""
+        """Apply a displacement and answer, or merge the global server's answer; exchange with it if due."""
         if source == self.comm.world_size - 1:
             self._merge(from_message(message, 1)[0])
             return 0.0

@@ -46,7 +46,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
         outer_momentum: its momentum.
         bits: of a value of the outer gradient: 2, 4 or 8; 0 averages values as they are.
         quantizer: of each tensor: "statistical" (6 standard deviations), or "linear" (smallest to largest).
-        error_decay: gamma, what is left of an error a round later.
+        error_decay: gamma, the share of an error kept for the next round.
         muon: "paper", with the authors' five triples of Newton-Schulz coefficients, or "torch", torch.optim.Muon.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 

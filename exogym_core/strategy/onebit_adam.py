@@ -38,7 +38,7 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
 
     Args:
         optim_spec: the optimizer that applies the update: SGD without momentum (learning rate 1e-3 by default), or a
-            factory of one's own. Others of torch's are refused: they would make another algorithm of it.
+            factory of your own. Others of torch's are refused: they would change the algorithm.
         freeze_step: steps of plain Adam before the variance stands still; 15 % of the run if it is not given.
         beta1, beta2: of the momentum, and of the variance.
         eps: added to the variance's root.

@@ -366,7 +366,7 @@ def require_plain_sgd(strategy: Strategy, updates: str) -> None:
     """Refuse an optimizer that would take a strategy's `updates` for gradients, which it is to apply as they are.
 
     Raises:
-        InputError: it is neither the strategy's own, nor SGD without momentum, nor a factory of one's own.
+        InputError: it is neither the strategy's own, nor SGD without momentum, nor a factory of your own.
     """
     spec = strategy.optim_spec
     given = spec.cls if isinstance(spec.cls, type) else torch.optim.SGD

@@ -141,7 +141,7 @@ def declare(cls: Any, member_of: str | None = None) -> None:
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     accepted = {each.name: each.default is not each.empty for each in named}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        # What a base requires is given by its subclasses.
+        # Arguments required by a base are passed by its subclasses.
         others = {key: True for key, is_optional in cls.accepted.items() if is_optional or key in accepted}
         accepted |= others | dict.fromkeys([*cls.positional, *cls.Options.names()], True)
     cls.accepted = {key: accepted[key] for key in accepted if key not in cls.taken}

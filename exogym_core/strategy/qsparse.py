@@ -79,7 +79,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
         super().step()
 
     def communicate(self, step: int) -> None:
-        """At the end of a round: take the mean of what the ranks send of their errors off the parameters."""
+        """At the end of a round: subtract the mean of the ranks' encoded errors from the parameters."""
         if step % self.H:
             return
         codecs = [self.charged(self.codec(bucket, step - 1)) for bucket in self.outer.buckets]

@@ -53,7 +53,7 @@ class SGPStrategy(Strategy, name="SGP"):
     weight: float = 1.0  # w_i; the model holds z_i = x_i / w_i between steps
 
     def prepare(self) -> None:
-        """Refuse a graph that is not one of so many ranks."""
+        """Refuse a graph whose number of ranks differs."""
         self.graph.check(self.site.between.world_size, self.where, balanced=False)
 
     def step(self) -> None:
@@ -70,7 +70,7 @@ class SGPStrategy(Strategy, name="SGP"):
 
     @torch.no_grad()
     def communicate(self, step: int) -> None:
-        """Lines 4 to 7: send p_ji x_i and p_ji w_i, add up what has come, and divide."""
+        """Lines 4 to 7: send p_ji x_i and p_ji w_i, add what arrives, and divide."""
         between, row = self.site.between, self.graph.row(self, step - 1, balanced=False)
         if between.world_size == 1:
             return

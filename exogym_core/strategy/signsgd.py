@@ -34,7 +34,7 @@ class SignSGDStrategy(Strategy, name="SignSGD"):
 
     Args:
         optim_spec: the optimizer that applies the signs: SGD without momentum (learning rate 1e-4 by default), or a
-            factory of one's own. Others of torch's are refused: they would make another algorithm of it.
+            factory of your own. Others of torch's are refused: they would change the algorithm.
         momentum: beta, of the momentum whose sign is sent; 0 sends the gradient's.
         vote: ranks that count: "servers", each rank for its part of the values, or "all", each rank all values.
         options: of every Strategy: `lr`, `lr_scheduler`, ...

@@ -52,7 +52,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         k: values that a block sends.
         chunk: longest side of a block, at most 64: a place in it has 12 bits.
         bits: of a value, 1 to 8; 0 sends values as they are.
-        error_decay: beta, what is left of an error a round later, 0 to 1.
+        error_decay: beta, the share of an error kept for the next round, 0 to 1.
         outer_lr: alpha, the outer learning rate.
         mean_over: "senders": of each value the mean over the ranks that sent it, as the authors' code has it; "all", as
             the paper.
@@ -103,7 +103,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         super().step()
 
     def communicate(self, step: int) -> None:
-        """At the end of a round: a plain step along the mean of what the ranks send of their errors."""
+        """At the end of a round: a plain step along the mean of the ranks' encoded errors."""
         if step % self.H:
             return
         self.outer.step(self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.comm))

@@ -24,7 +24,7 @@ __all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "Spar
 class SparseMean(Stateful):
     """Mean over sites of the parameters' values that a selector chooses.
 
-    All parameters of a dtype form one flat tensor, and one all-reduce carries what is chosen from it. The
+    All parameters of a dtype form one flat tensor; one all-reduce carries the values chosen from it. The
     choice comes from the shared seed, so neither indices nor a mask travel.
 
     Args:
@@ -46,7 +46,7 @@ class SparseMean(Stateful):
         self.residuals = [averaging.residual(flatten(bucket)) for bucket in self.buckets]
 
     def take(self) -> None:
-        """Average what is chosen this time."""
+        """Average the values chosen this time."""
         if self.site.between.world_size > 1:
             for bucket, residual in zip(self.buckets, self.residuals, strict=True):
                 flat = flatten(bucket)
@@ -74,7 +74,7 @@ class SPARTAStrategy(Strategy, name="SPARTA"):
         optim_spec: the local optimizer (AdamW by default).
         p_sparta: the share averaged each time, above 0 and at most 1.
         index_selector: of these values, see `SelectionOptions`.
-        interval: communicate every so many steps; also `sparta_interval`.
+        interval: steps between averages; also `sparta_interval`.
         codec, error_feedback, aggregate: of the mean, see `Averaging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
@@ -123,7 +123,7 @@ class SPARTADiLoCoStrategy(DiLoCoStrategy, name="SPARTA+DiLoCo"):
         optim_spec: the local optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         p_sparta: the share averaged each time, above 0 and at most 1.
-        interval: average every so many steps; also `sparta_interval`.
+        interval: steps between averages; also `sparta_interval`.
         H: local steps a DiLoCo round.
         index_selector: of the values averaged, see `SelectionOptions`.
         options: of DiLoCo, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...

@@ -27,7 +27,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         outer_optim_spec: the outer one (SGD, 0.4, Nesterov momentum 0.9 by default).
         H: steps between two rounds of a fragment (100); also `sync_every`.
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
-        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
+        alpha: weight of the worker's own parameters in the mix; also `fragment_update_alpha`.
         num_fragments, fragments, pattern: see `FragmentOptions`.
         codec, error_feedback, aggregate: of the mean, see `Averaging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
@@ -90,7 +90,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         self.num_rounds += 1
 
     def finish(self) -> None:
-        """Merge what is in flight."""
+        """Merge fragments in flight."""
         for p in sorted(self.fragments.rounds):
             self.merge(p)
         super().finish()

@@ -58,7 +58,7 @@ def coding_trials(
 def own_codec_trials(
     strategy: Strategy, num_values: int, num_ranks: int, device: torch.device | None = None
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
-    """Codecs of one's own: those in the strategy's attributes and options, and in its members'."""
+    """Trials of user-defined codecs: those in the attributes and options of the strategy and its members."""
     part = _values(num_values / num_ranks, device)
     codecs = [each for each in reachable(strategy, _has_codecs) if isinstance(each, Codec)]
     for name, codec in sorted({codec_name(codec): codec for codec in codecs}.items()):
@@ -76,6 +76,6 @@ def _ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], C
 
 
 def _values(number: float, device: torch.device | None) -> Tensor:
-    """A square of about so many small values."""
+    """Small values, about `number` of them, as many as a square has."""
     side = min(max(round(number**0.5 / _SIDE), 1) * _SIDE, _LARGEST_SIDE)
     return (torch.randn(side * side, generator=torch.Generator().manual_seed(0)) * 1e-3).to(device)

@@ -57,7 +57,7 @@ class FirstFailure:
 
 
 def _own_cause(error: BaseException) -> BaseException | None:
-    """The exception of the user's own at or behind `error`, if there is one."""
+    """The user's own exception at or behind `error`, or None."""
     return next((each for each in _chain(error) if not isinstance(each, NetsimError | Aborted)), None)
 
 
@@ -134,5 +134,5 @@ def own_frames(error: BaseException) -> list[str]:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # an exception of a user's own whose __str__ fails must not hide that it was raised
+    except Exception:  # a user's exception whose __str__ fails must still be reported
         return "(its text is unavailable: __str__ failed)"

@@ -104,7 +104,7 @@ class RunResult(Generic[T]):
     Attributes:
         results: values that `body` returned, in rank order.
         virtual_seconds: when the last rank ended; None without a topology, or on a real transport.
-        rank_virtual_seconds: when each rank ended, likewise.
+        rank_virtual_seconds: when each rank ended; None as above.
         compute_seconds, exposed_seconds: virtual seconds each rank computed, and waited without computing.
         rows: marked rows, in order of virtual time.
         traffic: of each rank.
@@ -162,7 +162,7 @@ class RunResult(Generic[T]):
 
 
 class Host(Protocol):
-    """Place where ranks of a job live; all that `run_ranks` and `fit` know of it."""
+    """Place where ranks of a job live: the interface that `run_ranks` and `fit` use."""
 
     def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
         """Run `body(comm)` on every rank of this host, to its end.

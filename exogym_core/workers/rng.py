@@ -4,7 +4,7 @@ torch's default generators (one on the CPU, one a GPU), numpy's and `random`'s a
 share a process take turns; on every hand-over the leaving rank's states are kept and the entering rank's put
 in place.
 
-The proper ways to get and set the states of numpy's and Python's generators make 625 Python integers or take
+The public calls that get and set the states of numpy's and Python's generators make 625 Python integers or take
 36 us; two of them a hand-over cost a tenth of a small model's step. Both are Mersenne twisters whose 2,500 bytes of
 words lie in one piece, so those are copied directly (0.1 us) where a check shows that they lie as expected.
 """
@@ -61,7 +61,7 @@ def _cuda_generators() -> Sequence[torch.Generator]:
 
 
 def _stream_words(seed: int, rank: int) -> list[int]:
-    """Seeds of the streams of (seed, rank), the same wherever the rank runs."""
+    """Seeds of the streams of (seed, rank), independent of where the rank runs."""
     return [int(word) for word in np.random.SeedSequence([seed % 2**64, rank]).generate_state(4)]
 
 

@@ -1,6 +1,6 @@
 """`run_ranks`: any code on any number of ranks, over any transport.
 
-Transports are a registry: `netsim` and `gloo` are entries at the end of this file, like any other. One's own is
+Transports are a registry: `netsim` and `gloo` are entries at the end of this file, like any other. Your own is
 registered before the run; docs/transports.md adds one.
 """
 
@@ -120,7 +120,7 @@ def run_ranks(
         on_row, on_deposit: receivers of marked rows and of snapshots, see `Sinks`.
         keep_rows: False: `rows` of the result stays empty.
         journal: requests to replay before the ranks' own; it logs every request.
-        trace: a file for a trace for Perfetto, such as `trace.json.gz`; a run that is cut short leaves what it has.
+        trace: a file for a trace for Perfetto, such as `trace.json.gz`; an interrupted run leaves an incomplete one.
         timeout_seconds, compare_calls: over `gloo`, as for `fit`.
         shared_cores: cores of the one machine on which all simulated ranks compute; None: each has its own.
 

@@ -49,7 +49,7 @@ SECONDS_OF_SILENCE = 30.0  # host time
 # Rows reach the run monitor at least this often (host time: what ranks compute does not depend on it).
 SECONDS_BETWEEN_ROWS = 0.1
 
-# Code that is not a user's: ours, what was installed, and Python's own.
+# Path prefixes of library code: this project, site-packages, the standard library.
 _LIBRARIES = tuple(
     path + os.sep
     for folder in (
@@ -196,7 +196,7 @@ class Turns:
                 target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
             )
         threads = list(self._threads.values())
-        # Each rank makes garbage as a process of its own would, and so often is it collected.
+        # Garbage is collected as often as if each rank were a process of its own.
         with self._watched(), self._one_core(), intra_op_threads(), rare_collections(len(threads)):
             try:
                 for thread in threads:
@@ -388,7 +388,7 @@ class Turns:
             yield
             return
         cores = os.sched_getaffinity(0)
-        # A batch thread that is woken does not interrupt the one that wakes it, which holds Python's lock and is
+        # A batch thread that is woken does not interrupt the one that wakes it, which holds the GIL and is
         # about to sleep: half the switches of a hand-over.
         is_plain = os.sched_getscheduler(0) == os.SCHED_OTHER
         try:
@@ -404,7 +404,7 @@ class Turns:
 
 @contextlib.contextmanager
 def intra_op_threads(number: int | None = None) -> Iterator[None]:
-    """Let torch compute on so many threads in the block, and restore their number after it."""
+    """Let torch compute on `number` threads in the block, and restore the setting after it."""
     before = torch.get_num_threads()
     if number is not None:
         torch.set_num_threads(number)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.workers.processes.protocol import Ended
 from exogym_core.workers.processes.rank_group import RankGroup
@@ -81,7 +81,7 @@ class _Uncounted:
     To find the fastest algorithm of every call takes longer than many a program's call.
     """
 
-    carrier_of_codes = CODE_CARRIERS[0]
+    averaging_algorithm = AVERAGING_ALGORITHMS[0]
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
         """Return zero: the simulation counts traffic."""

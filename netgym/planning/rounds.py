@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.request import with_servers
@@ -490,7 +490,7 @@ class SimulatedRounds:
             same = chosen if len(chosen) == 1 else set()
             # Of codes, which others would encode at every hop.
             if op == "all_reduce" and "all_to_all" in found:
-                same = {*same, *CODE_CARRIERS[1:]}
+                same = {*same, *AVERAGING_ALGORITHMS[1:]}
             if others := [name for name in dict.fromkeys(itertools.chain(*names)) if name not in same]:
                 rivals[op] = others
         return rivals

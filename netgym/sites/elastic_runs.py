@@ -30,10 +30,10 @@ from exogym_core.meeting_place import MeetingPlace, processes_of_site, under_tor
 from exogym_core.names import visible
 from exogym_core.run.monitor import RunMonitor, planned_together
 from exogym_core.run.resumption import (
+    describe_last_checkpoint,
     go_on_after_restart,
     remember_checkpoints,
     run_mark,
-    there_is,
 )
 from exogym_core.run.trainer import fill
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
@@ -406,7 +406,7 @@ class SiteHost:
     def _run_beside(self, body: Callable[[ElasticCommunicator], T], sinks: Sinks) -> RunResult[T]:
         request = self._program.request
         about = (request.seed, request.timeout_seconds, request.compare_calls)
-        host = self._processes = TorchrunHost(partial(there_is, self._program), *about)
+        host = self._processes = TorchrunHost(partial(describe_last_checkpoint, self._program), *about)
 
         def bring_rows() -> None:
             """Send the rows of all processes to the first, and to the other sites, before those depend on them."""

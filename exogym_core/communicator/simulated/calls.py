@@ -32,8 +32,8 @@ class ScheduleBook(Protocol):
         """(bytes sent, bytes sent to another region) by this member."""
 
     @property
-    def carrier_of_codes(self) -> str:
-        """All-reduce algorithm of encoded values, see `Communicator.carrier_of_codes`."""
+    def averaging_algorithm(self) -> str:
+        """All-reduce algorithm of encoded values, see `Communicator.averaging_algorithm`."""
 
 
 class Parking(Protocol):

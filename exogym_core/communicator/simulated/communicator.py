@@ -249,9 +249,9 @@ class SimulatedCommunicator(Communicator):
         return [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]
 
     @property
-    def carrier_of_codes(self) -> str:
+    def averaging_algorithm(self) -> str:
         """Algorithm that the run's `collectives` fix, where it can carry codes."""
-        return self._book.carrier_of_codes
+        return self._book.averaging_algorithm
 
     # --- messages ------------------------------------------------------------------------------------------
 

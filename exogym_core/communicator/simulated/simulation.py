@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.base import CODE_CARRIERS, CollectiveCall
+from exogym_core.communicator.base import AVERAGING_ALGORITHMS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
 from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
 from netsim.collectives.choice import Choices, parse_collectives
@@ -158,10 +158,10 @@ class Schedules:
         return self._choices.contenders(call.op, self._hosts(call.ranks), call.num_bytes, call.root, within)
 
     @property
-    def carrier_of_codes(self) -> str:
-        """All-reduce algorithm of encoded values, see `Communicator.carrier_of_codes`."""
+    def averaging_algorithm(self) -> str:
+        """All-reduce algorithm of encoded values, see `Communicator.averaging_algorithm`."""
         fixed = self._world.collectives.get("all_reduce")
-        return fixed if fixed in CODE_CARRIERS else CODE_CARRIERS[0]
+        return fixed if fixed in AVERAGING_ALGORITHMS else AVERAGING_ALGORITHMS[0]
 
     def _hosts(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The host of each rank; none without a network."""

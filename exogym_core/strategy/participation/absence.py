@@ -50,7 +50,7 @@ class Patience:
     Attributes:
         waiting_seconds: how long the first at the end of a round waits for others.
         averaging_seconds: how long averaging may take before ranks that do not answer are left out.
-        join_at: when ranks come that are not there from the start: rank -> virtual seconds.
+        join_at: virtual seconds at which late ranks join, by rank.
     """
 
     waiting_seconds: float
@@ -58,7 +58,7 @@ class Patience:
     join_at: Mapping[int, float] = field(default_factory=dict)
 
     def check(self, where: str, comm: Communicator, ranks_per_worker: int) -> None:
-        """Refuse what time-outs do not go together with."""
+        """Refuse transports and sites that do not go with time-outs."""
         if not comm.can_leave_behind:
             raise InputError(
                 f"{where}: time-outs for absent ranks need transport='netsim'; {comm.transport!r} waits for "
@@ -105,7 +105,7 @@ def _join_times(where: str, name: str, value: Mapping[int, Seconds]) -> dict[int
 
 
 class PatienceOptions(Options):
-    """Options of rounds that continue without absent ranks; by default they wait for all.
+    """Options of rounds that continue without absent ranks; by default rounds wait for all.
 
     Times are virtual, in seconds or as "60 s". A rank that downloads the state of a round is waited for besides, and
     for its steps as much longer as it got that later.
@@ -160,26 +160,26 @@ class PatienceOptions(Options):
         return Patience(matching + waiting, averaging, _join_times(where, "join_at", self.join_at or {}))
 
     def workers(self, strategy: Strategy) -> Everyone:
-        """Who takes part in the rounds of a strategy that is connected."""
+        """Membership of the rounds of a connected strategy."""
         patience = self.patience(strategy.where)
         is_alone = patience is None or strategy.comm.world_size == 1
         return Everyone(strategy) if is_alone or patience is None else Absence(strategy, patience)
 
 
-#: Round of a rank that can reach no other any more: it has no step left to do.
+#: Round of a rank that can no longer reach any other: it has no steps left.
 LOST = 1 << 62
 
-#: The number of the meeting at which real ranks begin, for the first time or after a stop.
+#: Number of the meeting at which real ranks begin, the first time or after a stop.
 BEFORE_ROUNDS = -1
 
 
 class Everyone(Stateful):
-    """All ranks take every step and part in every round.
+    """Membership of rounds in which all ranks take part.
 
-    The strategy, the loop, snapshots and plans ask here who takes part.
+    The strategy, the loop, snapshots and plans ask it which ranks take part.
 
     Attributes:
-        number: the rounds that this rank's parameters have behind them, its own or others'; None: not counted here.
+        number: rounds behind this rank's parameters, including downloaded ones; None: not counted here.
     """
 
     number: int | None = None
@@ -209,16 +209,16 @@ class Everyone(Stateful):
         """Catch up where members change: the others may be ahead by many rounds."""
 
     def join(self) -> None:
-        """Take over the newest state of the others, where some have begun before."""
+        """Adopt the newest state of the others, if some have begun before."""
 
     def skips(self, step: int) -> bool:
         """True if others did the step after `step` steps while this rank was absent."""
         return False
 
     def announced(self, step: int) -> RoundPlace | None:
-        """Place of a step whose row is marked before the exchange too; None where it is not.
+        """Place of a step whose row is also marked before the exchange; None if it is not.
 
-        Others may finish a round in which this rank dies before it has marked the step.
+        Others may finish a round in which this rank dies before it marks the step.
         """
         return None
 
@@ -231,7 +231,7 @@ class Everyone(Stateful):
         return outer.mean_displacement(self.strategy.site)
 
     def publish(self, outer: OuterStep) -> None:
-        """Publish what a round has led to, for those that come later."""
+        """Publish the state after a round, for ranks that come later."""
 
 
 class Absence(Everyone):
@@ -248,8 +248,8 @@ class Absence(Everyone):
         present: the ranks of the last round, whose models are evaluated together; before the first round, those that
             are there from the start.
 
-    Sites of several ranks are present or absent as a whole: all their ranks make the same calls, and each does what is
-    done between sites for its own part.
+    Sites of several ranks are present or absent as a whole: all their ranks make the same calls, each between sites
+    for its own part.
     """
 
     state = State("number", present="_present", has_begun="_has_begun", news="_news")
@@ -274,14 +274,14 @@ class Absence(Everyone):
 
     @property
     def _meeting(self) -> Communicator:
-        """Connects this rank to its like in other sites."""
+        """Group of the ranks at this rank's position in every site."""
         return self.strategy.site.between
 
     def _sites(self) -> list[int]:
         return sorted({rank // self._site_size for rank in self._present})
 
     def _all_at_begin(self) -> list[int]:
-        """Sites to wait for at the begin: those present at a checkpoint, and all that do not join late."""
+        """Sites to wait for at the start: those present at a checkpoint, and all that do not join late."""
         all_sites = range(self._comm.world_size // self._site_size)
         return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
 
@@ -292,7 +292,7 @@ class Absence(Everyone):
         awaited: list[int],
         weight: float = 1.0,
     ) -> Any:
-        """Result of `work` among the sites that are present; None where it is done without this one."""
+        """Result of `work` among the sites that are present; None: done without this one."""
         waits = self.patience.waiting_seconds, self.patience.averaging_seconds
         sites, result = self._meeting.among_present(
             work, *waits, weight=weight, number=number, awaited=awaited
@@ -364,13 +364,13 @@ class Absence(Everyone):
         return gradients
 
     def publish(self, outer: OuterStep) -> None:
-        """Publish the state that a round has led to, for those that come later."""
+        """Publish the state after a round, for ranks that come later."""
         self.number += 1
         self._news = {"averaged_ranks": self.present}
         self._publish()
 
     def _mine(self) -> list[Tensor]:
-        """State published by this rank: nothing where another rank of its site publishes the same."""
+        """State published by this rank: empty if another rank of its site publishes the same."""
         return _packed(self.strategy.outer) if self.strategy.site.is_first else []
 
     def _publish(self) -> None:
@@ -401,7 +401,7 @@ class Absence(Everyone):
         return RoundPlace((step + 1) // self.steps_a_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         super().load_state_dict(state)
         if self._comm.members_change:  # other ranks may be present now
             self._has_begun = False

@@ -1,4 +1,4 @@
-"""Strategies with a server: workers go their own pace, and none waits for another worker."""
+"""Strategies with servers: no worker waits for another."""
 
 from __future__ import annotations
 
@@ -77,21 +77,20 @@ _TAIL = 2  # values behind the parameters: local steps, and their speed
 class ServedStrategy(Strategy):
     """Workers train alone for a round, send their displacement to their server, and continue from its answer.
 
-    Subclasses say what the server does with a displacement (`outer`, or `arrived`); it answers `self.phi`. Messages are
+    Subclasses define how the server applies a displacement (`outer`, or `arrived`); it answers `self.phi`. Messages are
     flat, in fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed,
     the answer with the fastest one's.
 
     Args:
         H: local steps a round (of the fastest worker, with `dylu`).
-        dylu: workers do `floor(H v / max v)` local steps, v their steps a second (dynamic local updates).
+        dylu: workers do `floor(H v / max v)` local steps, v: steps a second (dynamic local updates).
 
     Attributes:
-        phi: on a server its parameters, on a worker those that it began its round with; flat.
-        num_arrived: displacements that the server has taken in.
+        phi: on a server its parameters, on a worker those at the begin of its round; flat.
+        num_arrived: displacements that the server has applied.
         answers_box: the mailbox in which its senders await answers.
         num_sharing: servers that share the workers among them.
-        arithmetic: names of a server's methods that change values and nothing else: plans, which have none, leave
-            them out.
+        arithmetic: names of a server's methods that only change values: plans, which have no values, skip them.
     """
 
     H: int = option(50, positive_int)
@@ -117,7 +116,7 @@ class ServedStrategy(Strategy):
         self._round_steps, self._steps_left = self.H, self.H
         self._round_began = 0.0
         self._fastest: dict[int, float] = {}  # worker -> steps a second, as the server has heard
-        self._served = 0.0  # local steps behind what the server has taken in
+        self._served = 0.0  # local steps behind the displacements received
 
     def _flat(self) -> Tensor:
         return flatten(list(map(widened, self.trainable)))
@@ -163,7 +162,7 @@ class ServedStrategy(Strategy):
     # --- the server ----------------------------------------------------------------------------------------
 
     def serve(self, updated: Callable[[float], None]) -> None:
-        """Take in what comes, in order of arrival, and answer each at once."""
+        """Apply displacements in order of arrival, and answer each at once."""
         while messages := self.comm.take(wait=math.inf):
             for source, message in messages:
                 self._served += self.take_in(source, message)
@@ -192,5 +191,5 @@ class ServedStrategy(Strategy):
 
     @property
     def judged_version(self) -> int:
-        """Displacements that the server has taken in."""
+        """Number of displacements that the server has applied."""
         return self.num_arrived

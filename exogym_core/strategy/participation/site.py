@@ -66,15 +66,15 @@ class SiteExchange(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """A rank's site: the average of gradients inside it, and what it brings together with other sites.
+    """A rank's site: the average of gradients inside it, and averages with other sites.
 
     Attributes:
         inside: the ranks of this rank's site; None if it is the only one.
-        between: the ranks with this rank's place, one a site.
+        between: the ranks at this rank's position in every site.
         parameters: of the model, those that take gradients.
-        held: of these, what this rank brings together: all, or its parts of them.
-        gradients: averages gradients inside; None where nothing does.
-        ranks: of the site, for weights of samples; none: all.
+        held: the parameters, or parts of them, that this rank averages with other sites.
+        gradients: averages gradients inside; None: they are not averaged.
+        ranks: of the site, for weights of samples; empty: all ranks.
     """
 
     inside: Communicator | None
@@ -86,7 +86,7 @@ class Site:
 
     @classmethod
     def of(cls, comm: Communicator, ranks_per_site: int, where: str, name: str = "ranks_per_worker") -> Site:
-        """Sites of so many consecutive ranks each; called by all ranks of `comm`.
+        """Sites of `ranks_per_site` consecutive ranks each; called by all ranks of `comm`.
 
         Raises:
             InputError: the ranks cannot be cut into such sites.
@@ -115,12 +115,12 @@ class Site:
 
     @property
     def averager(self) -> GradientAverager | None:
-        """Averager of all ranks' gradients by one call, which may stand for a step that is run ahead."""
+        """Averager of all ranks' gradients by one call, as for steps that are run ahead; else None."""
         gradients = self.gradients
         return gradients if gradients is not None and not self.ranks and gradients.is_one_call else None
 
     def listen(self, last_micro_batch: bool, context: StepContext) -> None:
-        """Prepare for a backward pass; gradients may leave in that of the `last_micro_batch`."""
+        """Prepare for a backward pass; gradients may leave during that of the `last_micro_batch`."""
         if self.gradients is not None:
             self.gradients.listen(last_micro_batch, self._weight(context))
 
@@ -133,7 +133,7 @@ class Site:
                 self.gradients.share_overflow()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Clip the norm of the gradients to `max_norm`; returns what it was."""
+        """Clip the norm of the gradients to `max_norm`; returns the norm before."""
         if self.gradients is None:
             return clip_norm(self.parameters, max_norm)
         return self.gradients.clip(max_norm)
@@ -143,7 +143,7 @@ class Site:
         return spec.build(model) if self.gradients is None else self.gradients.build(spec, spec.groups(model))
 
     def gather(self) -> None:
-        """Complete the parameters after an update, where a rank has made only a part of it."""
+        """Complete the parameters after an update of which each rank has made a part."""
         if self.gradients is not None:
             self.gradients.gather()
 
@@ -164,7 +164,7 @@ class Site:
             self.gradients.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What codecs have rounded off the gradients."""
+        """Rounding errors of encoded gradients."""
         return {} if self.gradients is None else self.gradients.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,9 +177,8 @@ class Site:
     def steps(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
         """Average `flat` over sites, in place; the ranks of a site have the same values.
 
-        Each rank of a site of k averages the k-th part that falls to it with its like in the other sites,
-        then gives the result to its site's ranks. So between sites the values travel once per site, over
-        the connections of all its ranks at the same time.
+        Each of a site's k ranks averages its k-th part with the ranks at its position in other sites, then sends the
+        result to its site's ranks. So values leave a site once, over the connections of all its ranks at a time.
         """
         if self.inside is None:
             return (yield from averaging.steps(self.between, flat, residual))
@@ -190,7 +189,7 @@ class Site:
         return (yield from self.spread_steps(flat))
 
     def own(self, flat: Tensor) -> Tensor:
-        """The part of `flat`, a view, that this rank brings to its like in the other sites."""
+        """The part of `flat`, a view, that this rank averages with the ranks at its position in other sites."""
         if self.inside is None:
             return flat
         return flat.tensor_split(self.inside.world_size)[self.inside.rank]
@@ -212,27 +211,27 @@ class Site:
 
     @property
     def is_first(self) -> bool:
-        """True if this rank speaks for those of its site that have the same values."""
+        """True on the rank that represents its site's replicas."""
         return self.inside is None or self.inside.rank == 0
 
     def shared(self, values: list[Tensor]) -> list[Tensor]:
-        """Values of the first of the site's ranks with equal values, on all of them."""
+        """Values of the site's first rank, on all of its ranks."""
         return values if self.inside is None else self.inside.broadcast_object(values)
 
     def average(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Average over sites, and wait for it."""
+        """Average over sites, and wait for the result."""
         return run(self.steps(averaging, flat, residual))
 
     def apart(self) -> Site:
-        """Copy with groups of its own, whose collectives wait for no others'; called by all its ranks."""
+        """Copy with separate groups, whose collectives wait for no other group's; called by all ranks."""
         inside = None if self.inside is None else self.inside.group(range(self.inside.world_size))
         return Site(inside, self.between.group(range(self.between.world_size)))
 
     def among(self, sites: Sequence[int], number: int) -> Site:
-        """Connections to some of the sites, this rank's among them, in the round of that number."""
+        """Connections to some of the sites, including this rank's, in round `number`."""
         if len(sites) == self.between.world_size:
             return self
-        # A group that comes again goes over the connections that it has.
+        # A group that is used again keeps its connections.
         return Site(self.inside, self.between.group(sites, reuse=True, number=number))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
@@ -249,7 +248,7 @@ class Site:
 #: PyTorch's names of sharding strategies, which OpenDiLoCo's `--sharding-strategy` takes.
 SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
-# Their updates of a value need others of the same matrix, which another rank has.
+# Their update of a value needs other values of the same matrix, which lie on other ranks.
 _NEED_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
 
 
@@ -258,18 +257,18 @@ class ShardingOptions(Options):
 
     Args:
         sharding: one of SHARDINGS. `NO_SHARD`: every rank holds and updates everything. `SHARD_GRAD_OP` (ZeRO-2):
-            each rank gets the mean of a part of the gradients, updates that part, and hands it to the others.
-            `FULL_SHARD` (ZeRO-3): likewise, and the parts are gathered again for each backward pass.
-            `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: these two within machines, whose ranks with equal parts
-            average the gradients of these.
-        ranks_per_node: consecutive ranks that are a machine, for the hybrid ones.
+            each rank gets the mean of a part of the gradients, updates that part, and sends it to the others.
+            `FULL_SHARD` (ZeRO-3): the same, and the parts are gathered again for each backward pass.
+            `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: ZeRO-3 and ZeRO-2 within machines; ranks of different machines
+            with the same part average its gradients.
+        ranks_per_node: consecutive ranks of a machine, for hybrid sharding.
     """
 
     sharding: str = option("NO_SHARD")
     ranks_per_node: int | None = option(None)
 
     def check(self, where: str) -> None:
-        """Refuse a sharding that does not exist, and `ranks_per_node` without need, or missing."""
+        """Refuse an unknown sharding, and `ranks_per_node` where it is missing or unused."""
         super().check(where)
         if self.sharding not in SHARDINGS:
             raise unknown_name("sharding", str(self.sharding), SHARDINGS)
@@ -300,7 +299,7 @@ class ShardingOptions(Options):
         return ShardedReplica(parameters, comm, self, bucket_bytes)
 
     def groups(self, comm: Communicator) -> tuple[Communicator, Communicator | None]:
-        """The ranks that divide the parameters among them, and those with equal parts (None: no others).
+        """The ranks that divide the parameters among them, and those with the same part (None: no others).
 
         Raises:
             InputError: the ranks of `comm` cannot be cut into such machines.
@@ -317,7 +316,7 @@ class Division(ShardingOptions):
 
     Attributes:
         ranks_per_worker: consecutive ranks of a site; None: all are one.
-        divides: ranks form sites at all.
+        divides: ranks form sites.
         bucket_bytes: size of a bucket of gradients.
     """
 
@@ -335,7 +334,7 @@ class Division(ShardingOptions):
         return Averaging()
 
     def enter(self, strategy: Strategy) -> Site:
-        """The site of this rank, all connections made.
+        """The site of this rank, connected.
 
         Raises:
             InputError: ranks cannot be cut into such sites, or torch has cut the parameters otherwise.
@@ -343,7 +342,7 @@ class Division(ShardingOptions):
         return self.filled(self.connected(strategy), strategy)
 
     def connected(self, strategy: Strategy) -> Site:
-        """Connections of this rank's site alone; raises InputError as `enter`."""
+        """Only the connections of this rank's site; raises InputError as `enter`."""
         comm, where = strategy.comm, strategy.where
         size = self.ranks_per_worker or comm.world_size
         refuse_other_sites(where, strategy.trainable, size, self.sharding)
@@ -380,7 +379,7 @@ class SiteOptions(Division):
 
     @property
     def divides(self) -> bool:
-        """True if ranks form sites at all."""
+        """True if ranks form sites."""
         return self.ranks_per_worker != 1
 
 
@@ -394,7 +393,7 @@ class GradientOptions(Division, Averaging):
     bucket_bytes: int = option(DEFAULT_BUCKET_BYTES, positive_int)  # type: ignore[misc]
 
     def check(self, where: str) -> None:
-        """Refuse shards that are to be rounded."""
+        """Refuse codecs and robust averages of sharded gradients."""
         super().check(where)
         if self.sharding != "NO_SHARD" and self.averaging() != Averaging():
             name = "aggregate=" if self.codec is None else "codec="
@@ -422,10 +421,10 @@ class ShardedReplica(GradientAverager):
 
     Part r of n of a flat bucket of N values is the r-th of n pieces of ceil(N/n) values, the last of which
     are padded with zeros on the wire. Optimizers get this part as views of the parameters that lie in it
-    (`held`), so that parameter groups keep their meaning and an update changes the model itself; only what
-    treats values one by one computes what it would without sharding.
+    (`held`), so that parameter groups keep their meaning and an update changes the model itself; only elementwise
+    optimizers compute the same as without sharding.
 
-    The model is whole between steps, so that it can be read by any code: what a step's forward pass needs is
+    The model is whole between steps, so that any code can read it: the parameters of a step's forward pass are
     gathered when the last step ends, not hidden behind computing. Gradients leave during the backward pass.
 
     Bytes a rank and step, P those of the padded parameters: `(n - 1) / n P` for the gradients and as much for
@@ -435,7 +434,7 @@ class ShardedReplica(GradientAverager):
     Args:
         parameters: in the model's order.
         comm: the ranks that train the replica.
-        options: how they divide it.
+        options: of sharding.
         bucket_bytes: size at which a bucket is closed.
 
     Raises:
@@ -465,7 +464,7 @@ class ShardedReplica(GradientAverager):
     is_one_call = False
 
     def listen(self, on: bool, weight: float = 1.0) -> None:
-        """A backward pass comes: gather for it, where parameters were given up after the forward pass."""
+        """Prepare for a backward pass: gather for it, if parameters were freed after the forward pass."""
         super().listen(on, weight)
         if self.sharding in ("FULL_SHARD", "HYBRID_SHARD"):
             if not self._is_gathered:  # for the forward pass of this micro-batch
@@ -483,11 +482,11 @@ class ShardedReplica(GradientAverager):
         for bucket, handle in zip(self._buckets, handles, strict=True):
             flat = torch.cat(handle.wait())[: _num_values(bucket)]
             for parameter, values in zip(bucket, unflatten(flat, bucket), strict=True):
-                parameter.data.copy_(values)  # autograd need not know: the values are what they were
+                parameter.data.copy_(values)  # without autograd: the values are unchanged
         self._is_gathered = True
 
     def clip(self, max_norm: float) -> Tensor:
-        """Clip the norm of all shards' gradients together; returns what it was."""
+        """Clip the norm of all shards' gradients together; returns the norm before."""
         norm = get_total_norm([piece.grad for piece in self.held if piece.grad is not None])
         squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
         self._shards.all_reduce(squares)
@@ -507,7 +506,7 @@ class ShardedReplica(GradientAverager):
                 gradient.fill_(torch.inf)
 
     def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
-        """The optimizer over this rank's pieces of them.
+        """The optimizer over this rank's pieces of the groups.
 
         Raises:
             InputError: it is one of those that need whole matrices.
@@ -522,10 +521,10 @@ class ShardedReplica(GradientAverager):
         return spec.build([self._in_pieces(group) for group in groups])
 
     def between(self, site: Site) -> Site:
-        """Site in which this rank's shard is averaged with its like of other sites, by its copies in turns."""
+        """Site in which this rank's shard is averaged with the same shard of other sites, divided among its copies."""
         return Site(self._replicas, site.between)
 
-    # --- what is sent ---------------------------------------------------------------------------------------
+    # --- exchange of a bucket -------------------------------------------------------------------------------
 
     def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
         size = self._shards.world_size
@@ -594,7 +593,7 @@ def cut_by_torch(parameters: Sequence[Tensor]) -> bool:
 
 
 def is_cut(value: object) -> bool:
-    """True if this is a DTensor; their module, which takes a second to import, is there if any is."""
+    """True if this is a DTensor; does not import their module, which takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -611,7 +610,7 @@ def refuse_other_sites(
     """Refuse parameters that torch has cut among other ranks than this site's, or that are cut twice.
 
     Raises:
-        InputError: they are not.
+        InputError: they are.
     """
     if not cut_by_torch(parameters):
         return
@@ -634,9 +633,9 @@ def refuse_other_sites(
 
 
 def part_to_keep(part: Tensor, parameter: Any) -> Tensor:
-    """Copy of what this rank holds of values like this parameter, for a checkpoint: a DTensor, as it is.
+    """Copy of this rank's part of values shaped like a parameter, for a checkpoint: a DTensor if that is one.
 
-    So torch.distributed.checkpoint takes the ranks' parts for parts, and puts them together.
+    So torch.distributed.checkpoint recognises the ranks' parts and joins them.
     """
     copied = part.detach().clone()
     if not is_cut(parameter):
@@ -649,11 +648,11 @@ def part_to_keep(part: Tensor, parameter: Any) -> Tensor:
 
 
 def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """`outer.state_dict()`; where the parameters are DTensors, all that is like them is one too."""
+    """`outer.state_dict()`; if the parameters are DTensors, so are the values shaped like them."""
     state = outer.state_dict()
     if not cut_by_torch(parameters):
         return state
-    # As the outer optimizer counts them.
+    # In the outer optimizer's order.
     in_order = [parameters[index] for bucket in outer.plan for index in bucket]
     owed = chain.from_iterable(map(unflatten, state["residuals"], outer.buckets))
     states = {

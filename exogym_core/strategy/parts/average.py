@@ -1,4 +1,4 @@
-"""Averages over ranks, plain, in a codec, or robust. What is sent is what is charged."""
+"""Averages over ranks: plain, encoded, or robust. Bytes charged are the bytes sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AGGREGATES",
-    "CARRIERS",
     "Averaging",
     "decoded",
     "gathering",
@@ -54,15 +53,15 @@ def served_mean(
 ) -> Tensor:
     """The encoded mean of encoded values, by ranks that each serve one part; equal on all ranks.
 
-    Every rank sends part j of `flat` to rank j, which averages what it gets, in rank order, and sends the encoded
+    Every rank sends part j of `flat` to rank j, which averages the parts in rank order and sends the encoded
     mean to all: `2 (n - 1) / n` times the encoded bytes of `flat` a rank.
 
     Args:
         comm: the ranks.
         flat: this rank's values; they stay as they are.
         codec: both ways.
-        error: what encoding rounded off this rank's values before: added, and replaced.
-        server_error: likewise of the means that this rank has encoded, as long as the part that it serves.
+        error: rounding error of this rank's earlier values: added, and replaced.
+        server_error: the same for means that this rank has encoded, as long as the part that it serves.
 
     References:
         Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1, lines 8 to 12.
@@ -93,7 +92,7 @@ Lost = Sequence[Tensor | None]
 
 
 def _summed(codec: Codec, messages: Sequence[Tensor], num_values: int) -> Tensor:
-    """The sum of what messages stand for, in their order, in fp32."""
+    """The sum of decoded messages, in their order, in fp32."""
     total = codec.decode(messages[0], num_values)
     for message in messages[1:]:
         total += codec.decode(message, num_values)
@@ -101,7 +100,7 @@ def _summed(codec: Codec, messages: Sequence[Tensor], num_values: int) -> Tensor
 
 
 def _encoded(codec: Codec, values: Tensor, lost: Tensor | None, times: int = 1) -> Tensor:
-    """The message for `values`; what it rounds off, `times` over, is added to `lost`."""
+    """Encode `values`; the rounding error, `times` over, is added to `lost`."""
     message = codec.encode(values)
     if lost is not None:
         lost += times * (values - codec.decode(message, len(values)))
@@ -113,7 +112,7 @@ def _all_encoded(codec: Codec, parts: Parts, lost: Lost) -> list[Tensor]:
 
 
 def _parts_of(residual: Tensor | None, num_ranks: int) -> Lost:
-    """Room for what encoding rounds off each part, at zero; None where that is not kept."""
+    """Zeroed buffers for the rounding error of each part; None if it is not kept."""
     return [None] * num_ranks if residual is None else residual.zero_().tensor_split(num_ranks)
 
 
@@ -155,13 +154,13 @@ def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Lost) -> Steps[li
     return [means[index] for index in range(num_ranks)]
 
 
-CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Lost], Steps[list[Tensor]]]] = {
+_MEANS: Mapping[str, Callable[[Communicator, Parts, Codec, Lost], Steps[list[Tensor]]]] = {
     "direct": direct,
     "ring": ring,
 }
 """Name -> the encoded mean of each part, equal on all ranks, given one part per rank.
 
-What encoding rounds off is added to `lost`, one tensor a part: of this rank's own values, of sums that it passed
+Rounding errors are added to `lost`, one tensor a part: of this rank's own values, of sums that it passed
 on, and of the means that it made (times the number of ranks, so that the next mean is larger by just that).
 """
 
@@ -176,7 +175,7 @@ class Averaging(Options):
     Args:
         codec: how values travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...; also
             `hivemind_compression` and `grad_compression`.
-        error_feedback: what the codec rounds off is added to what is sent next.
+        error_feedback: the codec's rounding error is added to the next values sent.
         aggregate: of the ranks' values: "mean", or "median" or "trimmed-mean" against ranks that send nonsense;
             these two send `n - 1` times the encoded bytes.
     """
@@ -186,7 +185,7 @@ class Averaging(Options):
     aggregate: str = option("mean")
 
     def check(self, where: str) -> None:
-        """Refuse what does not go together."""
+        """Refuse options that contradict each other."""
         super().check(where)
         if self.aggregate not in AGGREGATES:
             raise unknown_name("aggregate", str(self.aggregate), AGGREGATES)
@@ -206,7 +205,7 @@ class Averaging(Options):
         return self if self.codec is None else replace(self, codec=strategy.charged(self.codec))
 
     def residual(self, flat: Tensor) -> Tensor | None:
-        """Room for what will be rounded off `flat`, if that is kept."""
+        """Zeroed buffer for the rounding error of `flat`, if it is kept."""
         return torch.zeros_like(flat) if self.error_feedback else None
 
     def steps(
@@ -233,13 +232,13 @@ class Averaging(Options):
 
 
 def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:
-    """The mean of encoded values: parts go by what the communicator names, of `CARRIERS`.
+    """The mean of encoded values, by the algorithm that the communicator names.
 
     Usually each goes to one rank, which decodes, sums in rank order in fp32, divides, encodes again and sends the mean
     to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring.
 
-    `residual`, like `flat`, is what former calls rounded off: it is added, and replaced by what this call
-    rounds off, both of this rank's values and, in the part that it sums up, of the mean (times n, so that the
+    `residual`, shaped like `flat`, has the rounding errors of earlier calls: it is added, and replaced by those of
+    this call, both of this rank's values and, in the part that it sums up, of the mean (times n, so that the
     next mean is larger by just that). Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Tang
     et al., DoubleSqueeze, arXiv 1905.05957.
     """
@@ -247,10 +246,10 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
     if residual is not None:
         flat += residual
     parts = flat.tensor_split(num_ranks)
-    steps = CARRIERS[comm.carrier_of_codes](comm, parts, codec, _parts_of(residual, num_ranks))
+    steps = _MEANS[comm.averaging_algorithm](comm, parts, codec, _parts_of(residual, num_ranks))
     means = yield from counted(comm, steps, sum(codec.encoded_bytes(len(part)) for part in parts))
     if residual is not None:
-        residual.nan_to_num_(0.0, 0.0, 0.0)  # what was not finite is not owed
+        residual.nan_to_num_(0.0, 0.0, 0.0)  # non-finite errors are dropped
     for part, message in zip(parts, means, strict=True):
         part.copy_(codec.decode(message, len(part)))
     return flat

@@ -50,11 +50,11 @@ def read_as(message: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Codec(ABC):
-    """Flat tensors of numbers to flat uint8 messages and back. Messages carry all that decoding needs.
+    """Encodes flat tensors of numbers as flat uint8 messages, which carry all that decoding needs.
 
     Attributes:
-        name: in CODECS; empty for one of one's own.
-        limit: the largest finite magnitude that comes back; what is larger comes back as that.
+        name: in CODECS; empty for user-defined codecs.
+        limit: the largest finite magnitude; larger values saturate to it.
     """
 
     name = ""
@@ -66,14 +66,14 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The `num_values` values that `message` stands for, in fp32 (or wider, where they travel so)."""
+        """The `num_values` values of `message`, in fp32, or in a wider dtype if they travel in it."""
 
     @abstractmethod
     def encoded_bytes(self, num_values: int) -> int:
         """Size of the message for `num_values` values."""
 
     def on(self, device: torch.device) -> Codec:
-        """Codec for tensors on `device`: on the meta device one whose messages have sizes and no values."""
+        """Codec for tensors on `device`; on the meta device messages have sizes but no values."""
         return _SizesAlone(self) if device.type == "meta" else self
 
 
@@ -129,7 +129,7 @@ def in_rows(values: Tensor, width: int) -> Tensor:
 
 
 def packed_bytes(num_codes: int, bits: int) -> int:
-    """Size of so many codes of `bits` bits each: the last byte is filled up."""
+    """Bytes of `num_codes` codes of `bits` bits each: the last byte is padded."""
     return -(-num_codes * bits // 8)
 
 
@@ -315,25 +315,25 @@ class E3M0Codec(BlockCodec):
         return torch.where(codes & 8 > 0, -magnitudes, magnitudes)
 
 
-# --- pieces, each with a message of its own ------------------------------------------------------------------
+# --- codecs of pieces ----------------------------------------------------------------------------------------
 
 
 class PiecewiseCodec(Codec):
-    """Codec of a flat tensor in pieces, whose messages lie one behind the other."""
+    """Codec of a flat tensor in pieces, with one message each, concatenated."""
 
     @abstractmethod
     def pieces(self, num_values: int) -> Sequence[tuple[int, Codec]]:
         """Size and codec of each piece."""
 
     def encode(self, values: Tensor) -> Tensor:
-        """The pieces' messages, one behind the other."""
+        """Concatenate the pieces' messages."""
         pieces = self.pieces(len(values))
         parts = torch.split(values, [size for size, _ in pieces])
         messages = [codec.encode(part) for (_, codec), part in zip(pieces, parts, strict=True)]
         return torch.cat([values.new_empty(0, dtype=torch.uint8), *messages])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The pieces, one behind the other."""
+        """Decode each piece's message, and concatenate the values."""
         pieces = self.pieces(num_values)
         messages = torch.split(message, [codec.encoded_bytes(size) for size, codec in pieces])
         parts = [codec.decode(each, size) for (size, codec), each in zip(pieces, messages, strict=True)]
@@ -353,7 +353,7 @@ class AveragersPieces(PiecewiseCodec):
         self.codec = codec
 
     def pieces(self, num_values: int) -> list[tuple[int, Codec]]:
-        """Pieces of so many values, the last one of what is left."""
+        """Pieces of `chunk` values; the last one has the rest."""
         return [(min(self.chunk, num_values - at), self.codec) for at in range(0, num_values, self.chunk)]
 
 
@@ -482,7 +482,7 @@ _LEAST_SHARE = 0.01  # of the payload, to count as coded: flags and counters do 
 def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
     """State of a rank's coding, "charged" or "not charged"; None: it sent its values as they are.
 
-    Encoded is what travels as whole numbers, or in fewer bytes a value than the parameters have.
+    Values are encoded if they travel as integers, or in fewer bytes each than the parameters.
     """
     if traffic.charged_values:
         return "charged"
@@ -500,7 +500,7 @@ class ChargedCodec(_WrappedCodec):
 
     Args:
         codec: does the work.
-        charge: takes its name, "encode" or "decode", and the number of values: lets the time pass.
+        charge: advances virtual time, given the codec's name, "encode" or "decode", and the number of values.
     """
 
     def __init__(self, codec: Codec, charge: Callable[[str, str, int], None]) -> None:

@@ -72,8 +72,7 @@ def interleaved(chosen: Sequence[Tensor], others: Sequence[Tensor], mask: Sequen
 def own_gradients(strategy: Strategy) -> list[Tensor]:
     """This rank's gradients, one a parameter, weighed by its samples, in fp32 at least; zeros where there is none.
 
-    Under a GradScaler they are unscaled first, and what has overflowed on this rank counts as zero, so that no rank
-    drops out.
+    Under a GradScaler they are unscaled first, and overflows of this rank count as zero, so that no rank drops out.
     """
     strategy.unscale_gradients()
     weight = strategy.context.weight
@@ -81,7 +80,7 @@ def own_gradients(strategy: Strategy) -> list[Tensor]:
 
 
 def set_gradients(strategy: Strategy, gradients: Sequence[Tensor]) -> None:
-    """Store what all ranks have made of their gradients together, for the optimizer."""
+    """Set the exchanged gradients, for the optimizer."""
     for parameter, gradient in zip(strategy.held, gradients, strict=True):
         parameter.grad = gradient.to(parameter.dtype)
 
@@ -132,7 +131,7 @@ class PowerIteration(Stateful):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """P and R of every matrix, such that `P R^T` is the mean over ranks, projected on the columns of `P`.
 
-        `P = orthonormal(mean(M Q))`, then `R = mean(M^T P)`; all ranks end with the same bits. What is `dense` travels
+        `P = orthonormal(mean(M Q))`, then `R = mean(M^T P)`; all ranks end with the same bits. `dense` tensors travel
         with the first of the two all-reduces, and is averaged in place.
 
         Args:

@@ -11,7 +11,7 @@ __all__ = ["LinearCodec", "QSGDCodec", "SignCodec", "StatisticalCodec"]
 
 
 class SignCodec(HeadedCodec):
-    """A bit a value, 1 for what is not negative, and with a `scale` one fp32 number a message.
+    """A bit a value, 1 for non-negative ones, and with a `scale` one fp32 number a message.
 
     A bit knows no zero: it comes back as plus the scale.
 
@@ -32,7 +32,7 @@ class SignCodec(HeadedCodec):
         return 0 if self.scale == "none" else 1
 
     def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale, and 1 for what is not negative."""
+        """The scale, and 1 for each non-negative value."""
         wide = values.float()
         size = wide.abs().mean() if self.scale == "l1" else wide.square().mean().sqrt()
         return size.nan_to_num(0.0).view(1)[: self.num_head(len(values))], values >= 0
@@ -147,6 +147,6 @@ class LinearCodec(HeadedCodec):
         return torch.stack([low, step]), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """Smallest value plus so many steps."""
+        """Smallest value plus `codes` steps."""
         low, step = head
         return torch.add(low, codes.float() * step)

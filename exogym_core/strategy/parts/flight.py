@@ -1,4 +1,4 @@
-"""Exchanges under way: written once as steps, waited for at once or while training continues."""
+"""Exchanges written as steps, to be awaited at once or while training continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Flight", "Steps", "counted", "run"]
 T = TypeVar("T")
 
 Steps = Generator["Handle[Any]", Any, T]
-"""An exchange as a generator: it yields each call that it has posted, is sent what came of it, returns the result."""
+"""An exchange as a generator: it yields each posted call, receives that call's value, and returns the result."""
 
 
 class Flight(Generic[T]):
@@ -21,12 +21,12 @@ class Flight(Generic[T]):
 
     Args:
         steps: the exchange.
-        comm: a communicator of this rank, where the flight may be in a checkpoint; the owner of what was
-            sent begins it again.
-        calls: of a flight before a restart, how far it had come: its calls are made again, to the same end.
+        comm: a communicator of this rank, if the flight may be in a checkpoint; the owner of the values sent begins it
+            again.
+        calls: of a flight before a restart: they are repeated.
 
     Attributes:
-        calls: what a checkpoint keeps of it besides what was sent: the numbers of the calls posted, step by step.
+        calls: numbers of the calls posted, step by step: what a checkpoint keeps besides the values sent.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class Flight(Generic[T]):
             self._results.append(end.value)
 
     def wait(self) -> T:
-        """Wait for what is still to come, post what follows, and return the result."""
+        """Wait for posted calls, post the remaining ones, and return the result."""
         while self._waits_for is not None:
             self._go_on(self._waits_for.wait())
         return self._results[0]
 
     def go_on(self) -> None:
-        """Post the next call if its inputs are there at this instant; never waits."""
+        """Post the next call if its inputs have arrived; never waits."""
         while self._waits_for is not None and self._waits_for.is_completed():
             self._go_on(self._waits_for.wait())
 
 
 def run(steps: Steps[T]) -> T:
-    """Do an exchange to its end."""
+    """Run an exchange to its end."""
     return Flight(steps).wait()
 
 
 def counted(comm: Communicator, steps: Steps[T], payload_bytes: int) -> Steps[T]:
-    """`steps`, all of whose calls count as one message of so many bytes in `traffic.payload_bytes`."""
+    """`steps`, whose calls count together as `payload_bytes` in `traffic.payload_bytes`."""
     value = None
     while True:
         with comm.counted_as(payload_bytes):

@@ -126,7 +126,7 @@ def merged(parts: Sequence[Tensor], weights: Sequence[float], *, by_direction: b
 
 
 def second_order(trained: Tensor, apart: Tensor, strength: float, per_steps: int | None) -> Tensor:
-    """What a tensor was `trained`, corrected to second order for where it began, `apart` from where it now does.
+    """Displacement `trained` of a tensor, corrected to second order for a start `apart` from the present one.
 
     `t + lambda t * t * D` with t the training of some steps, lambda the `strength` over `per_steps`; where these are
     None the correction is as long as `strength` times t.

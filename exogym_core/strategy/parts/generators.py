@@ -12,7 +12,7 @@ __all__ = ["shared_generator"]
 def shared_generator(*key: int | str) -> torch.Generator:
     """A CPU generator that depends on `key` alone, such as `(seed, "islands", round)`.
 
-    The process-wide generators are neither read nor changed, so what a strategy draws depends on no model,
+    The process-wide generators are neither read nor changed, so a strategy's draws depend on no model,
     loader or other rank.
 
     >>> a, b = shared_generator(7, "islands", 3), shared_generator(7, "islands", 3)

@@ -73,10 +73,10 @@ class Graph:
     given: str | tuple[tuple[int, ...], ...]
 
     def check(self, size: int, where: str, balanced: bool) -> None:
-        """Refuse what is not a graph of `size` ranks.
+        """Refuse a graph that has not `size` ranks.
 
-        With `balanced` also what averages would drift on: edges must go both ways, or every rank must send to and
-        hear from as many.
+        With `balanced` also graphs on which averages drift: edges must go both ways, or every rank must send to and
+        hear from the same number of ranks.
 
         Raises:
             InputError: it is not.
@@ -124,7 +124,7 @@ class Graph:
         return Mixing({peer: float(weight) for peer, weight in weights.items()}, edges[rank])
 
     def pushed(self, rank: int, edges: Edges) -> Mixing:
-        """The row of a matrix whose columns sum to 1: every rank keeps and gives away equal parts of what it has."""
+        """The row of a matrix whose columns sum to 1: every rank keeps and sends equal parts of its values."""
         heard = [rank, *(peer for peer, to in enumerate(edges) if rank in to)]
         return Mixing({peer: 1 / (1 + len(edges[peer])) for peer in heard}, edges[rank])
 

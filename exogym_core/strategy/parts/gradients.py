@@ -1,4 +1,4 @@
-"""Mean gradients in flat buckets, which leave while the backward pass is still under way."""
+"""Mean gradients in flat buckets, sent while the backward pass is still running."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def dense_gradient(parameter: Tensor) -> Tensor:
 
 
 def clip_norm(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-    """Clip the norm of all gradients together to `max_norm`; returns what it was.
+    """Clip the norm of all gradients together to `max_norm`; returns the norm before.
 
     Parameters on the meta device have no values to clip.
 
@@ -91,7 +91,7 @@ class GradientAverager(Stateful):
         averaging: how; with a codec, or robust, all of them leave in `average`.
 
     Attributes:
-        held: what this rank's optimizers update: all parameters here, parts of them where they are sharded.
+        held: parameters that this rank's optimizers update: all of them here, parts of them where they are sharded.
     """
 
     state = State(residuals="_residuals")
@@ -133,9 +133,9 @@ class GradientAverager(Stateful):
         self._listening, self._weight = on, weight
 
     def average(self, weight: float = 1.0, *, scaled: bool = False) -> None:
-        """Send what has not left yet, wait, and set the gradients to the means of `weight` times gradient.
+        """Send the remaining buckets, wait, and set the gradients to the means of `weight` times gradient.
 
-        Where gradients are `scaled`, what a codec cannot hold is an overflow: it becomes infinite, on all ranks.
+        If gradients are `scaled`, values beyond a codec's limit are overflows: they become infinite, on all ranks.
         """
         self._listening, self._weight = False, weight
         codec = self.averaging.codec
@@ -163,14 +163,14 @@ class GradientAverager(Stateful):
         self.comm.charge(self._call)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Clip the norm of the averaged gradients to `max_norm`; returns what it was."""
+        """Clip the norm of the averaged gradients to `max_norm`; returns the norm before."""
         return clip_norm(self.held, max_norm)
 
     def share_overflow(self) -> None:
-        """Share overflows of the averaged gradients among ranks; here they are equal anyway."""
+        """Share overflows of the averaged gradients among ranks; here they are equal already."""
 
     def gather(self) -> None:
-        """After an update: bring `held` to the ranks that hold it not; here everyone has updated it all."""
+        """Send `held` to the other ranks after an update; here every rank has updated all parameters."""
 
     def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
         """The optimizer of parameters or parameter groups on this rank."""
@@ -207,14 +207,14 @@ class GradientAverager(Stateful):
             flat[flat.abs() > self._limit] = math.inf
         self._posted.append(Flight(self._exchange(flat, self._residuals[number])))
 
-    # --- what is sent ---------------------------------------------------------------------------------------
+    # --- exchange of a bucket -------------------------------------------------------------------------------
 
     def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
-        """Send a bucket's gradients; what comes is their average."""
+        """Send a bucket's gradients, and receive their average."""
         return self.averaging.steps(self.comm, flat, residual, waits=len(self._buckets) == 1)
 
     def _averages(self) -> list[Tensor]:
-        """The averages of all buckets, which have left."""
+        """The averages of all buckets, which have been sent."""
         return [flight.wait() for flight in self._posted]
 
     def _deliver(self, bucket: Sequence[Tensor], average: Tensor) -> None:

@@ -38,8 +38,8 @@ class OuterOptimizer(Options):
     Args:
         outer_optim_spec: the outer optimizer (SGD with Nesterov momentum); also `outer_optim` and
             `outer_optimizer`.
-        outer_lr: its learning rate (0.7), if not said in `outer_optim_spec`; a default is of SGD alone.
-        outer_momentum: its momentum (0.9), likewise.
+        outer_lr: its learning rate, unless `outer_optim_spec` has one; the default of 0.7 is for SGD alone.
+        outer_momentum: its momentum (0.9), in the same way.
 
     Attributes:
         default_lr: the learning rate of the default.
@@ -52,7 +52,7 @@ class OuterOptimizer(Options):
     outer_momentum: float | None = option(None, number)
 
     def check(self, where: str) -> None:
-        """Refuse what the outer optimizer does not take, or takes twice."""
+        """Refuse options that the outer optimizer does not take, or gets twice."""
         super().check(where)
         self.outer_optim()
 
@@ -68,7 +68,7 @@ class OuterOptimizer(Options):
 
 
 class GlobalModel(Stateful):
-    """The model that rounds lead to: what could be shipped of a strategy whose `judged` is "outer"."""
+    """The global model of a strategy with rounds, which is judged if `judged` is "outer"."""
 
     @property
     def theta(self) -> list[Tensor]:
@@ -87,10 +87,10 @@ class Round:
     Args:
         sent: this site's, flat, as they were.
         flights: of each to the mean.
-        owed: what former rounds had rounded off when this one began.
+        owed: rounding errors of earlier rounds when this one began.
 
     Attributes:
-        sent: likewise.
+        sent: as given.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class OuterStep(GlobalModel):
 
     @torch.no_grad()
     def begin(self, site: Site) -> Round:
-        """Send this site's pseudo-gradients on their way to the mean over sites."""
+        """Begin the average of pseudo-gradients over sites."""
         return self._round(self.pseudo_gradients(), site)
 
     @torch.no_grad()
@@ -194,7 +194,7 @@ class OuterStep(GlobalModel):
 
     @torch.no_grad()
     def spread(self, site: Site, gradients: Sequence[Tensor]) -> None:
-        """Complete what `averaged` gave, among the ranks of the site."""
+        """Complete the result of `averaged` among the ranks of the site."""
         for gradient in gradients:
             run(site.spread_steps(gradient))
 

@@ -32,7 +32,7 @@ __all__ = ["CodedMean", "FragmentOptimizer", "FragmentOptions", "Fragments", "Un
 
 
 class CodedMean(Stateful):
-    """Mean over ranks of what they send of their errors, each encoded to all others.
+    """Mean over ranks of their encoded errors, each sent to all others.
 
     With d the values of this rank::
 
@@ -41,7 +41,7 @@ class CodedMean(Stateful):
 
     Args:
         flats: tensors like the values.
-        beta: how much of an error is left a round later.
+        beta: share of an error kept for the next round.
         gain: of the values.
         among_senders: of each value the mean is over the ranks that have sent one other than zero.
         encoded_mean: the mean is encoded and decoded once more.
@@ -118,7 +118,7 @@ class UnderWay(Stateful):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; what was under way is sent again."""
+        """Restore outer steps; rounds that were under way are sent again."""
         super().load_state_dict(state)
         saved = {int(p): each for p, each in state["rounds"].items()}
         self.rounds = {p: self.outers[p].resumed(self._sites[p], each) for p, each in saved.items()}
@@ -162,7 +162,7 @@ class Fragments(UnderWay, GlobalModel):
     Args:
         strategy: whose parameters are cut.
         options: how.
-        num_steps: in which each leaves, H.
+        num_steps: H, in which each leaves once.
         optimizer, averaging: of the outer steps.
 
     Attributes:

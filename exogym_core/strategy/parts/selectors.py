@@ -26,7 +26,7 @@ __all__ = [
 class IndexSelector(ABC):
     """Chooses a share `p` of the values of a flat tensor, each time another.
 
-    One's own selector overrides `get_indices`. Ranks must agree, so it may depend on the tensor's size, the
+    A selector of your own overrides `get_indices`. Ranks must agree, so it may depend on the tensor's size, the
     iteration and `seed` (set before the first call), never on the values or on a process-wide generator.
     """
 
@@ -158,5 +158,5 @@ class SelectionOptions(Options):
         self.selector()
 
     def selector(self) -> IndexSelector:
-        """Chooses what is averaged."""
+        """The selector of averaged values."""
         return selector_named(self.index_selector, self.p_sparta)

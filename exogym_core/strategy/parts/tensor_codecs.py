@@ -1,4 +1,4 @@
-"""Codecs of a flat tensor that know the tensors it is made of: each by itself, or the largest values of its blocks."""
+"""Codecs of a flat tensor by the tensors in it: each by itself, or the largest values of its blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def largest_divisor(size: int, limit: int) -> int:
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns: vectors are one row, what has more dimensions keeps its first."""
+    """Rows and columns: a vector is one row, other tensors keep their first dimension."""
     rows = shape[0] if len(shape) > 1 else 1
     return rows, shape.numel() // max(rows, 1)
 

@@ -67,7 +67,7 @@ def _pass(group: Any, rank: int, source: int, tensor: torch.Tensor) -> None:
 
 
 def _there_and_back(group: Any, rank: int, source: int, num_floats: int, num_blocks: int) -> float:
-    """Seconds of so many blocks from `source` and an answer of 4 bytes."""
+    """Seconds of `num_blocks` blocks from `source` and an answer of 4 bytes."""
     block, answer = torch.zeros(num_floats), torch.zeros(1)
     _pass(group, rank, 1 - source, answer)  # both are here
     began = time.monotonic()

@@ -56,8 +56,8 @@ _INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def interruptions_deferred() -> Iterator[None]:
     """Let signals interrupt after the block, such as one that sends a message or forks.
 
-    A message that is cut would be taken for the head of the next one, and Python ignores what a handler raises in a
-    function called at a fork, such as `logging`'s. Blocking signals does not help: another thread may get one, and
+    A message that is cut off would be taken for the head of the next one, and Python ignores exceptions of handlers in
+    functions called at a fork, such as `logging`'s. Blocking signals does not help: another thread may get one, and
     Python raises in the main thread all the same.
     """
     if threading.current_thread() is not threading.main_thread():  # interruptions are not raised here
@@ -131,7 +131,7 @@ class Pipe:
     system. Then callers that select have to use `recv_all`, and further descriptors would be lost.
 
     Raises:
-        ChannelClosed: (`send`, `recv`, ...) the other end is gone. What it sent before can still be received.
+        ChannelClosed: (`send`, `recv`, ...) the other end is gone. Messages that it sent before can still be received.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -154,7 +154,7 @@ class Pipe:
                 self._socket.sendall(piece)
 
     def send_receiving(self, obj: Any) -> list[Any]:
-        """Send one object and return what came meanwhile.
+        """Send one object and return the objects received meanwhile.
 
         Two ends that both send would wait for each other once their buffers are full; the end that uses this
         never makes the other wait.
@@ -368,7 +368,7 @@ class Children:
     def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
         """Children among `indices` that have sent a message or ended; blocks for the first.
 
-        On an ended child's channel `recv` gives what it sent before, then raises `ChannelClosed`, even where
+        On an ended child's channel `recv` returns earlier messages, then raises `ChannelClosed`, even if
         a process that it had started still holds the other end. Empty after `timeout_seconds`.
         """
         found = self._poller.ready(indices, timeout_seconds)
@@ -493,7 +493,7 @@ class Children:
 
 
 def flush_output() -> None:
-    """Write out what has been printed, if a reader is left."""
+    """Flush printed text, if a reader is left."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

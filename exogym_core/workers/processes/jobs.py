@@ -4,7 +4,7 @@
     for job, end in run_jobs(iter([Job("a", train, progress), Job("b", train, progress)]), num_jobs=2):
         end.error or end.result
 
-A fork shares what is imported and loaded here, so a job starts within milliseconds.
+A fork shares imported modules and loaded data, so a job starts within milliseconds.
 """
 
 from __future__ import annotations

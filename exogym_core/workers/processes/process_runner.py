@@ -49,7 +49,7 @@ __all__ = ["ProcessHost", "ProcessRunner", "WorkerProcesses", "blocks_of"]
 # --- worker processes ----------------------------------------------------------------------------------------
 
 
-# A process with a busy rank says so this often at least, as long as its Python runs (host time).
+# A process with a busy rank reports at least this often, while its Python runs (host time).
 _SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
 
 
@@ -106,7 +106,7 @@ class ProcessRunner(Runner):
         self._steps: dict[int, int] = {}  # the last of each rank that was marked
         self._blocks, self._store, self._leases = blocks, store, Leases(store)
         self._process_of = {rank: index for index, block in enumerate(blocks) for rank in block}
-        self._given: dict[Key, list[Block]] = {}  # what the values of calls that wait for members lie in
+        self._given: dict[Key, list[Block]] = {}  # blocks of values of calls that wait for members
         self._unfinished = [set(block) for block in blocks]
         self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()

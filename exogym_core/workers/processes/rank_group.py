@@ -235,7 +235,7 @@ class RankGroup:
         return self.arena.empty(shape, dtype, once=True)
 
     def _trim(self, num_bytes: int) -> None:
-        """Before large tensors, return what the last passes have freed to the system."""
+        """Before large tensors, return freed memory to the system."""
         now = time.monotonic()
         if now >= self._next_trim and num_bytes > _LARGE_BYTES:
             trim_memory()
@@ -246,7 +246,7 @@ class RankGroup:
         self._outgoing.append(record)
 
     def flush(self) -> None:
-        """Send what has gathered; requests after values, as the kernel reads them only when it needs them."""
+        """Send queued messages; requests after values, as the kernel reads them only when it needs them."""
         batch = [*self._outgoing, *(Requests(rank, some) for rank, some in self.requests.items())]
         self._outgoing, self.requests = [], {}
         self.next_flush = time.monotonic() + SECONDS_BETWEEN_ROWS
@@ -328,7 +328,7 @@ class _PipePort:
         self._group.flush()
 
     def _take_in(self) -> None:
-        """Take in what has come: memory that others have read is used again, or goes back to the system."""
+        """Process received messages: memory that others have read is reused, or returned to the system."""
         group = self._group
         while group.channel.waiting():
             if not group.take_in(group.channel.recv()):

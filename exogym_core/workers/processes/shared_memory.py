@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "Block", "Leases", "Store", "TensorRef", "blocks_in"]
 
-# Virtual: pages come into being when written. Less where the address space of processes is limited (`ulimit -v`).
+# Virtual: pages are allocated when written. Less if the address space of processes is limited (`ulimit -v`).
 _MOST_BYTES_A_REGION, _LEAST_BYTES_A_REGION = 1 << 38, 1 << 29
 _MOST_BYTES = 1 << 45
-_INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than keeping books
+_INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than counting readers
 _IN_NUMPY = {
     torch.float64,
     torch.float32,
@@ -66,10 +66,10 @@ class Store(Protocol):
     """Region of shared memory in which one process puts tensors for others."""
 
     def put(self, tensor: Tensor, *, copies: bool = False) -> TensorRef:
-        """Have `tensor` lie where others can read it, as a copy if it is to change before they have."""
+        """Put `tensor` where others can read it; as a copy if it changes before they have read it."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, once: bool = False) -> Tensor:
-        """Tensor without values yet, for what will be `put`: `once`, and not again soon."""
+        """Uninitialised tensor for a later `put`; `once`: not needed again soon."""
 
     def get(self, ref: TensorRef) -> Tensor:
         """The tensor behind `ref`."""
@@ -84,14 +84,14 @@ class Store(Protocol):
 class Arena:
     """Memory that some processes share, which inherit it by fork or open it by its descriptor.
 
-    Everybody reads all of it; each puts what it has into a region of its own, which it alone hands out. Nothing of it
-    has a name, so nothing is left behind however the processes end. Blocks come in powers of two and are kept for
+    Every process reads all of it; each writes into a region of its own, which it alone allocates. It has no name, so
+    nothing is left behind however the processes end. Blocks come in powers of two and are kept for
     the next tensor of that size.
 
     Args:
-        fd: of the memory that others have made; None: make it.
-        num_regions: into how many it is cut.
-        region: one's own.
+        fd: of existing memory; None: create it.
+        num_regions: number of regions.
+        region: of this process.
     """
 
     def __init__(self, fd: int | None = None, *, num_regions: int = 2, region: int = 0) -> None:
@@ -106,11 +106,11 @@ class Arena:
         self._in_use: dict[int, _Place] = {}  # by offset
 
     def put(self, tensor: Tensor, *, copies: bool = False) -> TensorRef:
-        """Have `tensor` lie where the others can read it; what lies there already stays where it is.
+        """Put `tensor` where the others can read it; without a copy if it is there already.
 
         Args:
             tensor: on the CPU.
-            copies: copy it in any case: it is to change before all have read it.
+            copies: always copy: it changes before all have read it.
         """
         shape, num_bytes, dtype = tuple(tensor.shape), tensor.nbytes, tensor.dtype
         if num_bytes <= _INLINE_BYTES:
@@ -133,12 +133,12 @@ class Arena:
         return place.num_users == 1 and place.bytes_used == tensor.nbytes
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, once: bool = False) -> Tensor:
-        """Tensor for what will be `put`, which then needs no copy; its block is in use as long as the tensor is.
+        """Uninitialised tensor for a later `put` without a copy; its block is in use while the tensor is.
 
         Args:
             shape, dtype: of the tensor.
-            once: it is not needed again soon, so that its memory goes back to the system when others have read it,
-                with its values; page faults of blocks that come again at each step would cost more.
+            once: not needed again soon: its memory returns to the system when others have read it. Blocks that are
+                used at each step keep theirs, as page faults would cost more.
         """
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if num_bytes <= _INLINE_BYTES:
@@ -149,7 +149,7 @@ class Arena:
         return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
     def get(self, ref: TensorRef) -> Tensor:
-        """The tensor behind `ref`, without a copy: valid until it is said to have been read."""
+        """The tensor behind `ref`, without a copy: valid until it is reported as read."""
         if isinstance(ref.content, int):
             return self._view(ref.content, ref.shape, ref.dtype)
         if not ref.content:
@@ -158,12 +158,12 @@ class Arena:
         return line if len(ref.shape) == 1 else line.view(ref.shape)
 
     def free(self, blocks: Sequence[Block]) -> None:
-        """Take back these blocks of one's own region: others have read them, and nobody needs their values."""
+        """Free blocks of this process's region, whose values others have read."""
         for block in blocks:
             self._let_go(block.offset, is_read=True)
 
     def _let_go(self, offset: int, *, is_read: bool = False) -> None:
-        """Count one user less of a block, and hand it out again after the last; any thread may do so."""
+        """Drop a user of a block, and free it after the last; any thread may do so."""
         place = self._in_use[offset]
         place.num_users -= 1
         if not place.num_users:
@@ -177,7 +177,7 @@ class Arena:
         return block.offset // self._region_bytes
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last tensor in it."""
+        """Close the descriptor; the memory is freed with the last tensor in it."""
         os.close(self.fd)
 
     def _allocate(self, num_bytes: int, *, once: bool = False) -> int:
@@ -203,14 +203,14 @@ class Arena:
 
 @dataclass(eq=False)
 class _Place:
-    """Block of one's own region, in use or free.
+    """Block of this process's region, in use or free.
 
     Attributes:
         offset: in the arena.
         num_bytes: of the block.
-        bytes_used: of them, by the tensor in it.
-        num_users: readers elsewhere together, and the tensor that was made in it.
-        once: its memory goes back to the system.
+        bytes_used: by the tensor in it.
+        num_users: one for all readers elsewhere, one for the tensor created in it.
+        once: its memory returns to the system.
     """
 
     offset: int
@@ -234,7 +234,7 @@ def _block_bytes(num_bytes: int) -> int:
 
 
 def _anonymous_file(num_regions: int) -> int:
-    """The descriptor of a file without a name, as large as an arena and taking no space yet."""
+    """Descriptor of an unnamed sparse file, as large as an arena."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("netgym", os.MFD_CLOEXEC)
     else:
@@ -273,12 +273,12 @@ def _mapped(fd: int) -> mmap.mmap:
 
 
 class Leases:
-    """Counts the readers of blocks; those without any go back to their owner.
+    """Counts the readers of blocks; blocks without readers return to their owner.
 
-    Region 0 of the store is the simulation's own, region `i + 1` that of process `i`.
+    Region 0 of the store belongs to the simulation, region `i + 1` to process `i`.
 
     Args:
-        store: where the blocks are.
+        store: of the blocks.
     """
 
     def __init__(self, store: Store) -> None:
@@ -287,12 +287,12 @@ class Leases:
         self._due: defaultdict[int, list[Block]] = defaultdict(list)
 
     def lend(self, blocks: Sequence[Block]) -> None:
-        """Count another reader of each lease."""
+        """Add a reader of each block."""
         for block in blocks:
             self._num_readers[block.offset] = self._num_readers.get(block.offset, 0) + 1
 
     def give_back(self, blocks: Sequence[Block]) -> None:
-        """Count one reader less of each lease."""
+        """Remove a reader of each block."""
         for block in blocks:
             left = self._num_readers[block.offset] - 1
             if left:

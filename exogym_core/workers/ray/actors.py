@@ -297,7 +297,7 @@ class _Actor:
         with contextlib.suppress(OSError):
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path]  # where the driver finds its modules
-        # From the process that runs the simulation, by way of Ray, which runs what its driver sends anyway.
+        # From the process that runs the simulation, through Ray, which runs its driver's code anyway.
         make: Callable[..., RankGroup] = cloudpickle.loads(start)  # nosec B301
         self._block = make(channel=self._channel, arena=ObjectStore(ray, num_actors))
 

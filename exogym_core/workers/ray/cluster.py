@@ -132,7 +132,7 @@ class RayCluster:
         return remote.remote(*arguments)
 
     def ready(self, references: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
-        """Finished references, waiting so long for the first."""
+        """Finished references, waiting up to `timeout_seconds` for the first."""
         if not references:
             return []
         found, _ = self.ray.wait(list(references), num_returns=1, timeout=timeout_seconds)

@@ -41,13 +41,13 @@ T = TypeVar("T")
 class Ending:
     """Context manager: handles SIGTERM and SIGINT.
 
-    Python runs a signal's handler when the main thread is back from what it is in, which in gloo can be never. So a
+    Python runs a signal's handler when the main thread returns from its call, which in gloo may be never. So a
     thread receives the signal at once: it reports, and ends the process if the main thread has not
     left this context some seconds later. Outside of the main thread it does nothing.
 
     Args:
         report: called in that thread, with the signal's number.
-        grace_seconds: for the main thread to save what it has.
+        grace_seconds: for the main thread to save its state.
     """
 
     def __init__(self, report: Callable[[int], None], grace_seconds: float) -> None:
@@ -100,7 +100,7 @@ class SnapshotCollector(SnapshotThread):
 
     Args:
         comm: of all ranks; a group of the same ranks is made for this.
-        on_deposit: takes what comes; on rank 0.
+        on_deposit: receives snapshots; on rank 0.
     """
 
     def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit | None) -> None:
@@ -109,7 +109,7 @@ class SnapshotCollector(SnapshotThread):
         super().__init__(self._send, SpillBuffer(), "deposits")
 
     def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
-        """Send a deposit on its way."""
+        """Send a snapshot, without waiting."""
         payload = torch.frombuffer(bytearray(packed((to_record(note), list(tensors)))), dtype=torch.uint8)
         self.put(self._comm.rank, None, [payload])
 
@@ -143,7 +143,7 @@ class SnapshotCollector(SnapshotThread):
 # --- the rank ------------------------------------------------------------------------------------------------
 
 
-# For rank 0 to save what it has, and for the others, which save nothing.
+# For rank 0, which saves its state, and for the others, which do not.
 _GRACE_SECONDS, _SHORT_GRACE_SECONDS = 10.0, 1.0
 
 
@@ -175,7 +175,7 @@ class TorchrunHost:
     error says which, and where it was; under torchrun, which ends all ranks then, rank 0 prints it before it ends.
 
     Args:
-        there_is: describes the last checkpoint.
+        describe_last_checkpoint: describes the last checkpoint, for errors.
         seed: of the run.
         timeout_seconds: limit of waits for other ranks; None: as `GlooCommunicator.from_environment` has it.
         compare_calls: whether calls are compared before they run.
@@ -191,12 +191,12 @@ class TorchrunHost:
 
     def __init__(
         self,
-        there_is: Callable[[], str],
+        describe_last_checkpoint: Callable[[], str],
         seed: int = 0,
         timeout_seconds: float | None = None,
         compare_calls: bool = True,
     ) -> None:
-        self._there_is, self._seed = there_is, seed
+        self._describe_last_checkpoint, self._seed = describe_last_checkpoint, seed
         self._timeout_seconds, self._compare_calls = timeout_seconds, compare_calls
 
     def run(self, body: Callable[[GlooCommunicator], T], sinks: Sinks) -> RunResult[T]:
@@ -227,7 +227,7 @@ class TorchrunHost:
                     self.gather()
             except Exception as error:
                 self.side.say_failed(f"{type(error).__name__}: {error}".partition("\n")[0])
-                explained = self.side.explained(error, self._there_is())
+                explained = self.side.explained(error, self._describe_last_checkpoint())
                 if explained is error:
                     raise
                 raise explained from None
@@ -235,7 +235,7 @@ class TorchrunHost:
             return RunResult.untimed([result], [self.comm.traffic])
 
     def mark(self, row: Marked | Mapping[str, Any]) -> None:
-        """Send a row to rank 0, soon."""
+        """Queue a row for rank 0."""
         self.side.mark(row)
 
     def gather(self, value: Any = None) -> list[Any]:
@@ -260,7 +260,7 @@ class TorchrunHost:
             return
         for rank, pulse in [*lost.items(), *ended.items()]:
             print(
-                f"error: {self.side.described(rank, pulse)}; {self._there_is()}",
+                f"error: {self.side.described(rank, pulse)}; {self._describe_last_checkpoint()}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -39,7 +39,7 @@ RUN_TEXT = "posted run"
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_PULSES = 0.25
-# A rank that is alive has said so within this time, on a busy machine too.
+# A live rank sends a heartbeat within this time, on a busy machine too.
 _SILENT_SECONDS = 2.0
 
 
@@ -47,7 +47,7 @@ class Pulse(NamedTuple):
     """Last report of a rank.
 
     Attributes:
-        beat: grows as long as its process runs.
+        beat: counts up while its process runs.
         host: the name of its machine.
         step: the last step that it has marked.
         round: the round of that step, where rows have it.
@@ -55,7 +55,7 @@ class Pulse(NamedTuple):
         place: where in its code the rank is.
         loss: of the last step.
         first: the first step that this process has marked.
-        seconds: since then.
+        seconds: since the first step.
     """
 
     beat: int = 0
@@ -127,17 +127,17 @@ class SideChannel:
         return self._store.get(f"posted {name}").decode() if found else None
 
     def send_now(self) -> None:
-        """Send what has not been sent, before this returns."""
+        """Send queued rows before returning."""
         if self._error is None:
             self._send_rows()
 
     def take_now(self) -> None:
-        """On rank 0: take what the others have sent."""
+        """On rank 0: receive the rows sent by others."""
         if self._error is None:
             self._take_rows()
 
     def send_rest(self) -> int:
-        """Send what has not been sent; returns in how many parts all rows have gone."""
+        """Send queued rows; returns the number of parts sent since the start."""
         self._ended.set()
         self._thread.join()
         self._send_rows()
@@ -211,7 +211,7 @@ class SideChannel:
             self._beat()
 
     def missing(self) -> tuple[dict[int, Pulse], dict[int, Pulse]]:
-        """The ranks that give no sign of life within some seconds, and those that have said why they ended."""
+        """The ranks that send no heartbeat within some seconds, and those that have reported why they ended."""
         before = self._pulses()
         lost, ended = set(before), dict[int, Pulse]()
         deadline = time.monotonic() + _SILENT_SECONDS
@@ -233,8 +233,8 @@ class SideChannel:
                 found[rank] = found[rank]._replace(step=seen.step, round=seen.round)
         return found
 
-    def explained(self, error: Exception, there_is: str) -> Exception:
-        """`error`, or what is behind it: the rank that was lost, its place, and the last checkpoint."""
+    def explained(self, error: Exception, last_checkpoint: str) -> Exception:
+        """`error`, or its cause: the rank that was lost, its place, and the last checkpoint."""
         if not isinstance(error, ConnectionLostError | DeadlockError) or str(error).startswith("deadlock: "):
             return error
         lost, ended = self.missing()
@@ -250,7 +250,7 @@ class SideChannel:
         if not lines:
             return error
         first = str(error).partition("\n")[0]
-        text = "\n".join([f"{lines[0]}; {there_is}", *lines[1:], f"rank {self.rank}: {first}"])
+        text = "\n".join([f"{lines[0]}; {last_checkpoint}", *lines[1:], f"rank {self.rank}: {first}"])
         return RankError(text, next(iter([*lost, *causes])))
 
     def _places(self) -> list[str]:
