@@ -207,19 +207,30 @@ def _made(strategy: Any, options: dict[str, Any]) -> tuple[Strategy, dict[str, A
             factory = load_callable(strategy, "strategy")
         else:
             factory = STRATEGIES.get(strategy, lambda **given: build_strategy(strategy, **given))
+    called = strategy if isinstance(strategy, str) else getattr(factory, "__qualname__", repr(factory))
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        parameters = []
+    names = [each.name for each in parameters]
     if isinstance(factory, type) and issubclass(factory, Strategy):
         names = accepted_arguments(factory)
-    else:
-        try:
-            names = list(inspect.signature(factory).parameters)
-        except (TypeError, ValueError):  # written in C
-            names = []
     rounds = {"H", "local_steps", "num_inner_steps", "sync_every"}
     if "H" in names and not rounds & options.keys():
         options = {"H": _SHORT_ROUND, **options}
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name not in options
+    ]
+    if missing:
+        raise InputError(
+            f"check: {called}: needs {', '.join(missing)}: give it in options, or a default in its __init__"
+        )
     made = factory(**options)
     if not isinstance(made, Strategy):
-        called = strategy if isinstance(strategy, str) else getattr(factory, "__qualname__", repr(factory))
         raise InputError(
             f"check: {called}: returned {type(made).__name__}, not an exogym_core.Strategy; name a class that derives "
             "from Strategy, or a function that returns one"
@@ -421,9 +432,10 @@ def _runs(trials: _Trials) -> str | None:
         if bad is not None:
             return f"the loss of rank {rank} is not finite at step {bad}: lower lr, or set max_norm"
     payload = sum(traffic.payload_bytes for traffic in trials.plain.traffic)
-    if trials.num_ranks > 1 and not payload and trials.strategy.judged != "own":
-        steps = format_count(len(trials.problem.batches), "step")
-        return f"nothing was sent in {steps}: shorten the round (H=5), or raise --steps"
+    if trials.num_ranks > 1 and not payload:
+        steps, period = format_count(len(trials.problem.batches), "step"), trials.strategy.round_steps
+        declared = f", and round_steps is {period}" if period is not None and period > 1 else ""
+        return f"nothing was sent in {steps}{declared}: shorten the round (H=5), or raise --steps"
     return None
 
 

@@ -16,6 +16,7 @@ from exogym_core.communicator import Communicator
 from exogym_core.strategy import STRATEGIES, Chain
 from netgym.cli.main import main
 from netgym.strategy_check import LAWS, CheckReport, check
+from netsim.errors import InputError
 
 
 class Momentum(Strategy):
@@ -231,9 +232,19 @@ class EncodesAndCharges(Momentum):
         return super().mean(flat.bfloat16()).float()
 
 
+class RoundOfFifty(Silent):
+    round_steps = 50
+
+
+class NeedsAModel(Silent):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+
+
 PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
-    (Silent, "runs", "nothing was sent in 8 steps"),
+    (Silent, "runs", "nothing was sent in 8 steps: "),
+    (RoundOfFifty, "runs", "nothing was sent in 8 steps, and round_steps is 50: shorten the round"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),
     (JudgesTheStart, "judged", "is still the model of the start after 8 steps"),
@@ -303,7 +314,12 @@ def test_it_takes_factories_references_and_chains() -> None:
     assert made.strategy == "DiLoCoStrategy"
     assert check("exogym_core.strategy:FedAvgStrategy", {"H": 1}, **short).passed
     assert check("Chain", {"modules": [{"name": "DiLoCo", "H": 2}]}, **short).passed
-    assert check(Chain(), **short).passed  # ranks that train alone
+    alone = check(Chain(), **short)
+    assert alone.rows[0].line.startswith("nothing was sent in 3 steps: "), (
+        "also where ranks' models are judged"
+    )
+    with pytest.raises(InputError, match="check: test_check:NeedsAModel: needs model: give it in options"):
+        check("test_check:NeedsAModel", **short)
 
 
 def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
