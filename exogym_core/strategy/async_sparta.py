@@ -101,8 +101,9 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA"):
 
     @property
     def steps_to_exchange(self) -> int:
-        """An average may come after any step."""
-        return min(super().steps_to_exchange, 1)
+        """One at most while an average is in flight."""
+        steps = super().steps_to_exchange
+        return steps if self.under_way is None else min(steps, 1)
 
     def finish(self) -> None:
         """Apply averages in flight."""

@@ -97,8 +97,13 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
 
     @property
     def steps_to_exchange(self) -> int:
-        """A fragment may leave after any step."""
-        return min(super().steps_to_exchange, 1)
+        """Up to the step after which the next fragment leaves; those in flight may go on after any step."""
+        fragments = self.fragments
+        of_round = super().steps_to_exchange
+        if fragments.rounds or of_round < 1:
+            return min(of_round, 1)
+        ends = ((p + 1) * self.H // len(fragments) for p in range(len(fragments)))
+        return min(of_round, *((end - self.local_step - 1) % self.H + 1 for end in ends))
 
 
 class StreamingDiLoCoCommunicator(StreamingDiLoCoStrategy, part="StreamingDiLoCo", positional=("H",)):

@@ -245,6 +245,7 @@ def _costs(workers: float | None, egress: float) -> dict[str, Any]:
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
 _MOST_UNLIKE, _NEARLY = 12, 0.01  # rounds, while the last two differ by more than this share
+_SAME = 1e-9  # of rounds' seconds: rounds that differ by less are equal
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _LONGEST_ROUND = 100_000  # steps: of a longer one the simulation takes minutes
 _MOST_STEPS, _MOST_STEPS_OF_ALL = (
@@ -439,13 +440,12 @@ class Measured:
     def _bill(self, steps: int, period: int, pace: Pace) -> tuple[float, float]:
         """Seconds of a run of so many steps, to the end of what is in flight, and the dollars of its traffic.
 
-        Whole rounds are played once, or as often as they differ, and repeated; the remaining steps are played after
-        them. Where ranks go their own pace or may be absent, and where rounds are means, the pace is all there is.
+        Whole rounds are played until they repeat, and the remaining steps after them. Where ranks go their own pace or
+        may be absent, and where rounds are means, the pace is all there is.
         """
         setting, figures = self.setting, self.figures
         num_rounds = len(figures.round_seconds)
         whole, remainder = divmod(steps, period)
-        played = min(whole, num_rounds)
         charged = setting.topology.egress_dollars
         a_round = charged(figures.link_bytes) / num_rounds
         if (
@@ -455,10 +455,13 @@ class Measured:
         ):
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
             return pace.seconds_until(steps / period) + at_end, a_round * steps / period
-        quiet = 0.0
+        quiet, played = 0.0, min(whole, num_rounds)
         if played and figures.quiet_seconds is not None:
             quiet, remainder = remainder * figures.quiet_seconds, 0
-        if (played, remainder) != (num_rounds, 0):
+        if remainder or whole < num_rounds:
+            alike = self._is_alike(setting)
+            first = repeats_from(_lengths(figures.round_seconds), _SAME) if alike else None
+            played = min(played, num_rounds if first is None else first + 1)
             few = min(played, self.rounds.num_rounds)
             figures = self.rounds_of(few, remainder=remainder).on(setting, max(played, few))
         later = whole - played

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REPEATS",
     "Body",
+    "ClockReadError",
     "Computing",
     "Recording",
     "by_step",
@@ -52,6 +53,10 @@ __all__ = [
 T = TypeVar("T")
 
 # --- one rank alone ------------------------------------------------------------------------------------------
+
+
+class ClockReadError(InputError):
+    """Requests of a rank depend on the time, so on another network they are others."""
 
 
 class Computing(NamedTuple):
@@ -108,7 +113,7 @@ class _Alone:
     def ask(self, question: Question) -> Answer:
         if self._answers and isinstance(question, Ask):
             return 0.0  # it is the first instant, and no call is completed
-        raise InputError("a rank alone has no clock to ask")
+        raise ClockReadError("a rank alone has no clock to ask")
 
 
 #: Requests of a rank.
@@ -138,7 +143,8 @@ def run_alone(
         answers: a rank that reads the clock, or asks whether a call is completed, gets the answer of time 0.
 
     Raises:
-        InputError: it sends to a single rank, or values, or asks for the time.
+        ClockReadError: it asks for the time.
+        InputError: it sends to a single rank, or values.
     """
     port, state = _Alone(answers=answers), RankState()
     comm = SimulatedCommunicator(port, range(num_ranks), rank, book or _schedules(num_ranks), state)

@@ -25,6 +25,7 @@ from netgym.planning.models import worker_memory
 from netgym.planning.planned_rank import planned_rank, without_updates
 from netgym.planning.recording import (
     REPEATS,
+    ClockReadError,
     Recording,
     by_step,
     extrapolated,
@@ -301,13 +302,14 @@ class SimulatedRounds:
             *map(known.number_of, parts),
         )
         key = ("requests", known.key_of(strategy), *plain)
-        alone = known.once(key, lambda: (self._record_alone(), self._memory, self.has_absences))
-        if alone[0] is None:  # what ranks that run together request comes with the times at which they do
+        found = known.once(key, lambda: (*self._record_alone(), self._memory, self.has_absences))
+        recording, asks_for_time, *_ = found
+        if recording is None and not asks_for_time:  # what ranks request together comes with their times
             key = (*key, *(each.drawn_from for each in setting.durations()))
-            alone = known.once(
-                key, lambda: (self._record(self._seconds(setting)), self._memory, self.has_absences)
+            found = known.once(
+                key, lambda: (self._record(self._seconds(setting)), True, self._memory, self.has_absences)
             )
-        self._recording, self._memory, self.has_absences = alone
+        self._recording, _, self._memory, self.has_absences = found
 
     def _seconds(
         self, setting: Setting, factors: Sequence[float] | None = None
@@ -317,14 +319,18 @@ class SimulatedRounds:
         workers = [partial(_times, each.seconds, factor) for each, factor in pairs]
         return [*workers, *[_no_time] * self._strategy.num_servers]
 
-    def _record_alone(self) -> Recording | None:
-        """Requests of one rank of each kind; None: they depend on others' messages, or on the time."""
-        if self._apart or not self._strategy.is_synchronous:
-            return None
-        with suppress(ValueError, RuntimeError):
+    def _record_alone(self) -> tuple[Recording | None, bool]:
+        """Requests of one rank of each kind, None where they depend on others' messages; whether on the time."""
+        if self._apart:
+            return None, False
+        if not self._strategy.is_synchronous:
+            return None, True
+        try:
             body = partial(self._body, is_alone=True)
-            return record_kinds(body, self._num_ranks, self._setting.collectives, self._make_groups)
-        return None
+            made = record_kinds(body, self._num_ranks, self._setting.collectives, self._make_groups)
+        except (ValueError, RuntimeError) as error:
+            return None, isinstance(error, ClockReadError)
+        return made, False
 
     def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
         """Requests of all ranks, which compute so long; None: they depend on the time."""
