@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -346,6 +347,48 @@ def test_unusual_weights_train_or_are_refused_by_name_before_the_first_step(
     with pytest.raises(InputError, match=r"parameter 'turn' is torch.complex64, and ranks bring real ones"):
         run_ranks(body, 5)
     assert not taken
+
+
+def sgd_of(parameters: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def foreign() -> nn.Parameter:
+    return nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("factory", "line"),
+    [
+        (lambda given: sgd_of(list(given)[:1]), "leaves out 'bias' (1 of 2 parameters): give it all of them"),
+        (lambda given: sgd_of([foreign()]), "leaves out 'weight' (2 of 2 parameters)"),
+        (
+            lambda given: sgd_of([*given, foreign()]),
+            "updates 1 parameter, one of shape (3,), that the model does not",
+        ),
+        (lambda given: None, "the factory returned None: return a torch.optim.Optimizer over the parameters"),
+        (lambda given: torch.optim.SGD, "the factory returned the class SGD: return a torch.optim.Optimizer"),
+        (lambda given: list(given)[:0], "the factory returned []: return a torch.optim.Optimizer"),
+    ],
+    ids=["half", "none", "foreign", "None", "class", "list"],
+)
+def test_an_optimizer_of_other_parameters_than_the_models_is_refused(
+    name: str, factory: Any, line: str
+) -> None:
+    strategy = build_strategy(name, optim_spec=factory)
+
+    def body(comm: Any) -> None:
+        copy.deepcopy(strategy).setup(nn.Linear(2, 2), comm, 4, 0)
+
+    with pytest.raises(InputError, match=rf"^optimizer OptimSpec\(<lambda>\): {re.escape(line)}"):
+        run_ranks(body, 5)
+
+
+def test_an_outer_optimizer_of_some_parameters_is_refused() -> None:
+    strategy = DiLoCoStrategy(outer_optim_spec=lambda given: sgd_of(list(given)[:1]))
+    with pytest.raises(InputError, match=r"leaves out parameter 1 \(1 of 2 parameters\)"):
+        run_ranks(lambda comm: copy.deepcopy(strategy).setup(nn.Linear(2, 2), comm, 4, 0), 3)
 
 
 class Pull(CommunicationModule):

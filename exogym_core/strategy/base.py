@@ -28,6 +28,7 @@ from exogym_core.strategy.options import (
     checked_options,
     declare,
     given_arguments,
+    mapping,
     number,
     option,
     refuse_unknown,
@@ -144,7 +145,7 @@ class Strategy(Stateful):
     """
 
     lr_scheduler: LRSchedulerLike | None = option(None)
-    lr_scheduler_kwargs: Mapping[str, Any] | None = option(None)
+    lr_scheduler_kwargs: Mapping[str, Any] | None = option(None, mapping)
     optim_spec: Any = option(None)
     lr: float | None = option(None, number)
     max_norm: float | None = option(None, number)

@@ -7,9 +7,11 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import chain
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
@@ -68,7 +70,7 @@ class OptimSpec:
         **kwargs: Any,
     ) -> None:
         self.cls = _optimizer_named(cls) if isinstance(cls, str) else cls
-        if not callable(self.cls):
+        if not callable(self.cls) or (isinstance(self.cls, type) and not issubclass(self.cls, Optimizer)):
             raise InputError(f"OptimSpec: {cls!r} is not an optimizer class, name or factory")
         if self.cls is torch.optim.LBFGS:
             raise InputError(
@@ -87,16 +89,54 @@ class OptimSpec:
         """Copy with `kwargs` added or replaced."""
         return OptimSpec(self.cls, params=self.params, **{**self.kwargs, **kwargs})
 
-    def build(self, model: nn.Module | Iterable[Any]) -> Optimizer:
+    def build(
+        self, model: nn.Module | Iterable[Any], held: Callable[[Any], Any] = lambda given: given
+    ) -> Optimizer:
         """The optimizer over `model`'s trainable parameters, or over the given parameters or groups.
 
+        Args:
+            model: a model, or parameters or groups.
+            held: maps a parameter or a group to the part of it that this rank updates.
+
         Raises:
-            InputError: one of torch's refuses the value of an option.
+            InputError: one of torch's refuses the value of an option; a factory returns no optimizer, or one that does
+                not update all that it was given, or updates something else.
         """
-        groups = self.groups(model) if isinstance(model, nn.Module) else list(model)
+        groups = [held(group) for group in (self.groups(model) if isinstance(model, nn.Module) else model)]
+        built = self._built(groups)
+        if not isinstance(built, Optimizer):
+            returned = f"the class {built.__name__}" if isinstance(built, type) else f"{built!r:.60}"
+            raise InputError(
+                f"optimizer {self!r}: the factory returned {returned}: return a torch.optim.Optimizer over the "
+                "parameters that it gets"
+            )
+        if isinstance(model, nn.Module):
+            named = [(repr(name), held(each), each.requires_grad) for name, each in model.named_parameters()]
+        else:
+            members = [each["params"] if isinstance(each, Mapping) else [each] for each in groups]
+            named = [(f"parameter {n}", each, True) for n, each in enumerate(chain.from_iterable(members))]
+        covered = {id(each): each for group in built.param_groups for each in group["params"]}
+        trainable = [(name, each) for name, each, is_trained in named if is_trained]
+        left_out = [name for name, each in trainable if id(each) not in covered]
+        if left_out:
+            raise InputError(
+                f"optimizer {self!r}: leaves out {left_out[0]} ({len(left_out)} of "
+                f"{format_count(len(trainable), 'parameter')}): give it all of them, or set requires_grad = False on "
+                "those that are not to be trained"
+            )
+        foreign = [covered[key] for key in covered.keys() - {id(each) for _, each, _ in named}]
+        if foreign:
+            raise InputError(
+                f"optimizer {self!r}: updates {format_count(len(foreign), 'parameter')}, one of shape "
+                f"{tuple(foreign[0].shape)}, that the model does not have: make it from the parameters that it gets"
+            )
+        return built
+
+    def _built(self, groups: list[Any]) -> Any:
+        """What the factory returns, unless one of torch's refuses an option."""
         try:
-            built = self.cls(groups, **self.kwargs)
-        except (TypeError, ValueError) as error:
+            return self.cls(groups, **self.kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
             if not _is_torchs(self.cls):
                 raise
             remedy = ""
@@ -105,22 +145,9 @@ class OptimSpec:
                     "; MuLoCoStrategy, and OptimSpec(TorchMuon, params=split_by_shape) of strategy.parts.muon, give "
                     "matrices to Muon and the others to AdamW"
                 )
-            raise InputError(f"optimizer {self!r}: {error}{remedy}") from error
-        if isinstance(model, nn.Module):
-            self._refuse_left_out(model, built)
-        return built
-
-    def _refuse_left_out(self, model: nn.Module, built: Optimizer) -> None:
-        """Raise InputError where a parameter is in no group: it would never change."""
-        covered = {id(parameter) for group in built.param_groups for parameter in group["params"]}
-        trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-        left_out = [name for name, each in trainable if id(each) not in covered]
-        if left_out:
-            raise InputError(
-                f"optimizer {self!r}: leaves out {left_out[0]!r} ({len(left_out)} of "
-                f"{format_count(len(trainable), 'parameter')}): give it all of them, or set requires_grad = False on "
-                "those that are not to be trained"
-            )
+            wrong = _culprit(lambda options: self.cls(groups, **options), self.kwargs)
+            given = f"{_name_of(self.cls)}: {wrong}={self.kwargs[wrong]!r}" if wrong else repr(self)
+            raise InputError(f"optimizer {given}: {error}{remedy}") from error
 
     def groups(self, model: nn.Module) -> list[Any]:
         """Parameters or groups for the optimizer of `model`: the trainable ones, or those of `params`."""
@@ -139,8 +166,9 @@ class OptimSpec:
     __hash__ = None  # type: ignore[assignment]  # options may be lists
 
     def __repr__(self) -> str:
-        name = getattr(self.cls, "__name__", repr(self.cls))
-        return f"OptimSpec({', '.join([name, *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
+        return (
+            f"OptimSpec({', '.join([_name_of(self.cls), *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
+        )
 
 
 OptimizerLike: TypeAlias = str | OptimSpec | Factory | Mapping[str, Any]
@@ -205,7 +233,11 @@ def state_bytes(spec: OptimSpec, model: nn.Module) -> int:
     )
 
 
-def _is_torchs(factory: Factory) -> bool:
+def _name_of(factory: Any) -> str:
+    return getattr(factory, "__name__", None) or repr(factory)
+
+
+def _is_torchs(factory: Any) -> bool:
     return getattr(factory, "__module__", "").startswith("torch.optim")
 
 
@@ -221,13 +253,75 @@ def _optimizer_named(name: str) -> Factory:
 
 def _check_options(factory: Factory, options: Mapping[str, Any]) -> None:
     """Refuse an option that `factory` does not take, here and not when the first rank builds it."""
-    refuse_unknown_options(f"option of {getattr(factory, '__name__', factory)}", factory, options, skipped=1)
-    if isinstance(lr := options.get("lr"), str):
-        raise InputError(f"optimizer option lr={lr!r} must be a number; in YAML write 1.0e-3, not 1e-3")
+    refuse_unknown_options(f"option of {_name_of(factory)}", factory, options, skipped=1)
+    called: Any = factory
+    if isinstance(called, partial):
+        called, options = called.func, {**called.keywords, **options}
+    _check_types(f"optimizer {_name_of(called)}", called, options)
+
+
+def _check_types(where: str, factory: Any, options: Mapping[str, Any]) -> None:
+    """Refuse plain values, such as texts, where a class of torch is annotated with another type."""
+    if not (_is_torchs(factory) and isinstance(factory, type) and "__init__" in vars(factory)):
+        return
+    # Names that torch imports for type checkers alone.
+    names = {"Callable": Callable, "Iterable": list, "Sequence": list}
+    hints = get_type_hints(vars(factory)["__init__"], localns=names)
     for name, value in options.items():
+        hint = hints.get(name, Any)
+        wanted, remedy = _expected(value, hint), ""
+        counts = int in (hint, *get_args(hint)) and name != "last_epoch"
+        if not wanted and counts and isinstance(value, int | float) and value < 0:
+            wanted = "at least 0"
         if isinstance(value, str) and value.startswith("("):
-            as_list = f"[{value.strip('()')}]"
-            raise InputError(f"optimizer option {name}={value!r} is text; in YAML write a list: {as_list}")
+            remedy = f"; in YAML write a list: [{value.strip('()')}]"
+        if wanted:
+            raise InputError(f"{where}: {name}={value!r} must be {wanted}{remedy}")
+
+
+# What files hold; the rest is torch's to check.
+_PLAIN = (bool, int, float, str, list, tuple, dict, NoneType)
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Callable: "a function",
+}
+
+
+def _expected(value: Any, hint: Any) -> str:
+    """Description of what `hint` expects in the place of a plain `value`; "" where it fits."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        words = [_expected(value, part) for part in parts]
+        return "" if "" in words else " or ".join(word for word in words if word != "left out")
+    if kind is Literal:
+        return "" if value in parts else " or ".join(map(repr, parts))
+    if kind is Any or not isinstance(value, _PLAIN):
+        return ""
+    if kind in (list, tuple) and isinstance(value, list | tuple):
+        parts = parts if kind is tuple else parts * len(value)
+        if len(parts) != len(value):
+            return f"a list of {len(parts)}"
+        words = [_expected(each, part) for each, part in zip(value, parts, strict=True)]
+        return next((f"a list, each of it {word}" for word in words if word), "")
+    if isinstance(value, bool) or kind not in (int, float):
+        fits = value is None if kind is NoneType else isinstance(value, kind)
+    else:
+        fits = isinstance(value, int | float) and (kind is float or value == int(value))
+    return "" if fits else "a list" if kind in (list, tuple) else _WORDS.get(kind, "left out")
+
+
+def _culprit(attempt: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]) -> str | None:
+    """The option without which `attempt` succeeds, or with 1 in its place; None where that is no single one."""
+    for name in options:
+        others = {other: value for other, value in options.items() if other != name}
+        for changed in (others, others | {name: 1}):
+            with suppress(Exception):
+                attempt(changed)
+                return name
+    return None
 
 
 LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]
@@ -278,13 +372,14 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
         raise InputError("lr_scheduler: ReduceLROnPlateau needs a metric; use a schedule that counts steps")
     if not callable(scheduler):
         raise InputError(f"lr_scheduler={scheduler!r} must be 'lambda_cosine' or a torch scheduler class")
+    refuse_unknown_options(f"option of {_name_of(scheduler)}", scheduler, options, skipped=1)
     try:
         inspect.signature(scheduler).bind(None, **options)
     except TypeError as error:
-        name = getattr(scheduler, "__name__", scheduler)
-        raise InputError(f"lr_scheduler_kwargs: {name}: {error}") from None
+        raise InputError(f"lr_scheduler_kwargs: {_name_of(scheduler)}: {error}") from None
     except ValueError:  # no signature to look at
         pass
+    _check_types(f"lr_scheduler_kwargs: {_name_of(scheduler)}", scheduler, options)
     return scheduler
 
 
@@ -340,18 +435,33 @@ def try_schedule(
     if scheduler is None or scheduler == "lambda_cosine":  # which is checked where it is given
         return
     options = options or {}
-    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    where = f"lr_scheduler={getattr(scheduler, '__name__', scheduler)}({given})"
-    optimizer, step = spec.build(model), 1
+    step = 0
+
+    def attempt(options: Mapping[str, Any]) -> None:
+        nonlocal step
+        optimizer = spec.build(model)
+        schedule = build_scheduler(optimizer, scheduler, options, num_steps)
+        for step in range(num_steps + 1):
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            if not all(-1e-9 < rate < math.inf for rate in rates):
+                raise ValueError(f"the learning rate is {min(rates):g}")
+            if step < num_steps:
+                schedule.step()
+
     with without_updates():
         try:
-            schedule = build_scheduler(optimizer, scheduler, options, num_steps)
-            while step <= num_steps:
-                schedule.step()
-                step += 1
+            attempt(options)
         except Exception as error:
-            line = f"{where}: fails at step {step} of {num_steps}: {type(error).__name__}: {error}"
-            raise InputError(line) from error
+            fault = f"fails at step {step + 1} of {num_steps}: {type(error).__name__}: {error}"
+            wrong = _culprit(attempt, options)
+            if wrong is None:
+                given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+                raise InputError(f"lr_scheduler={_name_of(scheduler)}({given}): {fault}") from error
+            if isinstance(error, ZeroDivisionError):
+                fault = "must be at least 1"
+            raise InputError(
+                f"lr_scheduler_kwargs: {_name_of(scheduler)}: {wrong}={options[wrong]!r}: {fault}"
+            ) from error
 
 
 @contextmanager

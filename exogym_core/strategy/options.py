@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
@@ -14,7 +15,7 @@ from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "PARTS",
@@ -26,6 +27,7 @@ __all__ = [
     "flag",
     "fraction",
     "given_arguments",
+    "mapping",
     "name_in",
     "number",
     "one_of",
@@ -93,14 +95,19 @@ class Options:
         Errors begin with `where` and name an argument as it is `called` by the user.
 
         Raises:
-            InputError: a value without meaning.
+            InputError: values without meaning, a line each.
         """
-        values = {}
+        values, errors = {}, []
         for field in dataclasses.fields(cls):
             value, check = plain_numbers(given.get(field.name)), field.metadata["check"]
             if value is not None:
                 name = (called or {}).get(field.name, field.name)
-                values[field.name] = value if check is None else check(where, name, value)
+                try:
+                    values[field.name] = value if check is None else check(where, name, value)
+                except InputError as error:
+                    errors.append(error)
+        if errors:
+            raise type(errors[0])("\n".join(map(str, errors))) from errors[0]
         options = cls(**values)
         options.check(where)
         return options
@@ -314,6 +321,13 @@ def name_in(*accepted: str) -> Callable[[str, str, Any], Any]:
         return value
 
     return check
+
+
+def mapping(where: str, name: str, value: object) -> Mapping[str, Any]:
+    """`value` as a mapping from names to values."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: {name}={value!r} must be a mapping")
+    return value
 
 
 def flag(where: str, name: str, value: object) -> bool:

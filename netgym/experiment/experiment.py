@@ -34,8 +34,8 @@ from exogym_core.results.run_folder import code_folder_of, is_own
 from netgym.experiment.own_code import OwnCode, find_own_code
 from netsim import Protocol, Topology
 from netsim.collectives.choice import parse_collectives
-from netsim.errors import InputError, unknown_name
-from netsim.files.documents import Document, load_document, parse_document
+from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.files.documents import ConfigError, Document, load_document, parse_document
 from netsim.files.schemas import validate_document
 from netsim.units import format_count
 
@@ -231,7 +231,7 @@ class Experiment:
         except MissingDataError as error:
             raise MissingDataError(str(self.document.error(("task", "paths"), error))) from error
         except InputError as error:
-            raise self.document.error(_blamed(("task",), task.options, error), error) from error
+            raise self.document.error(_blamed(("task",), task.options, str(error)), error) from error
 
     def build_model(self, task: Task) -> nn.Module:
         """The model with its initial parameters, drawn from the seed."""
@@ -244,7 +244,7 @@ class Experiment:
                 name = self._maker(name, "model")
             return build_model(name, task, seed=self.settings.seed, **options)
         except InputError as error:
-            path = _blamed(("model",), model.options, error) if model else ("task",)
+            path = _blamed(("model",), model.options, str(error)) if model else ("task",)
             raise self.document.error(path, error) from error
 
     def build_strategy(self, entry: StrategySettings) -> Strategy:
@@ -332,6 +332,9 @@ class Experiment:
                 or a protocol (launchers drop these three on purpose); or an optimizer, a schedule or sites do not fit
                 the workers and steps.
         """
+        from torch import cuda
+        from torch.backends import mps
+
         from exogym_core.workers.run import transport_named
         from netgym.experiment.rehearsal import rehearse
 
@@ -343,10 +346,13 @@ class Experiment:
         if (
             settings.transport == "netsim" and not is_at_rendezvous()
         ):  # real ranks take what simulated ones refuse
+            has_others = cuda.is_available() or mps.is_available()
+            on_cpu = settings.device == "cpu" or (settings.device == "auto" and not has_others)
             for entry in self.strategies:
                 if ":" not in entry.name:
+                    strategy = self.build_strategy(entry)
                     try:
-                        rehearse(self.build_strategy(entry), settings.workers.count, settings.steps)
+                        rehearse(strategy, settings.workers.count, settings.steps, on_cpu=on_cpu)
                     except InputError as error:
                         raise self._blame(entry, InputError(str(error).partition("\n")[0])) from error
         if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
@@ -359,9 +365,15 @@ class Experiment:
             raise self.document.error(("transport",), f"{message}: {remedy}")
 
     def _blame(self, entry: StrategySettings, error: InputError) -> InputError:
-        """`error` with the place of the strategy's option that it names first."""
-        position = [other.label for other in self.strategies].index(entry.label)
-        return self.document.error(_blamed(("strategies", position), entry.options, error), error)
+        """`error`, each line of it with the place of the strategy's option that it names first."""
+        path = "strategies", [other.label for other in self.strategies].index(entry.label)
+        is_unknown = isinstance(error, UnknownNameError)
+        return self.document.errors(
+            [
+                ConfigError(_blamed(path, entry.options, line), line, is_unknown)
+                for line in str(error).splitlines()
+            ]
+        )
 
     def _check_options(self) -> None:
         """Check each option as `fit` does, devices and the micro-batch, before data are read."""
@@ -428,9 +440,8 @@ class Experiment:
                 _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
 
 
-def _blamed(path: KeyPath, options: Mapping[str, Any], error: InputError) -> KeyPath:
+def _blamed(path: KeyPath, options: Mapping[str, Any], text: str) -> KeyPath:
     """`path`, continued to the option or the value, however deep, that the error's text names first."""
-    text = str(error)
     found = [
         (place, option)
         for option, names in _names_of(path, options)
@@ -441,8 +452,13 @@ def _blamed(path: KeyPath, options: Mapping[str, Any], error: InputError) -> Key
 
 def _names_of(path: KeyPath, options: Mapping[str, Any]) -> Iterator[tuple[KeyPath, tuple[str, ...]]]:
     """Path of each option, nested ones too, and the forms in which errors name it."""
+    from exogym_core.strategy.options import SYNONYMS
+
     for key, value in options.items():
-        yield (*path, key), (f"'{key}'", f"{key}=", *((repr(value),) if isinstance(value, str) else ()))
+        forms = [repr(value)] if isinstance(value, str) else []
+        for name in next((group for group in SYNONYMS if key in group), (key,)):
+            forms += [f"'{name}'", f"{name}="]
+        yield (*path, key), tuple(forms)
         if isinstance(value, Mapping):
             yield from _names_of((*path, key), value)
 

@@ -6,6 +6,8 @@ import copy
 import warnings
 from typing import TYPE_CHECKING
 
+import torch
+
 from exogym_core.run.loop import set_up
 from exogym_core.strategy.optimizers import try_schedule
 from exogym_core.workers.run import run_ranks
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["rehearse"]
 
 
-def rehearse(strategy: Strategy, num_workers: int, num_steps: int) -> None:
+def rehearse(strategy: Strategy, num_workers: int, num_steps: int, *, on_cpu: bool = True) -> None:
     """Set a strategy up on `num_workers` ranks with a small stand-in model, and step optimizers and schedule.
+
+    Unless the run is `on_cpu`, what torch refuses there alone, `capturable`, is not tried.
 
     Raises:
         InputError: an optimizer, the schedule or the sites cannot be made for these workers and steps.
@@ -33,11 +37,15 @@ def rehearse(strategy: Strategy, num_workers: int, num_steps: int) -> None:
         own, replica = copy.deepcopy((strategy, model))
         set_up(own, replica, comm, num_steps, 0, None)
         for optimizer in own.optimizers:
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                parameter.grad = torch.ones_like(parameter)
             try:
-                optimizer.step()  # without gradients
+                optimizer.step()
             except Exception as error:
-                kind = type(optimizer).__name__
-                raise InputError(f"{name}: the optimizer {kind} cannot step: {error}") from error
+                if on_cpu or "capturable" not in str(error):
+                    option = "optim_spec" if optimizer is own.optim else "outer_optim_spec"
+                    kind = type(optimizer).__name__
+                    raise InputError(f"{name}: {option}={kind} cannot step: {error}") from error
         own.close()
 
     with warnings.catch_warnings():

@@ -28,7 +28,7 @@ from exogym_core.strategy.parts.gradients import (
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
@@ -140,7 +140,7 @@ class Site:
 
     def build(self, spec: OptimSpec, model: nn.Module) -> Optimizer:
         """The local optimizer of this rank."""
-        return spec.build(model) if self.gradients is None else self.gradients.build(spec, spec.groups(model))
+        return spec.build(model) if self.gradients is None else self.gradients.build(spec, model)
 
     def gather(self) -> None:
         """Complete the parameters after an update of which each rank has made a part."""
@@ -505,8 +505,8 @@ class ShardedReplica(GradientAverager):
             for gradient in gradients:
                 gradient.fill_(torch.inf)
 
-    def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
-        """The optimizer over this rank's pieces of the groups.
+    def build(self, spec: OptimSpec, model: nn.Module) -> Optimizer:
+        """The optimizer over this rank's pieces of the parameters.
 
         Raises:
             InputError: it is one of those that need whole matrices.
@@ -518,7 +518,7 @@ class ShardedReplica(GradientAverager):
                 f"sharding={self.sharding!r}: {name} needs whole matrices and shards cut them; take an "
                 "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'"
             )
-        return spec.build([self._in_pieces(group) for group in groups])
+        return spec.build(model, self._in_pieces)
 
     def between(self, site: Site) -> Site:
         """Site in which this rank's shard is averaged with the same shard of other sites, divided among its copies."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from torch import nn
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
@@ -172,9 +173,9 @@ class GradientAverager(Stateful):
     def gather(self) -> None:
         """Send `held` to the other ranks after an update; here every rank has updated all parameters."""
 
-    def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
-        """The optimizer of parameters or parameter groups on this rank."""
-        return spec.build(groups)
+    def build(self, spec: OptimSpec, model: nn.Module) -> Optimizer:
+        """The optimizer of a model's parameters on this rank."""
+        return spec.build(model)
 
     def between(self, site: Site) -> Site:
         """Site by which `held` is averaged over sites."""
