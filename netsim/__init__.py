@@ -71,7 +71,7 @@ _FORMER = {  # names of this package until release 0.3: each works, with a line 
         "PeerAddress PeerError SignedChannel StrangerError answer_peer connect_peer shared_secret user_secret"
     ),
     "network.build": "engine_state",
-    "network.clock": "rare_collections",
+    "network.clock": "raised_gc_threshold",
     "network.network": "Waiting",
     "network.trace": "Span tracing write_trace",
     "topology.devices": "device_name device_problems device_table",

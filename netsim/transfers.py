@@ -22,7 +22,7 @@ import numpy as np
 
 from netsim.errors import DeadlockError, InputError, locate_errors, unknown_name
 from netsim.files.plain_files import read_text
-from netsim.network.clock import rare_collections
+from netsim.network.clock import raised_gc_threshold
 from netsim.network.network import MOST_BYTES
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
@@ -207,7 +207,7 @@ class FlowTimes:
     later_weather: str | None = None
 
 
-@rare_collections()
+@raised_gc_threshold()
 def flows(
     topology: Topology | str | Path | Mapping[str, Any],
     rows: str | Path | Sequence[Mapping[str, Any] | Sequence[Any]],

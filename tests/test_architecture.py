@@ -230,8 +230,9 @@ FRONTS = {
     ),
     "netsim.ranks": (
         "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
-        "Fetched FirstSent Join Kernel Key Lane Letter Mark Post Progress Publish Put Question RankSink RankSource "
-        "Reach Request SLOW_TIMES StampedRow Stand Take Wait Withdraw call_at gives_time group_of largest_mesh "
+        "Fetched FirstSent HoldUntil Join Kernel Key MailboxMessage Mark MessageGroup Post Progress Publish Put "
+        "Question RankSink RankSource Reach Request SLOW_TIMES StampedRow Take Wait Withdraw call_at gives_time "
+        "group_of largest_mesh "
         "needs_nobody on_grid start_at_once "
     ),
     "exogym_core": (

@@ -39,7 +39,7 @@ from exogym_core.workers.processes.protocol import (
 )
 from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef, blocks_in
 from netsim.errors import BrokenCallError, InputError
-from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Exit, Key, Lane, Mark, Post, Wait
+from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Exit, Key, Mark, MessageGroup, Post, Wait
 
 
 def _echo(index: int, channel: Pipe) -> None:
@@ -305,7 +305,7 @@ def test_children_end_with_a_killed_parent(method: str) -> None:
 
 # --- the protocol of simulation and rank groups -------------------------------------------------------------
 
-_GROUPS = st.sampled_from([0, (0, "off"), ((0, 1, 2), 3), Lane(0, 1, 2, 7)])
+_GROUPS = st.sampled_from([0, (0, "off"), ((0, 1, 2), 3), MessageGroup(0, 1, 2, 7)])
 _KEYS = st.builds(Key, _GROUPS, st.integers(0, 5))
 _REFS = st.lists(
     st.builds(

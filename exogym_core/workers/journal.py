@@ -27,6 +27,7 @@ from netsim.ranks import (
     Confirm,
     Fetch,
     FirstSent,
+    HoldUntil,
     Join,
     Key,
     Mark,
@@ -34,7 +35,6 @@ from netsim.ranks import (
     Publish,
     Put,
     Request,
-    Stand,
     Take,
     Wait,
     Withdraw,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from exogym_core.events import Marked
-    from netsim.ranks import Letter, Request
+    from netsim.ranks import MailboxMessage, Request
 
 __all__ = [
     "Held",
@@ -177,7 +177,7 @@ MessageName = tuple[tuple["Hashable", int], int]
 """((box, sender), number among the sender's messages to the box)."""
 
 
-def message_name(take: Take, message: Letter) -> MessageName:
+def message_name(take: Take, message: MailboxMessage) -> MessageName:
     """Name of a message that a `Take` returned."""
     return (take.box, message.source), message.number
 
@@ -263,7 +263,7 @@ class Journal:
 #: Kind of a request in a line -> its class; a program alone asks others, and keeps no log.
 _KINDS: dict[str, type[Any]] = {
     kind.__name__.lower(): kind
-    for kind in (Advance, Confirm, Fetch, Join, Mark, Post, Publish, Put, Stand, Take, Wait, Withdraw)
+    for kind in (Advance, Confirm, Fetch, Join, Mark, Post, Publish, Put, HoldUntil, Take, Wait, Withdraw)
 }
 _KINDS["receive"] = FirstSent
 _NAMES = {kind: name for name, kind in _KINDS.items()}

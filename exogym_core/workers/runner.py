@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import Sinks
     from exogym_core.workers.turns import Silence
-    from netsim.ranks import Answer, Letter, Question, Take
+    from netsim.ranks import Answer, MailboxMessage, Question, Take
 
 __all__ = ["Runner", "ThreadHost"]
 
@@ -66,7 +66,7 @@ class Runner(Simulation):
         """Hand a request that the kernel has served to the run's journal."""
         self._on_request(rank, request)
 
-    def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
+    def taken(self, rank: int, take: Take, messages: tuple[MailboxMessage, ...]) -> None:
         """Follow the messages that a rank takes."""
         names = [message_name(take, message) for message in messages]
         if self._in_flight is not None:

@@ -25,7 +25,7 @@ import torch
 import netsim
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
-from netsim.network.clock import rare_collections
+from netsim.network.clock import raised_gc_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -197,7 +197,7 @@ class Turns:
             )
         threads = list(self._threads.values())
         # Garbage is collected as often as if each rank were a process of its own.
-        with self._watched(), self._one_core(), intra_op_threads(), rare_collections(len(threads)):
+        with self._watched(), self._one_core(), intra_op_threads(), raised_gc_threshold(len(threads)):
             try:
                 for thread in threads:
                     thread.start()

@@ -17,7 +17,7 @@ from netgym.planning.model_sizes import MEMORY_CHOICES
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, given
 from netsim.errors import InputError, unknown_name
-from netsim.network.clock import rare_collections
+from netsim.network.clock import raised_gc_threshold
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class _PlanArguments:
 
 @click.command()
 @takes(_PlanArguments)
-@rare_collections()
+@raised_gc_threshold()
 def plan(
     asked: _PlanArguments,
     experiment: Path | None = given(is_argument=True),
@@ -319,7 +319,7 @@ def _check_folder(out: Path) -> None:
 
 @click.command()
 @takes()
-@rare_collections()
+@raised_gc_threshold()
 def reproduce(
     name: str | None = given(is_argument=True),
     params: float | None = given(),
@@ -370,7 +370,7 @@ def _cell_line(cell: dict[str, Any]) -> str:
 
 @click.command()
 @takes(_PlanArguments)
-@rare_collections()
+@raised_gc_threshold()
 def advise(
     asked: _PlanArguments,
     topology: str = given(is_argument=True, required=True),

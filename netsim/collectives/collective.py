@@ -17,7 +17,7 @@ from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names,
 from netsim.collectives.schedules.schedule import Problem
 from netsim.collectives.start import time_collective
 from netsim.errors import InputError, locate_errors
-from netsim.network.clock import rare_collections
+from netsim.network.clock import raised_gc_threshold
 from netsim.topology.protocol import WindowLimit, window_limit
 from netsim.transfers import host_index, network_and_protocol
 from netsim.units import parse_bytes
@@ -70,7 +70,7 @@ class CollectiveTimes:
     timing: Timing = field(repr=False, default=None)  # type: ignore[assignment]
 
 
-@rare_collections()
+@raised_gc_threshold()
 def collective(
     topology: Topology | str | Path | Mapping[str, Any],
     op: str,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from netsim.network.engine import Engine
 
-__all__ = ["BY_RANKS", "Clock", "Order", "call_at", "on_grid", "rare_collections"]
+__all__ = ["BY_RANKS", "Clock", "Order", "call_at", "on_grid", "raised_gc_threshold"]
 
 _GRID_PER_SECOND = 2.0**30
 _MOST_CANCELLED = 64
@@ -85,7 +85,7 @@ class Clock(simpy.Environment):
         self._engine: Engine | None = None
 
     def attach(self, engine: Engine) -> None:
-        """Have the time of a network's `engine` advance with this clock; raises InputError if it has one."""
+        """Advance a network's `engine` with this clock; raises InputError if it has a network already."""
         if self._engine is not None:
             raise InputError("Network: its clock has another network already; give each a netsim.Clock()")
         engine.now = self._now
@@ -100,7 +100,7 @@ class Clock(simpy.Environment):
         self._now = instant
 
     def run(self, until: float | simpy.Event | None = None) -> Any:
-        """Let time pass until nothing is left to happen, to an instant, or until an event has happened.
+        """Run until no event is left, to an instant, or until an event has happened.
 
         Returns the value of the event. Raises InputError for an instant that is not to come, DeadlockError where
         nothing is left to happen before the event.
@@ -201,7 +201,7 @@ class Clock(simpy.Environment):
             self._cancelled.clear()
 
     def only_weather_is_next(self) -> bool:
-        """Return whether the next thing to happen, if any, is a network's, weather, or what nobody waits for."""
+        """Return whether no event that a rank waits for comes before the network's next one."""
         if not self._queue:
             return True
         instant, order, _, event = self._queue[0]
@@ -211,7 +211,7 @@ class Clock(simpy.Environment):
         return not self._is_progress(order, event)
 
     def has_progress(self) -> bool:
-        """Return whether an event of SimPy is to come that is no weather and that somebody waits for."""
+        """Return whether an event of SimPy that is no weather and has a callback is scheduled."""
         return any(self._is_progress(order, event) for _, order, _, event in self._queue)
 
     def _is_progress(self, order: int, event: simpy.Event) -> bool:
@@ -226,7 +226,7 @@ def call_at(
 
 
 @contextmanager
-def rare_collections(times: int = 1_000) -> Iterator[None]:
+def raised_gc_threshold(times: int = 1_000) -> Iterator[None]:
     """Raise the garbage collector's threshold within the block, to `times` Python's own."""
     before = gc.get_threshold()
     if before[0]:  # 0: never, as the caller wants it

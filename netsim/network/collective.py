@@ -57,7 +57,7 @@ class StepMessages:
     Attributes:
         first: by member, the index of its first send; one more entry at the end.
         targets, sizes: by send.
-        first_receive, sources: likewise, its receives, in the order in which gloo posts them.
+        first_receive, sources: the same of its receives, in the order in which gloo posts them.
     """
 
     def __init__(self, num_members: int, src: list[int], dst: list[int], sizes: list[float]) -> None:
@@ -138,12 +138,12 @@ class StepSequence:
 
 @final
 class OpenStep:
-    """A step under way in one collective.
+    """A step of one collective in progress.
 
     Attributes:
         index: of the step.
         num_open: by member, its sends and receives that are not done; negative before it has posted the step.
-        num_members: members that are not through with it.
+        num_members: members that have not finished it.
         halves: of each rendezvous (source x members + target), whether half of it has happened.
     """
 
@@ -203,7 +203,7 @@ class Collective(Owner):
     def cancel(self) -> None:
         """Abort: nothing more is sent, and no further member finishes.
 
-        Others of its group that are under way lose what they have sent, too: end them as well.
+        Others of its group in flight lose what they have sent, too: cancel them as well.
         """
         if not self.is_cancelled:
             self.is_cancelled = True
@@ -225,7 +225,7 @@ class Collective(Owner):
         self._go_on(member)
 
     def _go_on(self, member: int) -> None:
-        """Post whatever may be posted."""
+        """Post every step that may be posted."""
         gates = self._gates
         num_steps = len(gates)
         posted = self._num_posted[member]
@@ -249,7 +249,7 @@ class Collective(Owner):
         return step
 
     def _count_done(self, member: int) -> None:
-        """See how far the row of done steps reaches."""
+        """Count the steps that are done without a gap."""
         done = self._num_done[member]
         posted = self._num_posted[member]
         while done < posted:

@@ -18,7 +18,7 @@ from netsim.network.route import Route
 ROUNDING: Final = 1e-9
 ALIKE: Final = 1.0 - 1e-5  # times a period's figure is less than that of one like it
 PIECES: Final = 8  # in which a period of growth is cut
-# Periods in which no window was in the way: by then one that falls from loss to loss would have been.
+# Equal periods without a limiting window before they are skipped: one that falls from loss to loss would limit by then.
 SETTLED: Final = 16
 
 
@@ -66,7 +66,7 @@ class CongestionControl:
     """Limit of one connection, all its streams together; `start` and `go_on` set it until the transfer asks again.
 
     Attributes:
-        stop: the transfer asks again when so many of its bytes remain; 0: when it is finished.
+        stop: remaining bytes at which the transfer asks again; 0: when it is finished.
         cap: largest rate until then, bytes per second.
         timer: it asks again at this instant at the latest.
         last_used: instant of the last byte; infinity for never.
@@ -141,12 +141,12 @@ class Periods:
 
     Attributes:
         last: the last one that is over.
-        num_alike: number of periods like it in a row.
+        num_alike: number of equal periods in a row before it.
         num_bytes: drained in the present one.
         was_held: the window, not the network alone, has limited the present one.
         granted: start of the present piece of growth.
         cap: its rate.
-        skips: many periods pass at once.
+        skips: the present grant skips periods.
     """
 
     def __init__(self) -> None:
@@ -172,13 +172,13 @@ class Periods:
         self.granted = now
 
     def num_to_skip(self, left: float) -> int:
-        """Number of periods to pass at once, as many as were alike at most."""
+        """Number of periods to skip: at most as many as were equal before."""
         if self.num_alike < (2 if self.last.was_held else SETTLED):
             return 0
         return min(int(left / self.last.num_bytes), self.num_alike)
 
     def skip(self, num_bytes: float) -> float:
-        """End a skip after so many bytes; returns the share of the present period that has passed."""
+        """End a skip after `num_bytes`; returns the share of the present period that has passed."""
         self.skips = False
         num, part = divmod(num_bytes / self.last.num_bytes + ROUNDING, 1.0)
         part = max(part - ROUNDING, 0.0) if part > 2 * ROUNDING else 0.0

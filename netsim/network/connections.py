@@ -48,11 +48,11 @@ class Connection:
 
     Attributes:
         name: shared by the connections of one user, one a route.
-        is_background: it carries traffic of others.
+        is_background: it carries background traffic.
         gross: claim on the links' payload as if there were no acknowledgements; None within a host.
         net: claim on what acknowledgements leave; `gross` if the protocol has none.
         window: TCP's limit; None without one.
-        backlog: bytes of its transfers that are not finished.
+        backlog: bytes of its unfinished transfers.
     """
 
     def __init__(self, name: Hashable, is_background: bool, route: Route) -> None:
@@ -98,7 +98,7 @@ class Connection:
 
 
 class Transfer(HeapItem):
-    """Bytes on their way; due at its `key`, numbered in the order of sending.
+    """Bytes in flight; due at its `key`, numbered in the order of sending.
 
     Attributes:
         size: payload bytes.
@@ -192,7 +192,7 @@ class Connections:
         return None if named is None else named.get(source * self.num_hosts + target)
 
     def open(self, name: Hashable, source: int, target: int, is_background: bool, now: float) -> Connection:
-        """A new connection; it is kept unless it is of a single transfer."""
+        """Open a connection; it is kept unless connections are per transfer."""
         if len(self.by_name) + self._num_kept >= self._sweep_at:
             self._sweep(now)
         connection = Connection(name, is_background, self.route(source, target))
@@ -253,7 +253,7 @@ def connection_of(claim: Claim) -> Connection:
 
 
 def transfer_of(claim: Claim) -> Transfer:
-    """The transfer under way that a claim stands for."""
+    """The transfer whose rate is that of a claim."""
     transfer = connection_of(claim).first
     assert transfer is not None
     return transfer

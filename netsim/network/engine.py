@@ -1,7 +1,7 @@
-"""Event loop of the fluid network: transfers, and time that passes from one change to the next.
+"""Event loop of the fluid network: transfers, and time that advances from one change to the next.
 
 A transfer waits for its route's latency without using bandwidth, then drains at the rate that fairness gives it
-among all that drain, as far as its connection's window allows, until its bytes are delivered. Messages of one
+among all that drain, limited by its connection's window, until its bytes are delivered. Messages of one
 connection leave whole and in order.
 
 **Within an instant** the order is: timers; then every transfer that is due starts to drain, asks its window again
@@ -280,7 +280,7 @@ class Engine:
         return max(min(self._heap.least(), self._timers.least()), self.now)
 
     def advance(self, until: float, is_included: bool) -> None:
-        """Let time pass to the last instant due until `until`, or until code above the network has been called.
+        """Advance to the last instant due until `until`, or until code above the network has been called.
 
         It also returns after many events, for signals.
 
@@ -318,7 +318,7 @@ class Engine:
         timer.ring()
 
     def _turn(self) -> None:
-        """Take everything that is due, then call owners."""
+        """Handle all transfers that are due, then call owners."""
         self._has_changed = False
         self.take_due()
         delivered = self._delivered
@@ -361,7 +361,7 @@ class Engine:
             transfer.owner.delivered(transfer)
 
     def take_due(self) -> None:
-        """Let transfers that are due start to drain, go on or end; owners are called at the end of the instant."""
+        """Start, continue or end transfers that are due; owners are called at the end of the instant."""
         heap = self._heap
         now = self.now
         while True:
@@ -429,7 +429,7 @@ class Engine:
         return reached and transfer.stop == 0.0
 
     def _accept(self, transfer: Transfer, window: CongestionControl, left: float, now: float) -> None:
-        """Go on as the window allows."""
+        """Apply the window's grant to a transfer."""
         cap = window.cap
         self.rates.limit(transfer.connection, cap)
         transfer.stop = window.stop
@@ -514,7 +514,7 @@ class Engine:
                 self._hold_if_cut(connection)
 
     def follow(self, changed: list[Route]) -> None:
-        """Routes have another round trip, loss or weight: transfers and windows go on accordingly."""
+        """Apply another round trip, loss or weight of routes to their transfers and windows."""
         self._has_changed = True
         routes = set(changed)
         for connection in self.connections.kept():
@@ -545,7 +545,7 @@ class Engine:
             self._accept(transfer, window, transfer.remaining, now)
 
     def _hold(self, transfer: Transfer, until: float) -> None:
-        """Let no byte of a transfer pass until it is released; it is due again at `until`."""
+        """Stop a transfer until it is released; it is due again at `until`."""
         transfer.is_held = True
         self.has_called_out = True  # those above look whether anything moves yet
         self.dead.held[transfer] = None
@@ -554,7 +554,7 @@ class Engine:
         self._heap.move(transfer, until)
 
     def _hold_if_cut(self, connection: Connection) -> None:
-        """Stop a window whose transfer cannot go on; without windows a rate of zero suffices."""
+        """Hold a transfer with a window whose route is cut; without windows a rate of zero suffices."""
         transfer = connection.first
         if transfer is None or transfer.is_held or not self.dead.is_cut(connection.route):
             return
@@ -566,7 +566,7 @@ class Engine:
             self.rates.change(connection, 0.0)
 
     def _release(self, transfer: Transfer) -> None:
-        """Let a held transfer go on; a connection that was cut for long starts slowly."""
+        """Resume a held transfer; a connection that was cut for long starts slowly."""
         if self.dead.is_cut(transfer.connection.route):
             return
         del self.dead.held[transfer]

@@ -1,4 +1,4 @@
-"""A topology in use: transfers under way, bytes by link, links that change and hosts that crash.
+"""A topology in use: transfers in flight, bytes by link, links that change and hosts that crash.
 
 `netsim.network.engine` simulates; this module connects it with topologies, protocols and callers.
 """
@@ -72,7 +72,7 @@ class Waiting:
 
 
 class Network:
-    """A topology in use: transfers under way, their rates, and bytes by link.
+    """A topology in use: transfers in flight, their rates, and bytes by link.
 
         clock = netsim.Clock()
         network = netsim.Network(clock, netsim.Topology.load("lan"))
@@ -206,7 +206,7 @@ class Network:
         return delivered
 
     def abort(self, transfer: int) -> float:
-        """End a transfer that is under way; its callbacks are never called.
+        """End a transfer in flight; its callbacks are never called.
 
         Returns the bytes that were delivered. Raises InputError where there is no such transfer in flight.
         """
@@ -217,7 +217,7 @@ class Network:
         self.engine.drop(self._single(transfer, "end_transfer"))
 
     def is_in_flight(self, transfer: int) -> bool:
-        """Return whether a transfer is under way."""
+        """Return whether a transfer is in flight."""
         return transfer in self.engine.singles
 
     def _single(self, transfer: int, call: str) -> Transfer:
@@ -280,7 +280,7 @@ class Network:
 
     @property
     def dropped_bytes(self) -> float:
-        """Payload of transfers that were ended by force, as far as it had not been delivered."""
+        """Undelivered payload of transfers that were ended by force."""
         return self.engine.dropped_bytes
 
     @property
@@ -343,7 +343,7 @@ class Network:
         self._resize(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
-        """Let a link (index) carry nothing from now on, or, if `up`, what it did before.
+        """Take a link (index) down, or bring it back `up`.
 
         Raises InputError for a link that does not exist.
         """
@@ -368,7 +368,7 @@ class Network:
         self._follow(link)
 
     def set_loss(self, link: int, share: float) -> None:
-        """Have a link (index) lose another `share` of its packets from now on.
+        """Set the `share` of packets that a link (index) loses from now on.
 
         Raises InputError for a link that does not exist and a share below 0 or from 1 up.
         """
@@ -398,7 +398,7 @@ class Network:
     # -- hosts that crash ------------------------------------------------------------------------------------
 
     def take_arrivals(self) -> None:
-        """Deliver what has arrived by now, whatever else happens at this instant."""
+        """Deliver all transfers that have arrived by now."""
         self.engine.take_due()
         self.engine.mark_changed()
 
@@ -430,7 +430,7 @@ class Network:
         return Waiting(number, connection.name, route.source, route.target, links)
 
     def _first(self) -> list[Transfer]:
-        """The transfer under way of each connection, background traffic aside."""
+        """The first transfer of each connection, background traffic aside."""
         return [
             transfer
             for transfer in self.engine.in_flight()
@@ -458,7 +458,7 @@ def not_given_up(waiting: Waiting) -> NoReturn:
 
 
 class Outage(NamedTuple):
-    """A host (index) was down from one instant to another; None: it still is."""
+    """Downtime of a host (index); `end_seconds` None: it is still down."""
 
     host: int
     begin_seconds: float
@@ -488,13 +488,13 @@ class Downtime:
         self._returns: dict[int, simpy.Event] = {}
 
     def begin(self, host: int) -> None:
-        """A host goes down; nothing where it is down already."""
+        """Record that a host goes down, unless it is down already."""
         if host not in self._since:
             self._since[host] = self._env.now
             self.on_crash(host)
 
     def end(self, host: int) -> None:
-        """A host is back; nothing where it was up."""
+        """Record that a host is back, unless it was up."""
         if host not in self._since:
             return
         self.outages.append(Outage(host, self._since.pop(host), self._env.now))
@@ -503,15 +503,15 @@ class Downtime:
             returned.succeed()
 
     def since(self, host: int) -> float | None:
-        """The instant from which on a host has been down; None where it is up."""
+        """The instant at which a host went down; None if it is up."""
         return self._since.get(host)
 
     def under_way(self) -> list[Outage]:
-        """Outages that have not ended, by host."""
+        """Outages in progress, by host."""
         return [Outage(host, since) for host, since in sorted(self._since.items())]
 
     def until_up(self, host: int) -> Generator[simpy.Event, None, None]:
-        """Wait as long as a host is down."""
+        """Wait until a host is up."""
         self.awaited[host] += 1
         try:
             while host in self._since:

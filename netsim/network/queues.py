@@ -16,7 +16,7 @@ from netsim.network.route import Route
 
 @final
 class Queues:
-    """What stands in the queues of links, and what windows know of their narrowest link.
+    """Backlogs in the queues of links, and measurements of the narrowest link of each route.
 
     Args:
         connections: gives the route back.
@@ -41,7 +41,7 @@ class Queues:
         self._has_any = False  # some route has a queue that bursts may overrun
 
     def resize(self, link: int, payload: float) -> None:
-        """Note that a link carries so much payload from now on."""
+        """Record the payload rate that a link carries from now on."""
         if not payload:
             return
         self._last_payload[link] = payload
@@ -80,7 +80,7 @@ class Queues:
                     self.enter(connection)
 
     def enter(self, connection: Connection) -> None:
-        """Let a connection's data stand in the queue of its narrowest link from now on."""
+        """Count a connection's data in the queue of its narrowest link from now on."""
         link = connection.route.narrowest.bursts_at
         if link >= 0:
             self._in_use[link][connection] = None

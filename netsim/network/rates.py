@@ -1,4 +1,4 @@
-"""Rates of all connections that drain, and the room that their acknowledgements take on the way back.
+"""Rates of all connections that drain, and the capacity that acknowledgements take on the opposite route.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -54,7 +54,7 @@ class Rates:
         gross.owner = net.owner = connection
 
     def join(self, connection: Connection, cap: float) -> None:
-        """Let a connection drain, with at most `cap` bytes per second."""
+        """Begin to drain a connection, with at most `cap` bytes per second."""
         gross = connection.gross
         net = connection.net
         assert gross is not None and net is not None

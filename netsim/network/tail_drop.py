@@ -1,4 +1,4 @@
-"""Queues that run full: what their connection's window may send until the loss is repaired.
+"""Tail drop: what a window may send after its queue ran full, until the loss is repaired.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -32,7 +32,7 @@ class TailDrop:
     Attributes:
         is_active: the queue was overrun, and the sender has not fallen yet.
         missing: bytes of the message that the queue dropped, until they are sent again.
-        window: bytes that the sender falls from when no round is left.
+        window: bytes of the window at the loss, when no round is left.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class TailDrop:
         self.missing = 0.0
 
     def begin(self, rounds: list[WindowRound], window: float) -> None:
-        """Lose what the first of `rounds` has missing."""
+        """Begin with the first of `rounds`, whose missing bytes are lost."""
         self.is_active = True
         self.missing = rounds[0].missing
         self.window = window
         self._rounds = rounds
 
     def next_round(self) -> WindowRound | None:
-        """The next round; None if all have been."""
+        """The next round; None after the last one."""
         if not self._rounds:
             self.clear()
             return None
@@ -70,7 +70,7 @@ class Bottleneck:
     Attributes:
         rate: bytes per second that it gets.
         share: bytes of the queue that are its own.
-        pipe: bytes that are under way without a queue: rate x round trip.
+        pipe: bytes in flight without a queue: rate x round trip.
         round_trip: seconds.
         segment: bytes of one.
         limit: bytes of the socket's buffer.

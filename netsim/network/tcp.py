@@ -15,7 +15,7 @@ RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last r
 
 **Idling.** After more than the retransmission time-out (200 ms + RTT) without a byte the window is halved for
 each time-out elapsed, down to the initial one (RFC 2861, Linux `tcp_cwnd_restart`); after an hour nothing is left of
-what it has learnt. It grows only as far as it is used: to twice what was in flight, so by every byte of a round that
+its past. It grows only as it is used: to twice what was in flight, so by every byte of a round that
 follows a full one (Linux `tcp_is_cwnd_limited`). A message without bytes counts as use.
 
 **Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
@@ -81,7 +81,7 @@ def share_weight(streams: int, rtt_bias: bool, round_trip_seconds: float) -> flo
 
 @final
 class RoundTrip:
-    """The round trip under way.
+    """The present round trip.
 
     Attributes:
         began: when it did.
@@ -119,7 +119,7 @@ class SlowStart:
         self.reset()
 
     def reset(self) -> None:
-        """As on a new connection."""
+        """Reset to the state of a new connection."""
         self.threshold = inf
         self.last = inf
         self.has_exited = False
@@ -146,7 +146,7 @@ class Window(CongestionControl):
         self.round = RoundTrip(route.round_trip)
         self.window = self._fresh_window
         self.largest = self.window  # ever
-        self.left = 0.0  # bytes of the message under way, when last reported
+        self.left = 0.0  # remaining bytes of the present message, when last reported
         self.loss = route.loss
         self.until_loss = self._loss_bytes
 
@@ -265,7 +265,7 @@ class Window(CongestionControl):
         return self.left
 
     def _standing(self, wanted: float) -> float:
-        """Bytes of a window that are under way at once."""
+        """Bytes of a window that are in flight at once."""
         return wanted
 
     def _train(self, pipe: float) -> float:
@@ -347,7 +347,7 @@ class Window(CongestionControl):
             self._note_use(now)
 
     def _new_round(self, now: float) -> None:
-        """A round trip is over: the window doubles, or is what congestion avoidance makes it by now."""
+        """Begin a round trip: double the window, or take it from congestion avoidance."""
         round_ = self.round
         used, rate = round_.used, round_.used / max(self.last_used - round_.began, 1e-12)
         round_.used = 0.0
@@ -367,7 +367,7 @@ class Window(CongestionControl):
             self._grow(now, used, rate)
 
     def _grow(self, now: float, used: float, rate: float) -> None:
-        """Slow start, or what follows upon it without a loss."""
+        """Grow in slow start, or leave it."""
         slow, is_one = self.slow_start, self.round.is_one
         # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
         wanted = self.window + used if self.round.follows_full else max(self.window, 2 * used)
@@ -414,7 +414,7 @@ class Window(CongestionControl):
         return True
 
     def _leave_slow_start(self, now: float, window: float) -> None:
-        """Go on from this window, as from one that it has just come back to after a loss."""
+        """End slow start at this window; congestion avoidance continues as if it had just recovered to it."""
         self._widen(window)
         self.slow_start.has_exited = self.avoids = True
         self.slow_start.threshold = inf
@@ -422,7 +422,7 @@ class Window(CongestionControl):
         self.avoidance.enter(now, window)
 
     def _recover(self, now: float, used: float, rate: float) -> None:
-        """The next window of congestion avoidance, as long as the queue holds what the pipe does not."""
+        """Widen to the next window of congestion avoidance, or lose where the queue cannot hold it."""
         wanted = self._at_least(self._avoided(now), used)
         pipe, share = rate * self.route.round_trip, self._share(rate)
         waits = pipe <= 0.98 * self.window  # something, in the queue
@@ -475,7 +475,7 @@ class Window(CongestionControl):
         self._allow(left - full_windows * self.window, self.window / round_trip, inf)
 
     def _grant_piece(self, now: float) -> None:
-        """A while of growth, at the rate of its middle; or many equal periods at their mean rate."""
+        """Grant a piece of growth at the rate of its middle, or skip equal periods at their mean rate."""
         avoidance, periods, round_trip = self.avoidance, self.avoidance.periods, self.route.round_trip
         num = periods.num_to_skip(self.left) if now == avoidance.since else 0
         if num > 1:

@@ -91,7 +91,7 @@ class Recorder:
     Attributes:
         transfers: by id.
         link_use: link index -> (instant, payload bytes per second from then on), in order.
-        link_capacity: likewise (instant, bits per second that it carries), for links whose capacity has changed.
+        link_capacity: (instant, bits per second that it carries), for links whose capacity has changed.
         spans: what ranks did; give `spans.append` to `netsim.ranks.kernel.Kernel` as `on_span`.
         network: that it watches, if any yet.
         unfinished_spans: called for what ranks are doing when the file is written; a kernel's, where there is one.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from netsim.collectives.operations import OPERATIONS, Side
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.network.trace import Span
-from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
+from netsim.ranks.requests import Call, CallEnding, Key, MessageGroup, Post
 from netsim.units import format_list
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class _InFlight:
 
 
 def group_of(group: Hashable) -> Hashable:
-    """Group of the ranks whose collectives (`group` itself) or messages (a `Lane`) have this name."""
-    return group.group if isinstance(group, Lane) else group
+    """Group of the ranks whose collectives (`group` itself) or messages (a `MessageGroup`) have this name."""
+    return group.group if isinstance(group, MessageGroup) else group
 
 
 def needs_nobody(op: str, is_root: bool, is_empty: bool) -> bool:
@@ -128,7 +128,7 @@ def _ignore(member: int, call: Call) -> None:
 
 
 def _box_of(key: Key) -> Hashable:
-    return key.group.box if isinstance(key.group, Lane) else key.group
+    return key.group.box if isinstance(key.group, MessageGroup) else key.group
 
 
 class Progress(Enum):
@@ -157,13 +157,12 @@ class Calls:
     Args:
         clock: virtual time.
         start: starts a call on the network.
-        collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
+        collectives_in_flight: number of collectives of one group that a rank runs at once, in order.
         sink: gets spans of communication, groups whose calls have ended undone, and withdrawn messages.
-        network_seconds: by rank; `wait` adds its seconds that were the network's: all but those until the last member
-            had posted, where the call did not end for this rank before.
+        network_seconds: by rank; `wait` adds its seconds after the last member's post.
 
     Attributes:
-        on_progress: called as calls come under way and end; None: not followed.
+        on_progress: called as calls begin and end; None: not called.
         ends_close: the end of a rank closes its connections, so that calls without a time-out end undone, too.
     """
 
@@ -193,7 +192,7 @@ class Calls:
         self.ends_close = False
 
     def post(self, rank: int, post: Post) -> None:
-        """Enter the rank into the call, behind its earlier collectives of the same group."""
+        """Post a call for a rank, behind its earlier collectives of the same group."""
         if post.key.group in self._dissolved:
             return
         if self._broken and group_of(post.key.group) in self._broken:
@@ -345,7 +344,7 @@ class Calls:
 
     def _set_undone(self, key: Key, flight: _InFlight) -> None:
         self._undone[key] = flight
-        if isinstance(key.group, Lane):
+        if isinstance(key.group, MessageGroup):
             self._is_received(key)
         for rank, (instant, alarm) in flight.alarms.items():
             self._clock.cancel(alarm)

@@ -34,15 +34,15 @@ from netsim.ranks.requests import (
     Exit,
     Fetch,
     FirstSent,
+    HoldUntil,
     Join,
     Key,
-    Letter,
+    MailboxMessage,
     Mark,
     Post,
     Publish,
     Put,
     Request,
-    Stand,
     Take,
     Wait,
     Withdraw,
@@ -109,7 +109,7 @@ class _SharedCores:
 
     def __init__(self, clock: Clock, num_cores: int) -> None:
         self._clock, self._num_cores = clock, num_cores
-        # Work under way: the service at which it ends, a number that breaks ties, the event of its end. Each rank that
+        # Work: the service at which it ends, a number that breaks ties, the event of its end. Each rank that
         # computes gets the same service, in seconds on a core of its own, counted from when all were idle.
         self._ends: list[tuple[float, int, simpy.Event]] = []
         self._numbers = itertools.count()
@@ -117,7 +117,7 @@ class _SharedCores:
         self._alarm: simpy.Event | None = None
 
     def begin(self, seconds: float) -> simpy.Event:
-        """Event of the end of so many seconds of work that begins now."""
+        """Begin `seconds` of work; the event is its end."""
         self._catch_up()
         event = self._clock.event()
         heappush(self._ends, (self._service + seconds, next(self._numbers), event))
@@ -257,7 +257,7 @@ class _Handlers(NamedTuple):
 
 
 class RankSource:
-    """Port from which the kernel gets the ranks' requests, by default ranks that have made all of theirs."""
+    """Port from which the kernel gets requests; the defaults are those of ranks that have made all of theirs."""
 
     def refill(self, rank: int) -> None:
         """Let `rank`, whose stream is empty, run until `Kernel.streams[rank]` has a request.
@@ -268,17 +268,17 @@ class RankSource:
         raise NotImplementedError
 
     def can_run(self, rank: int) -> bool:
-        """True if a held rank can continue."""
+        """Return whether a held rank can continue."""
         return True
 
     def settle(self) -> None:
-        """Let ranks run until none can do anything by itself; called before the clock advances while ranks are held.
+        """Let ranks run until each waits for the clock; called before the clock advances while ranks are held.
 
         So a held rank continues at an instant that does not depend on host time.
         """
 
     def recall(self) -> bool:
-        """Block until a rank that waits for something outside can continue; False if there is none."""
+        """Block until a rank that waits for an event outside the simulation can continue; False if none waits."""
         return False
 
 
@@ -292,7 +292,7 @@ class RankSink:
     on_span: Callable[[Span], None] | None = None
 
     def answer(self, rank: int, value: Answer) -> None:
-        """Give a rank the value that its `Question` asked for, at the rank's virtual time."""
+        """Answer a rank's `Question`, at the rank's virtual time."""
 
     def row(self, row: StampedRow) -> None:
         """Take a marked row, in order of virtual time."""
@@ -303,17 +303,17 @@ class RankSink:
         Replayed by a new kernel from the start, these requests bring it to the same instant and state.
         """
 
-    def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
-        """Note which messages a rank takes from its mailbox, before it is answered."""
+    def taken(self, rank: int, take: Take, messages: tuple[MailboxMessage, ...]) -> None:
+        """Record the messages that a rank takes from its mailbox, before it is answered."""
 
     def withdrawn(self, key: Key) -> None:
-        """Note that a message is taken back, before its sender is answered."""
+        """Record that a message is withdrawn, before its sender is answered."""
 
     def broken(self, group: Hashable) -> None:
-        """Note that a group's calls have ended undone, after a member's time-out."""
+        """Record that a group's calls have ended undone, after a member's time-out."""
 
     def undone(self, key: Key) -> None:
-        """Note that a call has ended undone, after a member's end."""
+        """Record that a call has ended undone, since a member has ended."""
 
     def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
         """Keep only these numbers of a group's published state: the newest, and older ones in flight."""
@@ -379,7 +379,9 @@ class Kernel:
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls, sink)
         self._asking: dict[int, str] = {}
-        self._passed: dict[Hashable, int] = {}  # by group, the last point passed before ranks are to end
+        self._passed: dict[
+            Hashable, int
+        ] = {}  # by group, the last point that a rank passed before `Ask.until`
         self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
         self._handlers = _Handlers(
@@ -390,7 +392,7 @@ class Kernel:
                 Publish: self._meetings.publish,
                 Put: lambda rank, request: self._mailboxes.put(request),
             },
-            in_time={Wait: self._wait_for_call, Advance: self._compute, Stand: self._stand},
+            in_time={Wait: self._wait_for_call, Advance: self._compute, HoldUntil: self._hold_until},
             questions={
                 Join: lambda rank, request: self._meetings.join(request),
                 Confirm: lambda rank, request: self._meetings.confirm(request),
@@ -403,7 +405,7 @@ class Kernel:
         )
 
     def follow(self, on_progress: OnProgress) -> None:
-        """Report calls that come under way and end, and ranks that wait and continue; set before `run`."""
+        """Report calls that begin and end, and ranks that wait and continue; to be called before `run`."""
         self._calls.on_progress = on_progress
 
     def run(self) -> None:
@@ -472,12 +474,12 @@ class Kernel:
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     def close_at_ends(self) -> None:
-        """Have the end of a rank end undone all calls that wait for its part; set before `run`."""
+        """Fail calls that wait for a rank which has ended; to be called before `run`."""
         self._calls.ends_close = True
 
     @property
     def seconds_to_alarm(self) -> float:
-        """Until the first time that a rank has given a call is up; infinity where none has."""
+        """Seconds until the first time-out of a call; infinity without one."""
         return self._calls.seconds_to_alarm
 
     def connection_lost(self, group: Hashable) -> bool:
@@ -502,7 +504,7 @@ class Kernel:
         return stream.popleft() if stream else None
 
     def _let_held_on(self) -> None:
-        """Let held ranks continue, at this instant, whose condition is met by now."""
+        """Resume held ranks that can continue."""
         for rank in [rank for rank in sorted(self._held) if self.streams[rank] or self._source.can_run(rank)]:
             self._held.pop(rank).succeed()
 
@@ -514,7 +516,7 @@ class Kernel:
             if request is None:
                 held = self._held[rank] = self.clock.event()
                 yield from self._wait(rank, "others", _until(held))
-                served(rank, Stand(self.clock.now))
+                served(rank, HoldUntil(self.clock.now))
                 continue
             if uptime.hosts_down and uptime.is_down(rank):
                 yield from uptime.until_up(rank)
@@ -561,8 +563,8 @@ class Kernel:
     def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
         yield from self._wait(rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key)
 
-    def _stand(self, rank: int, stand: Stand) -> Generator[simpy.Event, None, None]:
-        yield from self._wait(rank, "others", _until(self.clock.at(on_grid(stand.until))))
+    def _hold_until(self, rank: int, hold: HoldUntil) -> Generator[simpy.Event, None, None]:
+        yield from self._wait(rank, "others", _until(self.clock.at(on_grid(hold.until))))
 
     def _question(self, rank: int, question: _TimedQuestion) -> Generator[simpy.Event, None, None]:
         self._sink.served(rank, question._replace(is_past=True))
@@ -570,7 +572,7 @@ class Kernel:
         if isinstance(question, Await):
             name = self._calls.op(question.key)
         self._asking[rank] = f"in {name}"
-        begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
+        begin, in_flight = self.clock.now, self._mailboxes.seconds_in_flight(rank)
         waiting = self._handlers.questions[type(question)](rank, question)
         answer = yield from self._wait(
             rank, name, waiting, question.key if isinstance(question, Await) else None
@@ -578,8 +580,8 @@ class Kernel:
         if isinstance(question, Fetch):
             self.seconds.network[rank] += self.clock.now - begin
         elif isinstance(question, Take):  # while its message was in flight, or one to it
-            self.seconds.network[rank] += self._mailboxes.seconds_under_way(rank) - mail
-            self._sink.taken(rank, question, cast("tuple[Letter, ...]", answer))
+            self.seconds.network[rank] += self._mailboxes.seconds_in_flight(rank) - in_flight
+            self._sink.taken(rank, question, cast("tuple[MailboxMessage, ...]", answer))
         del self._asking[rank]
         if answer is None:  # of a Fetch
             self._uptime.lost.add(rank)

@@ -1,4 +1,4 @@
-"""Mailboxes of ranks: messages leave at once, arrive over the network, and wait until they are taken."""
+"""Mailboxes: messages leave at once, cross the network, and wait until their receiver takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from netsim.network.clock import Clock, on_grid
-from netsim.ranks.requests import Letter
+from netsim.ranks.requests import MailboxMessage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable
@@ -33,7 +33,7 @@ class _Traffic:
 class _Box:
     """Messages that wait in one rank's mailbox, in order of arrival."""
 
-    messages: list[Letter] = field(default_factory=list)
+    messages: list[MailboxMessage] = field(default_factory=list)
     awaited: simpy.Event | None = None
 
 
@@ -53,7 +53,7 @@ class Mailboxes:
         self._boxes: dict[Hashable, _Box] = {}
         self._waiting: dict[int, tuple[_Box, bool]] = {}  # rank -> its box, and whether its wait ends
         self._traffic: dict[int, _Traffic] = {}
-        self._released: set[int] = set()  # ranks that went on without a message since one last arrived
+        self._released: set[int] = set()  # ranks resumed without a message since one last arrived
 
     def put(self, put: Put) -> None:
         """Send a message to a mailbox."""
@@ -78,20 +78,20 @@ class Mailboxes:
                 traffic.seconds += self._clock.now - traffic.since
             traffic.num, traffic.since = traffic.num + change, self._clock.now
 
-    def seconds_under_way(self, rank: int) -> float:
+    def seconds_in_flight(self, rank: int) -> float:
         """Seconds until now in which messages from or to this rank were in flight."""
         traffic = self._traffic.get(rank, _Traffic())
         return traffic.seconds + (self._clock.now - traffic.since if traffic.num else 0.0)
 
     def _arrive(self, put: Put) -> None:
         box = self._boxes.setdefault(put.box, _Box())
-        box.messages.append(Letter(put.call.ranks[0], put.number))
+        box.messages.append(MailboxMessage(put.call.ranks[0], put.number))
         self._released.clear()
         if box.awaited is not None and not box.awaited.triggered:
             box.awaited.succeed()
 
-    def take(self, rank: int, take: Take) -> Generator[simpy.Event, None, tuple[Letter, ...]]:
-        """Take the messages that have arrived, after waiting for one if the request says so."""
+    def take(self, rank: int, take: Take) -> Generator[simpy.Event, None, tuple[MailboxMessage, ...]]:
+        """Take the messages that have arrived; wait for one if the request says so."""
         box = self._boxes.setdefault(take.box, _Box())
         if not box.messages and take.seconds > 0:
             box.awaited = self._clock.event()
@@ -107,10 +107,10 @@ class Mailboxes:
         return messages
 
     def let_one_go(self) -> bool:
-        """Let the first rank that waits for a message continue without one, when none can ever arrive.
+        """Resume the first rank that waits for a message that can never arrive.
 
-        It may send messages itself, or end, so each waiting rank gets one chance until a message arrives again.
-        False if no rank is left.
+        It may then send messages itself, so each waiting rank is resumed once until a message arrives again.
+        Returns False if no rank is left.
         """
         for rank, (box, ends) in sorted(self._waiting.items()):
             if not ends and rank not in self._released and box.awaited is not None:

@@ -1,4 +1,4 @@
-"""Ranks that join a meeting, work together and may lose each other meanwhile; and states that they publish."""
+"""Meetings of ranks, their joint work under a time-out, and states that they publish and download."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN", "SLOW_TIMES", "Meetings", "Reach", "largest_mesh"]
 
-#: Instead of a rank: begin the download again.
+#: Source of a download that must begin again.
 AGAIN = -1
 
-#: A rank too slow for two averages is not waited for while it downloads, for this many times their cost.
+#: Downloads of a rank that was too slow for two averages are not awaited, for this many times an average's time-out.
 SLOW_TIMES = 10
 
 
 class _Download(NamedTuple):
-    """A download under way to a rank; `is_cut`: a dead link kept it from beginning."""
+    """Download to a rank; `is_cut`: a dead link kept it from beginning."""
 
     attempt: int
     transfer: int
@@ -40,7 +40,7 @@ class _Download(NamedTuple):
 
 
 class Reach:
-    """Routes between ranks, as the network is now.
+    """Reachability between ranks on the network at present, and downloads.
 
     Args:
         network: None: every rank reaches every other, in no time.
@@ -61,7 +61,7 @@ class Reach:
             network.on_give_up = partial(self._given_up, network, network.on_give_up)
 
     def together(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The most of `ranks` that all reach each other, on hosts that are up; () if there is none."""
+        """The largest set of `ranks` on hosts that are up in which each reaches each other; () if there is none."""
         if self._network is None:
             return tuple(ranks)
         dead, downtime = self._network.dead_links, self._network.downtime
@@ -76,7 +76,7 @@ class Reach:
         return largest_mesh(up, broken)
 
     def without_slowest(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """`ranks` but for those whose widest route to and from another is the narrowest; () if all are alike."""
+        """`ranks` without those whose widest route is the narrowest of all; () if all are equally wide."""
         if len(ranks) < 2:
             return ()
         widths = {
@@ -127,7 +127,7 @@ class Reach:
         return is_up and self._is_open(rank, download.source, self._network.dead_links)
 
     def look_again(self) -> None:
-        """Begin downloads again that could not begin before the network changed."""
+        """Restart downloads that could not begin before the network changed."""
         for rank, download in list(self._downloads.items()):
             if download.is_cut:
                 self._stop(rank, AGAIN)
@@ -151,7 +151,7 @@ class Reach:
             download.on_done(outcome)
 
     def _given_up(self, network: Network, others: Callable[[Waiting], None], waiting: Waiting) -> None:
-        """Begin the download of a connection that is given up again; pass others on."""
+        """Restart a download whose connection is given up; pass other transfers on."""
         if any(waiting.number == download.transfer for download in self._downloads.values()):
             network.end_transfer(waiting.number)
         else:
@@ -317,7 +317,7 @@ class Meetings:
         self._reach.look_again()
 
     def _is_due(self, meeting: _Meeting) -> None:
-        """End the time for all but ranks that return."""
+        """Close the meeting to all but ranks that return."""
         meeting.due = self._clock.now
         for _, later in self._back(meeting.first):
             self._at_end(later, partial(self._settle_if_complete, meeting))
@@ -421,7 +421,7 @@ class Meetings:
         self._at_end(join.averaging_seconds, partial(self._end, team))
 
     def _end(self, team: _Team) -> None:
-        """End the time: unreachable ranks are dropped, else the slowest; the others may continue."""
+        """Time out: drop unreachable ranks, else the slowest; the others may continue."""
         if team.ended.triggered:
             return
         left = self._reach.together(team.ranks)
@@ -439,7 +439,7 @@ class Meetings:
         team.ended.succeed()
 
     def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
-        """Do not wait, for a while, for downloads of ranks that were too slow twice: they would delay all others."""
+        """Ignore downloads of ranks that were too slow twice, for a while: they would delay all others."""
         state = self._states.setdefault(join.key.group, _State())
         for rank in ranks:
             num_slow, later = state.slow.get(rank, (0, 0.0))[0], state.fetched.get(rank, (0, 0.0))[1]
@@ -453,7 +453,7 @@ class Meetings:
     # --- published states ----------------------------------------------------------------------------------
 
     def publish(self, rank: int, publish: Publish) -> None:
-        """Note that `rank` has a state from now on."""
+        """Record that `rank` has a state from now on."""
         group, number = publish.key
         state = self._states.setdefault(group, _State())
         assert isinstance(number, int)
@@ -510,7 +510,7 @@ class Meetings:
         return any(not team.ended.triggered and not team.is_overdue for team in self._teams.values())
 
     def give_up(self) -> None:
-        """Answer all that wait for a state that it will never arrive."""
+        """Answer all ranks that wait for a state: it will never arrive."""
         for state in self._states.values():
             self._wake(state, False)
         for rank in sorted(self.waiting):
@@ -523,7 +523,7 @@ class Meetings:
         state.awaited.clear()
 
     def _at_end(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` after `seconds`, last in its instant; never where they are infinite."""
+        """Call `call` after `seconds`, last in its instant; never if infinite."""
         if seconds == math.inf:
             return
         call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)

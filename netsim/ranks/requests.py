@@ -22,17 +22,17 @@ __all__ = [
     "Fetch",
     "Fetched",
     "FirstSent",
+    "HoldUntil",
     "Join",
     "Key",
-    "Lane",
-    "Letter",
+    "MailboxMessage",
     "Mark",
+    "MessageGroup",
     "Post",
     "Publish",
     "Put",
     "Question",
     "Request",
-    "Stand",
     "Take",
     "Wait",
     "Withdraw",
@@ -83,12 +83,12 @@ class Key(NamedTuple):
     number: Hashable
 
 
-class Lane(NamedTuple):
-    """The group that a message's key names: all messages of one tag from one member of a group to another.
+class MessageGroup(NamedTuple):
+    """Group of a message's key: all messages of one tag from one member of a group to another.
 
     Attributes:
-        group: of which these are members.
-        source, target: positions in it.
+        group: the group of both members.
+        source, target: their positions in it.
         tag: any whole number.
     """
 
@@ -104,14 +104,13 @@ class Lane(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Start the call known as `key` now, as its member number `member`.
+    """Start the call `key` now, as its member number `member`.
 
     Attributes:
         key: its name.
-        member: the poster, by its position among the call's ranks.
+        member: position of the rank that posts it among the call's ranks.
         call: what it asks of the network.
-        seconds: time-out: when it passes, the group breaks: its calls under way end undone, and later ones never
-            begin.
+        seconds: time-out, after which the group breaks: its calls in flight end undone, and later ones never begin.
     """
 
     key: Key
@@ -153,11 +152,11 @@ class Join(NamedTuple):
     Attributes:
         key: the name of the meeting.
         member: the arriving rank, by its position among `ranks`.
-        ranks: all that may come.
-        seconds: what the first to come gives the others; its word counts.
-        averaging_seconds: how long what they do together may take, until all have said `Confirm`.
-        weight: reported to all that come, with the member.
-        awaited: ranks that are waited for; None: all. Ranks that fetched the group's state of this number are, too.
+        ranks: all that may join.
+        seconds: time that the others have from the first arrival, whose value counts.
+        averaging_seconds: time-out of their joint work, until all have sent `Confirm`.
+        weight: reported to all that are present, with the member.
+        awaited: ranks to wait for; None: all. Ranks that fetched the group's state of this number are, too.
         is_past: it was answered in an earlier part of the run, and is not asked again.
     """
 
@@ -172,7 +171,7 @@ class Join(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A member that came in time, and the weight it brought."""
+    """A member that joined in time, and its weight."""
 
     member: int
     weight: float
@@ -186,7 +185,7 @@ class Confirm(NamedTuple):
 
     Attributes:
         key: the name of the meeting.
-        attempt: how many times those left have begun again.
+        attempt: number of times that the ranks left have begun again.
         is_past: as for `Join`.
     """
 
@@ -210,7 +209,7 @@ class Await(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Publish this rank's state as `key` (group, number), of so many bytes, for others to fetch.
+    """Publish this rank's state of `num_bytes` as `key` (group, number), for others to fetch.
 
     All that publish under one key have the same state, and older numbers are obsolete.
     """
@@ -241,7 +240,7 @@ class Fetched(NamedTuple):
     num_bytes: int
 
 
-class Letter(NamedTuple):
+class MailboxMessage(NamedTuple):
     """A message in a mailbox: its sender, and its number among that rank's messages to the mailbox."""
 
     source: int
@@ -253,8 +252,8 @@ class Put(NamedTuple):
 
     Attributes:
         box: the box's name; one rank takes from it.
-        number: of this rank's messages to that mailbox.
-        call: a message, from me to that rank.
+        number: position among this rank's messages to that mailbox.
+        call: the message.
     """
 
     box: Hashable
@@ -267,8 +266,7 @@ class Take(NamedTuple):
 
     Attributes:
         box: the box's name.
-        seconds: while the box is empty, wait so long for something to come; `math.inf`: until something
-            comes or nothing ever can.
+        seconds: longest wait for a message while the box is empty; `math.inf`: until one arrives or none ever can.
         is_past: as for `Join`.
     """
 
@@ -281,7 +279,7 @@ class FirstSent(NamedTuple):
     """Ask which message to a queue, not yet being received, was sent first; wait until there is one.
 
     Attributes:
-        box: see `Lane`.
+        box: see `MessageGroup`.
         is_past: as for `Join`.
     """
 
@@ -290,7 +288,7 @@ class FirstSent(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Withdraw this rank's side of a message unless the other side has posted; ask whether that succeeded.
+    """Withdraw this rank's post of a message unless the other member has posted; ask whether that succeeded.
 
     Attributes:
         key: the name of the message.
@@ -301,8 +299,8 @@ class Withdraw(NamedTuple):
     is_past: bool = False
 
 
-class Stand(NamedTuple):
-    """Wait until this time: held off the clock for other ranks, or not there before."""
+class HoldUntil(NamedTuple):
+    """Pause until this virtual time: held off the clock for other ranks, or not started yet."""
 
     until: float
 
@@ -310,7 +308,7 @@ class Stand(NamedTuple):
 Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 """A request that is answered, at the rank's virtual time."""
 
-Answer = float | CallEnding | tuple[Arrival, ...] | tuple[Letter, ...] | Fetched | Key | None
+Answer = float | CallEnding | tuple[Arrival, ...] | tuple[MailboxMessage, ...] | Fetched | Key | None
 """None: the state to fetch can never arrive."""
 
 
@@ -318,7 +316,7 @@ class Exit(NamedTuple):
     """End of the rank's stream."""
 
 
-Request = Advance | Post | Wait | Mark | Question | Publish | Put | Stand | Exit
+Request = Advance | Post | Wait | Mark | Question | Publish | Put | HoldUntil | Exit
 
 
 def gives_time(request: Request) -> bool:

@@ -31,14 +31,14 @@ from netsim.ranks import (
     Fetch,
     Fetched,
     FirstSent,
+    HoldUntil,
     Join,
     Key,
-    Lane,
     Mark,
+    MessageGroup,
     Post,
     Publish,
     Put,
-    Stand,
     Take,
     Wait,
 )
@@ -100,7 +100,7 @@ class SimulatedCommunicator(Communicator):
         self._first_call = 0
 
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
-        """Give this receive's number, and its values if they have come, to the next receive of the lane."""
+        """Give this receive's number, and its values if they have come, to the next receive of its messages."""
         self.state.in_flight.pop((key, 1), None)
         counter = self._counter
         counter[key.group, "recv"] -= 1
@@ -117,8 +117,8 @@ class SimulatedCommunicator(Communicator):
         """Post a call; with `waits`, its handle is waited for next."""
         name, tensors, reduce_op, root = call.name, call.tensors, call.reduce_op, call.root
         signature = self._signature(name, call.signed, reduce_op, root)
-        lane = self._lane()
-        key = Key(lane, self._next_number(lane))
+        group = self._calls_group()
+        key = Key(group, self._next_number(group))
         # Values that are only moved are handed over as they are, and others may take them long after this rank
         # has changed its tensors. Reduced values are read when the last member posts, while the receivers wait.
         goes_on = async_op or not reduce_op or (name == "reduce" and self.rank != root)
@@ -130,8 +130,8 @@ class SimulatedCommunicator(Communicator):
         return handle if async_op else handle.wait()
 
     def charge(self, call: CollectiveCall) -> None:
-        lane = self._lane()
-        key, load = Key(lane, self._next_number(lane)), load_of(call, self._ranks)
+        group = self._calls_group()
+        key, load = Key(group, self._next_number(group)), load_of(call, self._ranks)
         self._count(load, self.rank, call.tensors)
         self._request(Post(key, self.rank, load, self.call_seconds))
         self._request(Wait(key))
@@ -203,23 +203,23 @@ class SimulatedCommunicator(Communicator):
         traffic.wan_bytes += wan_bytes
         traffic.count(tensors)
 
-    def _lane(self) -> Hashable:
+    def _calls_group(self) -> Hashable:
         return (self._group_id, "off") if self.state.off_clock else self._group_id
 
-    def _next_number(self, lane: Hashable, side: str = "") -> int:
+    def _next_number(self, group: Hashable, side: str = "") -> int:
         state = self.state
         if state.again is not None:
             return state.again.pop(0)
         counter = self._counter
-        number = self._first_call + counter[lane, side]
-        counter[lane, side] += 1
+        number = self._first_call + counter[group, side]
+        counter[group, side] += 1
         if state.noted is not None:
             state.noted.append(number)
         return number
 
     @property
     def _counter(self) -> Counter[Hashable]:
-        """Number of calls in each lane of this group."""
+        """Number of calls of this group, and of messages between two members."""
         if self._num_calls is not None:
             return self._num_calls
         counts = self.state.num_calls.get(self._group_id)
@@ -271,10 +271,10 @@ class SimulatedCommunicator(Communicator):
         ranks = (self._ranks[src], self._ranks[dst])
         signature = self._signature("sendrecv", [like], side=side)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
-        lane = Lane(self._group_id, src, dst, tag)
-        number = self._next_number(lane, side)
+        group = MessageGroup(self._group_id, src, dst, tag)
+        number = self._next_number(group, side)
         member = 0 if side == "send" else 1
-        return self._post(Part(Key(lane, number), ranks, member, signature, tensors), call, deliver)
+        return self._post(Part(Key(group, number), ranks, member, signature, tensors), call, deliver)
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_peer("put", "dst", dst, tensor)
@@ -299,9 +299,9 @@ class SimulatedCommunicator(Communicator):
 
     def _receive_any(self, tensor: Tensor, tag: int) -> int:
         self._check_on_clock("recv")
-        lane: Lane = self._ask(FirstSent((self._group_id, self.rank, tag))).group
-        self.irecv(tensor, lane.source, tag).wait()
-        return lane.source
+        group: MessageGroup = self._ask(FirstSent((self._group_id, self.rank, tag))).group
+        self.irecv(tensor, group.source, tag).wait()
+        return group.source
 
     # --- among the members that are present ---------------------------------------------------------------
 
@@ -316,9 +316,9 @@ class SimulatedCommunicator(Communicator):
     ) -> tuple[list[int], T | None]:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("average_present")
-        lane = self._states
-        counted = self._next_number(lane) if number is None else number
-        key = Key(lane, counted)
+        group = self._states
+        counted = self._next_number(group) if number is None else number
+        key = Key(group, counted)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
         join = Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight, wanted)
         present: tuple[Arrival, ...] = self._ask(join)
@@ -327,7 +327,7 @@ class SimulatedCommunicator(Communicator):
             if self.rank not in members:
                 break
             ranks = tuple(self._ranks[member] for member in members)
-            peers = self._with(ranks, members.index(self.rank), (lane, ranks), counted)
+            peers = self._with(ranks, members.index(self.rank), (group, ranks), counted)
             result = work(peers, [arrival.weight for arrival in present])
             left = present if averaging_seconds == math.inf else self._ask(Confirm(key, attempt))
             if left == present:
@@ -359,8 +359,8 @@ class SimulatedCommunicator(Communicator):
         if fetched is None:
             return None
         of_run = self._ranks[self.rank]
-        lane = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
-        tensors = self._handed_over("fetch", Key(lane, fetched.number))
+        group = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
+        tensors = self._handed_over("fetch", Key(group, fetched.number))
         self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)
         return fetched.number, tensors
 
@@ -407,7 +407,7 @@ class SimulatedCommunicator(Communicator):
             self.state.pending_seconds += seconds
 
     def arrive_at(self, seconds: float) -> None:
-        self._request(Stand(seconds))
+        self._request(HoldUntil(seconds))
 
     def mark(self, row: Marked | Mapping[str, Any]) -> None:
         self._request(Mark(row))
@@ -419,7 +419,7 @@ class SimulatedCommunicator(Communicator):
         return self._ask(Ask(None))  # type: ignore[no-any-return]
 
     def is_over(self, until: float, number: int) -> bool:
-        return bool(self._ask(Ask(Key(self._lane(), number), until)))
+        return bool(self._ask(Ask(Key(self._calls_group(), number), until)))
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 

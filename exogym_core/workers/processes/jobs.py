@@ -30,7 +30,7 @@ from exogym_core.workers.processes.children import (
 )
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import NetsimError
-from netsim.network.clock import rare_collections
+from netsim.network.clock import raised_gc_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -129,7 +129,7 @@ def import_compiler() -> None:
 
     It takes a second and more, another third of that with garbage collections.
     """
-    with rare_collections():
+    with raised_gc_threshold():
         importlib.import_module("torch._dynamo")
 
 
