@@ -23,7 +23,6 @@ from netgym.cli.main import main as netgym_main
 from netgym.experiment.experiment import Experiment
 from netsim import Topology
 from netsim.cli.main import cli as netsim_cli
-from netsim.cli.main import main as netsim
 from netsim.cli.main import main as netsim_main
 from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.files.documents import parse_document
@@ -59,7 +58,7 @@ def parse(command: list[str]) -> None:
 
 
 def run(command: list[str]) -> int:
-    return {"netgym": netgym, "netsim": netsim}[command[0]](command[1:])
+    return {"netgym": netgym_main, "netsim": netsim_main}[command[0]](command[1:])
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
