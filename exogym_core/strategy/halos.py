@@ -88,9 +88,8 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         lr, momentum, buffer = self.local_lr, self.local_momentum, self.local_buffer
         if self._is_global:
             lr, momentum, buffer = self.global_lr, self.global_momentum, self.global_buffer
-            self.answers_box = (
-                ""  # a regional server takes messages of workers and of the global server in turn
-            )
+            # Regional servers take messages of workers and of the global server from one box.
+            self.answers_box = ""
         else:
             self.num_sharing = self.num_servers - 1
         self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)

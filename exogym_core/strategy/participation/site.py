@@ -43,7 +43,6 @@ __all__ = [
     "SHARDINGS",
     "GradientOptions",
     "ShardedReplica",
-    "ShardingOptions",
     "Site",
     "SiteExchange",
     "SiteOptions",
@@ -252,8 +251,8 @@ SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID
 _NEED_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
 
 
-class ShardingOptions(Options):
-    """Options of a replica's division among the ranks of a site.
+class Division(Options):
+    """Options of ranks that form sites, in which gradients are averaged and a replica may be sharded.
 
     Args:
         sharding: one of SHARDINGS. `NO_SHARD`: every rank holds and updates everything. `SHARD_GRAD_OP` (ZeRO-2):
@@ -262,10 +261,19 @@ class ShardingOptions(Options):
             `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: ZeRO-3 and ZeRO-2 within machines; ranks of different machines
             with the same part average its gradients.
         ranks_per_node: consecutive ranks of a machine, for hybrid sharding.
+
+    Attributes:
+        ranks_per_worker: consecutive ranks of a site; None: all are one.
+        divides: ranks form sites.
+        bucket_bytes: size of a bucket of gradients.
     """
 
     sharding: str = option("NO_SHARD")
     ranks_per_node: int | None = option(None)
+
+    ranks_per_worker: ClassVar[Any] = None
+    divides: ClassVar[Any] = True
+    bucket_bytes: ClassVar[Any] = DEFAULT_BUCKET_BYTES
 
     def check(self, where: str) -> None:
         """Refuse an unknown sharding, and `ranks_per_node` where it is missing or unused."""
@@ -309,20 +317,6 @@ class ShardingOptions(Options):
         machines = Site.of(comm, self.ranks_per_node, f"sharding={self.sharding!r}", "ranks_per_node")
         assert machines.inside is not None
         return machines.inside, machines.between if machines.between.world_size > 1 else None
-
-
-class Division(ShardingOptions):
-    """Ranks that form sites, in which gradients are averaged.
-
-    Attributes:
-        ranks_per_worker: consecutive ranks of a site; None: all are one.
-        divides: ranks form sites.
-        bucket_bytes: size of a bucket of gradients.
-    """
-
-    ranks_per_worker: ClassVar[Any] = None
-    divides: ClassVar[Any] = True
-    bucket_bytes: ClassVar[Any] = DEFAULT_BUCKET_BYTES
 
     @property
     def overlaps_backward(self) -> bool:
@@ -448,7 +442,7 @@ class ShardedReplica(GradientAverager):
         self,
         parameters: Sequence[Tensor],
         comm: Communicator,
-        options: ShardingOptions,
+        options: Division,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     ) -> None:
         super().__init__(parameters, comm, bucket_bytes)
