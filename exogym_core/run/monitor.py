@@ -62,7 +62,7 @@ def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None
         checkpoints: folder of the run's checkpoints, which has the id of its wandb run too.
     """
     loggers: list[Logger] = []
-    if request.disable_logging:
+    if request.disable_logging or (request.wandb_project is None and request.run_name is None):
         return loggers
     config = run_config(request, model)
     if request.wandb_project is not None:

@@ -86,7 +86,7 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
     """
     request = program.request
     keeps = resumed is not None or request.checkpoint_interval is not None
-    identity = _identity(program, program.data.fingerprint() if keeps else None, with_code=keeps)
+    identity = _identity(program, program.data.fingerprint()) if keeps else {}
     if resumed is not None:
         resumed.check(identity)
         _refuse_edited_code(resumed, identity, request.edited_code)
@@ -220,7 +220,7 @@ def _memory(program: Program) -> str:
 
 def run_mark(program: Program) -> tuple[str, dict[str, str]]:
     """Short text that is equal on sites of the same run, and on no others; and its parts, for people."""
-    about, whole = _marked(_identity(program, None, with_code=True))
+    about, whole = _marked(_identity(program, None))
     facts = {
         f"{name}: {key}" if key else name: str(value)[:_MOST_CHARACTERS_OF_A_FACT]
         for name, part in whole.items()
@@ -247,10 +247,10 @@ def _marked(identity: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return f"{identity['strategy']} {digest}", whole
 
 
-def _identity(program: Program, training_set: str | None, *, with_code: bool) -> dict[str, Any]:
+def _identity(program: Program, training_set: str | None) -> dict[str, Any]:
     request = program.request
     name, settings = type(request.strategy).__name__, run_settings(program)
-    code = code_digests(program.model) if with_code else {}
+    code = code_digests(program.model)
     about = (request.strategy.arguments, request.num_ranks, settings, training_set, code)
     return run_identity(program.model, name, *about)
 
