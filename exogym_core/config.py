@@ -335,7 +335,9 @@ class RunConfig:
             the first judged model that reached it came to exist.
         resume_from: a folder of checkpoints, or a run's folder that `out` named; resumes from its newest checkpoint,
             or from the start where there is none yet, to the same bits as without an interruption; new checkpoints
-            go there too. All other arguments must be those of the interrupted run, but for its length and `workers`.
+            go there too. All other arguments must be those of the interrupted run, but for `workers` and its length:
+            a longer run extends the folder of a finished one. A resume that is refused, or has no step left to do,
+            changes no file.
         edited_code: resume although your code was edited since the checkpoint.
         trace: a file for a trace of the run, for Perfetto, such as `trace.json.gz`; costs no virtual time.
         timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has

@@ -137,8 +137,7 @@ def test_a_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Files but the log, which tells of each attempt."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "log.txt"]
+    files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
@@ -162,6 +161,16 @@ def test_a_refused_resume_changes_nothing(tmp_path: Path, changed: dict[str, Any
     with pytest.raises(InputError, match=line):
         train(strategy, resume_from=tmp_path / "run", **changed)
     assert contents(tmp_path / "run") == before
+
+
+def test_a_finished_run_is_extended_only_by_more_steps(tmp_path: Path) -> None:
+    train(out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    train(resume_from=tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+    train(resume_from=tmp_path / "run", max_steps=10)
+    added = contents(tmp_path / "run")["log.txt"].removeprefix(before["log.txt"]).decode().splitlines()
+    assert added[:2] == ["resumed after 8 steps", "DiLoCoStrategy: 10 steps"]
 
 
 def test_a_finished_run_without_checkpoints_is_not_trained_over(tmp_path: Path) -> None:

@@ -368,13 +368,14 @@ def progress_for(console: Console, log: Callable[[str], None], folder: Path | No
 
 @contextmanager
 def shown(
-    label: str, result: FitResult, folder: RunFolder | None, *, is_quiet: bool
+    label: str, result: FitResult, log: Callable[[str], None], folder: Path | None, *, is_quiet: bool
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Show one run while the block runs, and how it ended; gives the function that takes its rows.
 
     Args:
         label: of the run.
         result: of the run.
+        log: takes the lines of its beginning and end.
         folder: also keeps the progress, for `netgym status`; None: none does.
         is_quiet: show nothing on stderr.
     """
@@ -383,8 +384,7 @@ def shown(
         return
     stream = None if sys.stderr is None else Forgiving(sys.stderr)
     console = plain_console(file=stream, stderr=True, quiet=is_quiet)
-    log, path = (lambda line: None, None) if folder is None else (folder.log, folder.path)
-    with progress_for(console, log, path) as progress:
+    with progress_for(console, log, folder) as progress:
         run = progress.begin(label, 1, 1, result.max_steps)
         try:
             yield run.event

@@ -14,6 +14,7 @@ from exogym_core.results.run_folder import RunFolder, is_run_folder
 from exogym_core.run.snapshots import passing_buffers
 from exogym_core.strategy.base import Strategy
 from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,6 +47,7 @@ class RunRecord:
         request, model = program.request, program.model
         self.folder, self._request, self.is_continued = folder, request, is_continued
         self._has_begun = False
+        self._held: list[str] = []  # lines of a run that has not begun to go on
         self._name, self.label = _names(request.strategy)
         self._task = {"name": f"{PROGRAM_TASK}{type(program.train_dataset).__name__})"}
         given = plain_arguments(request.strategy)
@@ -59,11 +61,20 @@ class RunRecord:
     def begin(self, result: FitResult) -> None:
         """Write what is settled before the first step."""
         if self.is_continued:
-            self.folder.log("resumed")
+            self.folder.log(f"resumed after {format_count(result.resumed_step, 'step')}")
+        for line in self._held:
+            self.folder.log(line)
         self.folder.write_text("experiment.yaml", self._experiment(result))
         self.folder.write_environment()
         self.folder.write_summary([])
         self._has_begun = True
+
+    def log(self, line: str) -> None:
+        """Add a line to the folder's log: of a run that goes on, from its first own step on."""
+        if self.is_continued and not self._has_begun:
+            self._held.append(line)
+        else:
+            self.folder.log(line)
 
     def follow(self, result: FitResult, row: Mapping[str, Any]) -> None:
         """Take a row of a run that goes on: its first own step begins it."""

@@ -284,10 +284,11 @@ class Trainer:
                 listeners.append(partial(record.follow, result))
             else:
                 record.begin(result)
-        folder = None if record is None else record.folder
+        folder = None if record is None else record.folder.path
+        log = (lambda line: None) if record is None else record.log
         is_quiet = not request.progress or bool(request.place)
         try:
-            with shown(request.run_name or result.strategy, result, folder, is_quiet=is_quiet) as show:
+            with shown(request.run_name or result.strategy, result, log, folder, is_quiet=is_quiet) as show:
                 if request.is_apart:
                     module, _, name = registered_sites().partition(":")
                     fit = getattr(importlib.import_module(module), name)
