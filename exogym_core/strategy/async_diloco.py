@@ -13,7 +13,7 @@ __all__ = ["AsyncDiLoCoStrategy"]
 class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
     """`H` local steps, then the displacement goes to a server, which answers with its parameters.
 
-    The server takes in each displacement `phi - theta_i` as it arrives by `DelayedNesterov`, and the worker
+    The server applies each displacement `phi - theta_i` on arrival by `DelayedNesterov`, and the worker
     continues from the answer; it waits for its own answer alone. Displacements are stale by what others have
     sent meanwhile. With one worker it is DiLoCo. `servers` further ranks keep the parameters: one here.
 

@@ -75,7 +75,7 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA"):
         self.under_way: Round | None = None
 
     def step(self) -> None:
-        """A local step, and the average that begins or has come."""
+        """A local step, and the average that begins or has arrived."""
         self.local_update()
         self.communicate(self.local_step + 1)
         super().step()

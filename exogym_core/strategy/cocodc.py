@@ -1,4 +1,4 @@
-"""CoCoDC: fragments that leave when they have changed most, and are corrected for their delay when they are back."""
+"""CoCoDC: the fragment that changed most is sent, and corrected for its delay when its mean has arrived."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["CoCoDCCommunicator", "CoCoDCStrategy"]
 class CoCoDCStrategy(Strategy, name="CoCoDC"):
     """Streaming DiLoCo with delays compensated, and fragments chosen by how fast they change (second-hand).
 
-    A fragment p that left as theta_s after step s is back tau steps later with the mean of `phi - theta_s`; that makes
+    A fragment p sent as theta_s after step s receives the mean of `phi - theta_s` tau steps later; that makes
     an outer step, and the worker's own steps since then are taken again from there, by a first-order expansion:
 
         g = (theta_s - theta) / tau,  D = (phi - theta_s) / I_p
@@ -42,7 +42,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         outer_optim_spec: the outer one (SGD, 0.4, Nesterov momentum 0.9 by default).
         H: steps in which each fragment leaves at least once (100).
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
-        transmissions: N, fragments that leave in H steps; as many as there are fragments at least, one a step at
+        transmissions: N, fragments sent in H steps; at least the number of fragments, one a step at
             most.
         compensation: lambda, strength of the correction; 0: a worker's steps since departure are kept unchanged.
         scale: "relative" (lambda is the correction's norm over the norm of the corrected steps, tensor by tensor) or
@@ -86,13 +86,13 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         self.rates = [0.0] * len(self.fragments)  # R_p, as it was when p was last merged
 
     def step(self) -> None:
-        """A local step, and the fragments that leave or are back."""
+        """A local step; then merge and send fragments."""
         self.local_update()
         self.communicate(self.local_step + 1)
         super().step()
 
     def communicate(self, step: int) -> None:
-        """Merge fragments that are back, then choose the one that leaves."""
+        """Merge fragments whose means have arrived, then choose and send one."""
         fragments = self.fragments
         fragments.go_on()
         for p in fragments.back(step - self.tau):
@@ -107,7 +107,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
 
     @property
     def round_steps(self) -> int | None:  # type: ignore[override]
-        """Steps in which all fragments leave in turn, as they do without values; known after `setup`."""
+        """Steps in which each fragment is sent once, in order, as in plans; known after `setup`."""
         if not hasattr(self, "fragments"):
             return None
         every = max(1, self.H // max(self.transmissions, len(self.fragments)))

@@ -25,7 +25,7 @@ _TAIL = 4  # values behind a fragment: which, of which round, samples and local 
 
 
 class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
-    """Learners send displacements of fragments and continue at once; merged fragments are mixed in when they come.
+    """Learners send displacements of fragments and continue at once; merged fragments are mixed in on arrival.
 
     The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.
     Weights are `w = samples^2 / steps`; embeddings go by `D = sum w d / sum w`, other tensors by mean length and mean
@@ -42,7 +42,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
         H: local steps in which every fragment is sent once.
         num_fragments: P, of whole tensors and about equal size, embeddings apart; fragment p leaves after step
             `(p + 1) H / P` of every H.
-        quorum: K, learners whose fragment must have come before it is merged; by default all.
+        quorum: K, number of learners whose fragment must have arrived before it is merged; by default all.
         grace: virtual seconds that the syncer waits for the others after the quorum is there.
         outer_lr: of the fragments' Nesterov step.
         outer_momentum: its momentum.

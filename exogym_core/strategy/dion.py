@@ -98,7 +98,7 @@ class DionStrategy(Strategy, name="Dion"):
 
 
 def _tall(matrix: Tensor) -> Tensor:
-    """The matrix or its transpose, whichever has as many rows as columns at least."""
+    """The matrix or its transpose, whichever has at least as many rows as columns."""
     return matrix if len(matrix) >= matrix.shape[1] else matrix.T
 
 

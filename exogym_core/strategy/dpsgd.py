@@ -39,7 +39,7 @@ class DPSGDStrategy(Strategy, name="DPSGD"):
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     Raises:
-        InputError: the graph has not as many ranks, or averages would drift on it.
+        InputError: the graph has another number of ranks, or averages would drift on it.
 
     References:
         Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, arXiv 1705.09056, algorithm 1.

@@ -34,7 +34,7 @@ class GASLoCStrategy(Strategy, name="GASLoC"):
             the paper's were not found.
         outer_lr: eta, of the displacement.
         outer_momentum: gamma, of the outer iterates.
-        gossip_lr: alpha, how far parameters go towards the mean of the neighbourhood.
+        gossip_lr: alpha, step of the parameters towards the mean of the neighbourhood.
         mixed_momentum: the momentum is mixed with the neighbours' too.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 

@@ -27,7 +27,7 @@ __all__ = ["HALoSStrategy"]
 class HALoSStrategy(ServedStrategy, name="HALoS"):
     """Asynchrony in two levels: workers exchange with the server of their region, regions with a global one.
 
-    A region's server takes in each displacement by delayed Nesterov and answers at once. `K` arrivals after the last
+    A regional server applies each displacement by delayed Nesterov and answers at once. `K` arrivals after the last
     merger it sends `base - local` to the global server, which applies it in the same way and answers with its
     parameters; then `local = (1 - merge) local + merge global` and `base = local`. Displacements that arrive meanwhile
     are part of that base and never go up. When workers have ended, later displacements go up too. The last

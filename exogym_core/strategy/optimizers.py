@@ -177,7 +177,7 @@ OptimizerLike: TypeAlias = str | OptimSpec | Factory | Mapping[str, Any]
 def ensure_optim_spec(
     optim: OptimizerLike | None, default: OptimSpec | None = None, **kwargs: Any
 ) -> OptimSpec:
-    """An OptimSpec from whatever names an optimizer; `kwargs` are added to its options.
+    """An OptimSpec from any form of naming an optimizer; `kwargs` are added to its options.
 
     `optim` may be an OptimSpec, a name, a class, a factory, or a mapping as experiment files write it:
     `{name: adamw, lr: 0.001}`. None is `default`, or AdamW.

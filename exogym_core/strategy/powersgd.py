@@ -43,7 +43,7 @@ class PowerSGDStrategy(Strategy, name="PowerSGD"):
 
     Args:
         optim_spec: the optimizer (AdamW by default).
-        approximation_rank: r (2), columns of a factor; a matrix with fewer rows or columns has as many as these. Also
+        approximation_rank: r (2), columns of a factor; at most the number of rows and of columns of the matrix. Also
             `matrix_approximation_rank`.
         start_step: plain averages before this step (counted from 0). Also `start_powerSGD_iter`.
         options: of every Strategy: `lr`, `max_norm` (of the result), `lr_scheduler`, ...

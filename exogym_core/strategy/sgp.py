@@ -30,13 +30,13 @@ class SGPStrategy(Strategy, name="SGP"):
 
     Args:
         optim_spec: the local optimizer (AdamW by default; the paper's is SGD with Nesterov momentum).
-        graph: "exponential" (the paper's: to one rank, 1, 2, 4, ... places on in turn), "static-exponential", "ring",
+        graph: "exponential" (the paper's: to the rank 1, 2, 4, ... places on, in turn), "static-exponential", "ring",
             "complete", "random", or of each rank those that it sends to; any directed graph on
             which news of every rank reaches every other.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     Raises:
-        InputError: the graph has not as many ranks.
+        InputError: the graph has another number of ranks.
 
     References:
         Assran et al., Stochastic Gradient Push for Distributed Deep Learning, arXiv 1811.10792, algorithm 1; the

@@ -62,7 +62,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         self.num_rounds = 0  # of all fragments
 
     def step(self) -> None:
-        """A local step, and the fragments that leave or are back."""
+        """A local step; then merge and send fragments."""
         self.local_update()
         self.communicate(self.local_step + 1)
         super().step()

@@ -33,7 +33,7 @@ def coding_trials(
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
     """Trials of every codec: its name, the number of values, and the calls that encode and decode them.
 
-    About as many values as in a run (4,096 at least, four million at most): speeds hang on what fits into caches.
+    About the number of values of a run (at least 4,096, at most four million): speeds depend on caches.
     Those of CODECS see one part a rank, the others all. DeMo decodes what `num_ranks` have sent, at once.
     """
 
@@ -76,6 +76,6 @@ def _ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], C
 
 
 def _values(number: float, device: torch.device | None) -> Tensor:
-    """Small values, about `number` of them, as many as a square has."""
+    """Small values, about `number` of them: a square."""
     side = min(max(round(number**0.5 / _SIDE), 1) * _SIDE, _LARGEST_SIDE)
     return (torch.randn(side * side, generator=torch.Generator().manual_seed(0)) * 1e-3).to(device)

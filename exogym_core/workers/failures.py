@@ -107,7 +107,7 @@ def distance_from_cause(error: NetsimError) -> int:
 
 
 def _is_closed(error: BaseException) -> bool:
-    """True if an error was caused by a call that ended because another rank had gone, or was late."""
+    """True if an error was caused by a call that ended because another rank had ended, or was late."""
     broken = next((each for each in _chain(error) if isinstance(each, BrokenCallError)), None)
     return broken is not None and "Connection closed by peer" in str(broken)
 
@@ -115,7 +115,7 @@ def _is_closed(error: BaseException) -> bool:
 def own_frames(error: BaseException) -> list[str]:
     """The lines of a traceback from the first frame of the user's own on; of all frames if there is none.
 
-    The lines at its start and end, which say that it is one and repeat the error, are left out where the error has one
+    Its header and its last line, which repeats the error, are omitted where the error has one
     line and no other behind it.
     """
     whole = first = error.__traceback__

@@ -128,7 +128,7 @@ class SnapshotThread:
         self.num_taken: Counter[int] = Counter()
 
     def put(self, rank: int, note: Any, tensors: Sequence[Tensor]) -> None:
-        """Hand a snapshot over; its tensors must stay unchanged."""
+        """Queue a snapshot; its tensors must stay unchanged."""
         self.raise_if_failed()
         if self._thread.ident is None:
             self._thread.start()

@@ -94,7 +94,7 @@ def kept_rng(device: torch.device) -> Iterator[None]:
 class RandomStates:
     """The states of the process's global generators as one rank left them.
 
-    Besides the twister's words, numpy's and Python's generators keep a Gaussian for the next call. Python's is an
+    Apart from the twister's words, numpy's and Python's generators keep a Gaussian for the next call. Python's is an
     attribute; numpy's can only be had the slow way, which is taken when the rank has drawn or one was kept.
     """
 

@@ -126,7 +126,8 @@ def run_ranks(
 
     Raises:
         InputError: an argument is wrong.
-        NetsimError: ranks disagree about a call (MismatchError), wait for ever (DeadlockError), or failed (RankError).
+        NetsimError: ranks disagree about a call (MismatchError), are in a deadlock (DeadlockError), or failed
+            (RankError).
 
     >>> import torch
     >>> run = run_ranks(lambda comm: comm.all_reduce(torch.tensor([comm.rank])), 3)

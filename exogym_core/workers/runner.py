@@ -58,12 +58,12 @@ class Runner(Simulation):
         self._reported_silences: set[tuple[int, int]] = set()
 
     def row(self, row: StampedRow) -> None:
-        """Hand a row with its virtual times to the run's sink."""
+        """Pass a row with its virtual times to the run's sink."""
         super().row(row)
         self._on_row(row)
 
     def served(self, rank: int, request: Request) -> None:
-        """Hand a request that the kernel has served to the run's journal."""
+        """Pass a request that the kernel has served to the run's journal."""
         self._on_request(rank, request)
 
     def taken(self, rank: int, take: Take, messages: tuple[MailboxMessage, ...]) -> None:

@@ -137,7 +137,7 @@ def join(thread: threading.Thread) -> None:
     """Wait until a thread has ended for the operating system too, so that this process may be forked.
 
     Python's `join` (before 3.13) returns while the thread still runs destructors. MKL's frees memory under a lock that
-    a fork in this moment would leave locked in the child for ever: its first product of matrices never returned.
+    a fork in this moment would leave locked in the child: its first product of matrices never returned.
     """
     thread.join()
     deadline = time.monotonic() + _SECONDS_TO_EXIT
@@ -272,7 +272,7 @@ class Turns:
             raise Aborted
 
     def park(self, rank: int) -> None:
-        """Give way until another rank says `unpark`, or no other rank is ready."""
+        """Give way until another rank calls `unpark`, or no other rank is ready."""
         self.parked[rank] = None
         self.give_way(rank)
 

@@ -48,8 +48,8 @@ class Patience:
     """Waiting for ranks that are late or cut off.
 
     Attributes:
-        waiting_seconds: how long the first at the end of a round waits for others.
-        averaging_seconds: how long averaging may take before ranks that do not answer are left out.
+        waiting_seconds: wait of the first rank at the end of a round for others.
+        averaging_seconds: limit of averaging, after which unreachable ranks are left out.
         join_at: virtual seconds at which late ranks join, by rank.
     """
 
@@ -107,17 +107,17 @@ def _join_times(where: str, name: str, value: Mapping[int, Seconds]) -> dict[int
 class PatienceOptions(Options):
     """Options of rounds that continue without absent ranks; by default rounds wait for all.
 
-    Times are virtual, in seconds or as "60 s". A rank that downloads the state of a round is waited for besides, and
-    for its steps as much longer as it got that later.
+    Times are virtual, in seconds or as "60 s". Others also wait for a rank that downloads the state of a round, and
+    extend the wait for its steps by its delay.
 
     Args:
-        averaging_timeout: how long averaging may take; then ranks that cannot be reached are left out, or where all
+        averaging_timeout: limit of averaging; after it ranks that cannot be reached are left out, or where all
             can, those with the narrowest connection, and the others begin again. 60 s where another time-out is
             given, else there is none.
         all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" continues without them.
-        timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
-            time-out is given, else for ever.
-        matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None. "wait_for_all" gives
+        timeout_waiting_for_peers: limit of "wait_for_all" after the first rank has arrived; 600 s where another
+            time-out is given, else none.
+        matchmaking_time: time that "no_wait" leaves others to arrive; 15 s if None. "wait_for_all" gives
             them so much longer.
         join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
     """
@@ -242,7 +242,7 @@ class Absence(Everyone):
 
     Args:
         strategy: whose rounds these are, of `strategy.round_steps` steps each.
-        patience: how long ranks wait for each other.
+        patience: waiting times.
 
     Attributes:
         present: the ranks of the last round, whose models are evaluated together; before the first round, those that

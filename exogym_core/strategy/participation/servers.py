@@ -129,7 +129,7 @@ class ServedStrategy(Strategy):
         return self.comm.world_size - 1
 
     def step(self) -> None:
-        """A local step; at the end of a round, to the server and back."""
+        """A local step; at the end of a round an exchange with the server."""
         self.clip_gradients()
         self.optimizer_step()
         self._steps_left -= 1
@@ -178,7 +178,7 @@ class ServedStrategy(Strategy):
         return steps
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
-        """Take in a displacement, flat and fp32: change `self.phi`, by default by a step of `self.outer`."""
+        """Apply a displacement, flat and fp32, to `self.phi`; by default by a step of `self.outer`."""
         self.outer.step(displacement)
 
     def judged_state(self) -> dict[str, Tensor] | None:

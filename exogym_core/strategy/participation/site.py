@@ -366,7 +366,7 @@ class SiteOptions(Division):
     """Ranks that form one site.
 
     Args:
-        ranks_per_worker: how many consecutive ranks; it must divide their number. Also `ranks_per_site`.
+        ranks_per_worker: number of consecutive ranks; must divide the number of ranks. Also `ranks_per_site`.
     """
 
     ranks_per_worker: int = option(1, positive_int)  # type: ignore[misc]
@@ -411,7 +411,7 @@ class SitesOptions(GradientOptions):
 
 
 class ShardedReplica(GradientAverager):
-    """A replica in shards: this rank averages, updates and hands out its part of every bucket.
+    """A replica in shards: this rank averages, updates and sends its part of every bucket.
 
     Part r of n of a flat bucket of N values is the r-th of n pieces of ceil(N/n) values, the last of which
     are padded with zeros on the wire. Optimizers get this part as views of the parameters that lie in it
@@ -421,7 +421,7 @@ class ShardedReplica(GradientAverager):
     The model is whole between steps, so that any code can read it: the parameters of a step's forward pass are
     gathered when the last step ends, not hidden behind computing. Gradients leave during the backward pass.
 
-    Bytes a rank and step, P those of the padded parameters: `(n - 1) / n P` for the gradients and as much for
+    Bytes a rank and step, P those of the padded parameters: `(n - 1) / n P` for the gradients and the same for
     each gather, one a step in SHARD_GRAD_OP and two a backward pass in FULL_SHARD; clipping and a scaler add
     one number each. Hybrid ones average P / n over the machines in addition.
 

@@ -39,7 +39,7 @@ def gathering(comm: Communicator, message: Tensor) -> Steps[list[Tensor]]:
 
 
 def decoded(codec: Codec, messages: list[Tensor], like: Tensor) -> Iterator[Tensor]:
-    """Values of each message, one at a time, in the dtype of `like`, a flat tensor of as many values."""
+    """Values of each message, one at a time, in the dtype of `like`, a flat tensor of the same size."""
     for message in messages:
         yield codec.decode(message, len(like)).to(like.dtype)
 
@@ -193,7 +193,7 @@ class Averaging(Options):
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
 
     def averaging(self) -> Averaging:
-        """These options alone, of a class with others besides."""
+        """Only these options, without those of a subclass."""
         return Averaging(self.codec, self.error_feedback, self.aggregate)
 
     def charged(self, strategy: Strategy) -> Averaging:

@@ -255,8 +255,8 @@ class Int8Codec(BlockCodec):
 def _dynamic_levels() -> Tensor:
     """The 256 levels of dynamic 8-bit numbers, sorted.
 
-    Besides 0 and 1 there are, of either sign, `2**i` levels in the decade that ends at `10**(i - 6)`, i from
-    0 to 6, in the middles of as many equal parts: relative resolution grows with the magnitude.
+    0, 1, and of either sign `2**i` levels in the decade that ends at `10**(i - 6)`, i from 0 to 6, at the
+    midpoints of equal parts: relative resolution grows with the magnitude.
     """
     decades = []
     for i in range(7):
@@ -298,7 +298,7 @@ class E3M0Codec(BlockCodec):
 
     References:
         Douillard et al., Streaming DiLoCo, arXiv 2501.18512, section 3.3: four bits without a mantissa. How values are
-        scaled is not said there: blocks of 256 follow others' code.
+        scaled is not described there: blocks of 256 follow other authors' code.
     """
 
     bits, chunk = 4, 256

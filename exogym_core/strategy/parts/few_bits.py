@@ -13,7 +13,7 @@ __all__ = ["LinearCodec", "QSGDCodec", "SignCodec", "StatisticalCodec"]
 class SignCodec(HeadedCodec):
     """A bit a value, 1 for non-negative ones, and with a `scale` one fp32 number a message.
 
-    A bit knows no zero: it comes back as plus the scale.
+    A bit has no zero: zero decodes to plus the scale.
 
     Args:
         scale: what signs are multiplied with: "l1", the mean magnitude; "l2", the root mean square; "none", 1.
@@ -84,7 +84,7 @@ class QSGDCodec(HeadedCodec):
 
 
 class StatisticalCodec(HeadedCodec):
-    """`2 ** bits` equal bins of 6 standard deviations around the mean; each comes back as the mean of its values.
+    """`2 ** bits` equal bins of 6 standard deviations around the mean; a code decodes to the mean of its bin.
 
     With c = v - mean, the code is `clamp(round(c / scale + levels / 2))`, `scale = 6 sigma / levels`; the mean and the
     bins' means of c travel in fp32.

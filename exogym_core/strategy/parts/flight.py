@@ -17,7 +17,7 @@ Steps = Generator["Handle[Any]", Any, T]
 
 
 class Flight(Generic[T]):
-    """An exchange that has been begun: its first call is posted now, those after it when their turn comes.
+    """An exchange under way: its first call is posted at once, each later one when its inputs have arrived.
 
     Args:
         steps: the exchange.

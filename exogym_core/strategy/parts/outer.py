@@ -270,7 +270,7 @@ class DelayedNesterov(Stateful):
 
     @torch.no_grad()
     def step(self, displacement: Tensor) -> None:
-        """Take in one displacement, of `phi`'s shape."""
+        """Apply one displacement, of `phi`'s shape."""
         n, c = self.buffer, self.share
         self.pending += displacement
         self.num_arrived += 1

@@ -17,9 +17,9 @@ class Quorums(Stateful):
     """Messages about fragments of a model in rounds, by fragment and round.
 
     Args:
-        quorum: senders whose messages must have come.
-        everyone: how many senders there are.
-        grace: virtual seconds that the others are waited for after the quorum is there.
+        quorum: number of senders whose messages must have arrived.
+        everyone: number of senders.
+        grace: virtual seconds of waiting for the others after the quorum has arrived.
 
     Attributes:
         pending: messages by sender, of each fragment in each round.

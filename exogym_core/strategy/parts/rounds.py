@@ -145,7 +145,7 @@ class FragmentOptions(Options):
     pattern: str = option("strided", name_in("strided", "sequential"))
 
     def check_rounds(self, where: str, H: int, tau: int) -> None:  # noqa: N803
-        """Refuse a fragment that would leave before it is back."""
+        """Refuse options under which a fragment would be sent again before its mean arrives."""
         if tau >= H and tau > 0:
             raise InputError(
                 f"{where}: tau={tau} must be below H={H}: a fragment must arrive before it is sent again"

@@ -99,7 +99,7 @@ class _Cycling(IndexSelector):
 
 
 class ShuffledSequentialIndexSelector(_Cycling):
-    """Choose all values in turn, in one shuffled order that stays and has no end."""
+    """Choose all values in turn, in one shuffled order that repeats."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of the permutation."""
@@ -107,7 +107,7 @@ class ShuffledSequentialIndexSelector(_Cycling):
 
 
 class PartitionedIndexSelector(_Cycling):
-    """Choose all values in turn, shuffled again after each pass; some come twice in one where p does not divide 1."""
+    """Choose all values in turn, shuffled again after each pass; a pass repeats some values if p does not divide 1."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of this pass's permutation."""

@@ -17,7 +17,7 @@ __all__ = ["State", "Stateful"]
 
 
 class State:
-    """Names of attributes to keep; a subclass's come on top of its bases'.
+    """Names of attributes to keep, in addition to those of base classes.
 
     An attribute is a tensor, a generator, an object with a state of its own, a list of these, or a plain value.
 

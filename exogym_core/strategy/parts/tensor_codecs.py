@@ -71,7 +71,7 @@ class EachTensorCodec(PiecewiseCodec):
 
 
 class LargestCodec(PiecewiseCodec):
-    """The values of largest magnitude of each block of each tensor, with their places; the rest comes back as zero.
+    """The values of largest magnitude of each block of each tensor, with their places; the rest decodes to zero.
 
     Args:
         shapes: of the tensors, in the order in which they lie in the flat one.
@@ -79,7 +79,7 @@ class LargestCodec(PiecewiseCodec):
         counts: values that a block of each keeps.
         index_bits: of a place within a block.
         values: how the values of a tensor travel; None: as they are, in `dtype`.
-        dtype: of values, where no codec says it.
+        dtype: of values without a codec.
 
     References:
         Lin et al., Deep Gradient Compression, arXiv 1712.01887. Sarfi et al., SparseLoCo, arXiv 2508.15706.

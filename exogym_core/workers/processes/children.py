@@ -58,7 +58,7 @@ def interruptions_deferred() -> Iterator[None]:
 
     A message that is cut off would be taken for the head of the next one, and Python ignores exceptions of handlers in
     functions called at a fork, such as `logging`'s. Blocking signals does not help: another thread may get one, and
-    Python raises in the main thread all the same.
+    Python still raises in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():  # interruptions are not raised here
         yield
@@ -127,7 +127,7 @@ class Pipe:
     Frames may be pickles, so both ends must be processes of one run. Threads may send side by side, and while one
     receives.
 
-    An end that has sent or received a descriptor reads ahead: all that has come at once, with fewer calls of the
+    An end that has sent or received a descriptor reads ahead: all received bytes at once, with fewer calls of the
     system. Then callers that select have to use `recv_all`, and further descriptors would be lost.
 
     Raises:
@@ -191,13 +191,13 @@ class Pipe:
         return received
 
     def send_fd(self, fd: int) -> None:
-        """Hand over an open file descriptor; the other end gets its own copy. From now on this end reads ahead."""
+        """Send an open file descriptor; the other end gets its own copy. From now on this end reads ahead."""
         with _closed():
             socket.send_fds(self._socket, [b"F"], [fd])
         self._reads_ahead = True
 
     def recv_fd(self) -> int:
-        """The descriptor that the other end hands over; the caller closes it. From now on this end reads ahead."""
+        """Receive a descriptor from the other end; the caller closes it. From now on this end reads ahead."""
         _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not fds:
             raise ChannelClosed("expected a descriptor, and the channel ended before")
@@ -206,7 +206,7 @@ class Pipe:
         return fds[0]
 
     def waiting(self) -> bool:
-        """True if something has come already."""
+        """True if a message has arrived."""
         return bool(self._ahead or select.select([self], [], [], 0)[0])
 
     def fileno(self) -> int:
@@ -219,7 +219,7 @@ class Pipe:
             self._socket.shutdown(socket.SHUT_RDWR if receiving else socket.SHUT_WR)
 
     def close(self) -> None:
-        """Give the descriptor back; may be called again."""
+        """Close the descriptor; may be called again."""
         self._socket.close()
 
     def detach(self) -> int:
@@ -357,7 +357,7 @@ class Children:
             os.kill(self.pids[index], number)
 
     def reap(self, index: int, timeout_seconds: float = 0.0) -> str | None:
-        """Exit of child `index`, see `describe_exit`, its descriptors given back; None while it runs."""
+        """Exit of child `index`, see `describe_exit`, after closing its descriptors; None while it runs."""
         how = self.describe_exit(index, timeout_seconds)
         if how is not None:
             self.channels[index].close()
@@ -475,7 +475,7 @@ class Children:
                     time.sleep(min(left, 0.01))
 
     def _end(self, grace_seconds: float) -> None:
-        """End and reap every child, and give every descriptor back."""
+        """End and reap every child, and close every descriptor."""
         started = range(len(self.pids))
         try:
             for channel in self.channels:
@@ -619,7 +619,7 @@ def _spawned(fd: int, index: int, parent: int, name: str) -> NoReturn:
 
 
 def _end_with(fd: int) -> None:
-    """End this process when the parent's end of the channel is gone (where the kernel cannot be asked to)."""
+    """End this process when the parent's end of the channel closes (where the kernel cannot do so)."""
     poll = select.poll()
     poll.register(fd, 0)  # a hang-up is always reported
     poll.poll()

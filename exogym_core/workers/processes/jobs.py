@@ -71,7 +71,7 @@ def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, 
 
     Args:
         jobs: asked for the next one when there is room; None: none before a running job has reported or ended.
-            The run ends when nothing runs and none comes.
+            The run ends when no job runs and none follows.
         num_jobs: at once; more than one needs `can_fork()`.
     """
     if num_jobs == 1:

@@ -112,7 +112,7 @@ class ProcessRunner(Runner):
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
 
     def run(self, children: WorkerProcesses) -> None:
-        """Bring the run to its end; `failure` says whether that was its own."""
+        """Run to the end; `failure` has the error that ended it, if any."""
         self.children = children
         try:
             self.kernel.run()
@@ -139,7 +139,7 @@ class ProcessRunner(Runner):
                     self.failure.add(record.error)
 
     def _let_run(self, rank: int | None) -> bool:
-        """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
+        """Process messages of children, waiting for the first; called when the kernel needs `rank`."""
         # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self._inboxes:
@@ -266,7 +266,7 @@ class ProcessRunner(Runner):
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
     def _closed(self, index: int) -> None:
-        """Take in that a process has ended before its ranks had.
+        """Report a process that has ended before its ranks.
 
         Raises:
             RankError: always, where nothing else is made of it.

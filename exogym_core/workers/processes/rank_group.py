@@ -201,7 +201,7 @@ class RankGroup:
                     return
 
     def take_in(self, message: object) -> bool:
-        """Take in a message of the simulation; False where the ranks have to unwind."""
+        """Process a message of the simulation; False if the ranks have to unwind."""
         match message:
             case Done():
                 if message.freed:

@@ -42,7 +42,7 @@ _IN_NUMPY = {
 
 
 class Block(NamedTuple):
-    """A part of the arena: where, and how many bytes of it are in use."""
+    """A part of the arena: its offset and its bytes in use."""
 
     offset: int
     num_bytes: int

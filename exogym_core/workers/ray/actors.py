@@ -74,7 +74,7 @@ class ObjectStore:
 
     Args:
         ray: the module.
-        num_owners: into how many pieces a large tensor is cut at most.
+        num_owners: largest number of pieces of a tensor.
     """
 
     def __init__(self, ray: Any, num_owners: int, *, passes_on: bool = False) -> None:

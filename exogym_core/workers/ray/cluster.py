@@ -94,7 +94,7 @@ class RayCluster:
             who: the part of the run that needs it.
 
         Raises:
-            InputError: no node has as much.
+            InputError: no node has enough.
         """
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         if any(all(node.get(_NAMES[key], 0) >= amount for key, amount in needs.items()) for node in nodes):

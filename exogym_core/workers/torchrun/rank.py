@@ -96,7 +96,7 @@ class Ending:
 
 
 class SnapshotCollector(SnapshotThread):
-    """Snapshots of a rank. Every rank sends as many as the others, at its own time, without waiting.
+    """Snapshots of a rank. Every rank sends the same number, at its own time, without waiting.
 
     Args:
         comm: of all ranks; a group of the same ranks is made for this.
