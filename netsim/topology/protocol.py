@@ -78,7 +78,7 @@ class Protocol:
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
-        """Parse a protocol from a name, a mapping or None (`linux-tcp`).
+        """Parse the protocol of `spec`: a name, a mapping or None (`linux-tcp`).
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
         `connections`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds per message).
