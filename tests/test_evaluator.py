@@ -254,7 +254,7 @@ class Tuple(nn.Module):
 def test_a_model_that_judges_to_a_tuple_is_reported(workers):
     with pytest.raises(
         InputError,
-        match=r"evaluation: the model returned tuple; it must return the batch's",
+        match=r"evaluation: the model returned \(Tensor, Tensor\); it must return the batch's",
     ):
         fit(Strategy(lr=0.01), Tuple(), workers=workers)
 

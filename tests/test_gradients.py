@@ -356,8 +356,9 @@ def test_counts_inside_sites_are_summed_there_and_cost_an_all_reduce() -> None:
         ),
         (
             lambda loss: (loss, torch.tensor(0.9)),
-            "the model returned tuple; it must return the batch.s mean loss, .* with a whole number",
+            r"the model returned \(Tensor, Tensor\); it must return the batch.s mean loss, .* with a whole number",
         ),
+        (lambda loss: (loss, 3.0), r"the model returned \(Tensor, float\); it must .* with a whole number"),
         (lambda loss: (loss, -1), "with count -1"),
         (lambda loss: {"loss": loss, "count": float("nan")}, "with count nan"),
         (

@@ -222,6 +222,8 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         is_tensor = isinstance(loss, Tensor)
         what = f"a tensor of shape {list(loss.shape)}" if is_tensor else type(loss).__name__
+        if isinstance(loss, tuple):
+            what = f"({', '.join(type(each).__name__ for each in loss)})"
         raise InputError(
             f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor, alone or as "
             "(loss, count) with a whole number"
