@@ -297,7 +297,7 @@ class CheckpointWriter:
                 self._num_timed = found.point.number + 1
 
     def settle(self, num_taken: Mapping[int, int]) -> None:
-        """Complete the checkpoints before which all is evaluated, when so many snapshots of each rank are.
+        """Complete the checkpoints whose earlier snapshots are all evaluated; `num_taken` counts those by rank.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.

@@ -175,7 +175,7 @@ class _BackwardClock:
             self._comm.advance(seconds)
 
     def begin(self, seconds: float) -> None:
-        """Charge the forward pass of a micro-batch of so many seconds, and begin the backward pass."""
+        """Charge the forward pass of a micro-batch that takes `seconds`, and begin its backward pass."""
         self._comm.advance(seconds * _FORWARD_SHARE)
         self._seconds = self._left = seconds * (1 - _FORWARD_SHARE)
 

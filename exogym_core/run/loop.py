@@ -302,7 +302,7 @@ class Loop(Role):
     # --- a step --------------------------------------------------------------------------------------------
 
     def _run_ahead(self, num_steps: int) -> None:
-        """Take so many steps at once, or one as usual where the other ranks do not go along."""
+        """Take `num_steps` at once, or a single one where the other ranks take single ones."""
         strategy = self.strategy
         taken = self.learner.run_ahead(self.data, strategy, num_steps)
         if not taken and (step := self.data.next_step()) is not None:
@@ -444,7 +444,7 @@ class Server(Role):
         self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
 
     def _updated(self, steps: float) -> None:
-        """Evaluate the judged model, and save the state, where that is due after so many steps that have gone in."""
+        """Evaluate the judged model and save the state where that is due after `steps`, in the mean over workers."""
         self._steps = steps
         self.comm.mark(Served(self.comm.traffic.wan_bytes))
         self._save_and_evaluate()
@@ -458,7 +458,7 @@ class Server(Role):
         self._evaluate(steps)
 
     def _evaluate(self, steps: float, before: int | None = None) -> None:
-        """Evaluate the judged model if as many steps as the grid wants have gone into it."""
+        """Evaluate the judged model at each point of the grid up to `steps`."""
         if self.comm.rank < self.comm.world_size - 1 or self.evaluations.evaluate_every is None:
             return
         if self.evaluations.evaluate_seconds is not None:

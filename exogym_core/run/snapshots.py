@@ -271,7 +271,7 @@ class Snapshots(Stateful):
             self._deposit(EvaluationPoint(Grid.STEP, step), [*evaluate, "final"])
 
     def after_step(self, step: int | None) -> None:
-        """Note a new judged model after so many steps (None: all)."""
+        """Note a new judged model after `step` steps (None: all)."""
         version = self._strategy.judged_version
         if version != self._version:
             self._version, self._born = version, step

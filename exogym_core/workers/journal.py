@@ -86,7 +86,7 @@ class SpillBuffer:
         self._lock = threading.Lock()
 
     def put(self, tensors: Sequence[Tensor]) -> Held:
-        """Keep `tensors`, which stay unchanged meanwhile."""
+        """Keep `tensors`, which must not change meanwhile."""
         size = sum(tensor.nbytes for tensor in tensors)
         with self._lock:
             fits = self.num_bytes + size <= self._memory_bytes
