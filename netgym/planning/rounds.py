@@ -376,7 +376,9 @@ class SimulatedRounds:
             runner.still_optimizers()
         step = 0
         while step < num_steps:
-            if step % self._period and not self.has_absences:  # as many in each round: its first one is taken
+            if step % self._period and not mine.workers.skips(
+                step
+            ):  # as many in each round: its first one is taken
                 most = min(self._period - 1 - step % self._period, num_steps - step)
                 step += runner.take_alike(most, copies=is_alone)
                 if step == num_steps:
