@@ -294,28 +294,22 @@ class Engine:
             now = self.now
             if now > until or (now == until and not is_included):
                 break
-            timer = self._timers.least()
-            if timer <= now:
-                self._ring()
+            timer = self._timers.first
+            if isinstance(timer, Timer) and timer.key <= now:
+                self._timers.move(timer, inf)
+                self.num_events += 1
+                self.show_time(now)
+                timer.ring()
             elif self._has_changed or self._heap.least() <= now:
                 self._turn()
             elif not self.rates.is_settled:
                 self._settle()
             else:
-                due = min(timer, self._heap.least())
+                due = min(self._timers.least(), self._heap.least())
                 if due > until or (due == until and not is_included):
                     break
                 self.now = due
         self.show_time(self.now)
-
-    def _ring(self) -> None:
-        """Handle the earliest timer."""
-        timer = self._timers.first
-        assert isinstance(timer, Timer)
-        self._timers.move(timer, inf)
-        self.num_events += 1
-        self.show_time(self.now)
-        timer.ring()
 
     def _turn(self) -> None:
         """Handle all transfers that are due, then call owners."""

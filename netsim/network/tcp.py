@@ -313,7 +313,12 @@ class Window(CongestionControl):
             acknowledged = self._acknowledged_window()
             if acknowledged > self.window:
                 self._widen(acknowledged)
-            self._restart(int(min(idle / self._timeout, 64)))
+            if self.avoids:
+                self.slow_start.threshold = self._threshold_after_pause()
+                self.avoids = False
+            halvings = int(min(idle / self._timeout, 64))
+            self.window = max(self.window / 2.0**halvings, min(self._initial, self.window))
+            self.slow_start.has_filled = False
         self.drop.clear()
         self.round.used = 0.0
         self.round.follows_full = False
@@ -325,13 +330,6 @@ class Window(CongestionControl):
         if not (self.tcp.rendezvous and is_growing):
             return self.window
         return min(self.window + self.round.used, self.route.window_limit, self.slow_start.threshold)
-
-    def _restart(self, halvings: int) -> None:
-        if self.avoids:
-            self.slow_start.threshold = self._threshold_after_pause()
-            self.avoids = False
-        self.window = max(self.window / 2.0**halvings, min(self._initial, self.window))
-        self.slow_start.has_filled = False
 
     def _use(self, now: float, left: float) -> None:
         drained = self.left - left

@@ -392,7 +392,15 @@ class Kernel:
                 Publish: self._meetings.publish,
                 Put: lambda rank, request: self._mailboxes.put(request),
             },
-            in_time={Wait: self._wait_for_call, Advance: self._compute, HoldUntil: self._hold_until},
+            in_time={
+                Wait: lambda rank, wait: self._wait(
+                    rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key
+                ),
+                Advance: self._compute,
+                HoldUntil: lambda rank, hold: self._wait(
+                    rank, "others", _until(self.clock.at(on_grid(hold.until)))
+                ),
+            },
             questions={
                 Join: lambda rank, request: self._meetings.join(request),
                 Confirm: lambda rank, request: self._meetings.confirm(request),
@@ -430,7 +438,9 @@ class Kernel:
                 self.clock.step()
             if self._held and self._failure is None:
                 self._source.settle()
-                self._let_held_on()
+                for rank in sorted(self._held):
+                    if self.streams[rank] or self._source.can_run(rank):
+                        self._held.pop(rank).succeed()
             # SimPy fails a rank's process at the end of the instant; other ranks must not continue until then.
             if self._failure is not None:
                 raise self._failure
@@ -503,11 +513,6 @@ class Kernel:
         stream = self.streams[rank]
         return stream.popleft() if stream else None
 
-    def _let_held_on(self) -> None:
-        """Resume held ranks that can continue."""
-        for rank in [rank for rank in sorted(self._held) if self.streams[rank] or self._source.can_run(rank)]:
-            self._held.pop(rank).succeed()
-
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
         served, stream, uptime = self._sink.served, self.streams[rank], self._uptime
         at_once, in_time, questions = self._handlers
@@ -559,12 +564,6 @@ class Kernel:
         self.seconds.compute[rank] += seconds
         if seconds:
             self.seconds.compute[rank] += yield from self._uptime.compute(rank, seconds)
-
-    def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
-        yield from self._wait(rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key)
-
-    def _hold_until(self, rank: int, hold: HoldUntil) -> Generator[simpy.Event, None, None]:
-        yield from self._wait(rank, "others", _until(self.clock.at(on_grid(hold.until))))
 
     def _question(self, rank: int, question: _TimedQuestion) -> Generator[simpy.Event, None, None]:
         self._sink.served(rank, question._replace(is_past=True))

@@ -63,7 +63,11 @@ class Mailboxes:
         def done(member: int) -> None:
             if member == 1:
                 self._count(put, -1)
-                self._arrive(put)
+                box = self._boxes.setdefault(put.box, _Box())
+                box.messages.append(MailboxMessage(call.ranks[0], put.number))
+                self._released.clear()
+                if box.awaited is not None and not box.awaited.triggered:
+                    box.awaited.succeed()
 
         self._count(put, 1)
 
@@ -82,13 +86,6 @@ class Mailboxes:
         """Seconds until now in which messages from or to this rank were in flight."""
         traffic = self._traffic.get(rank, _Traffic())
         return traffic.seconds + (self._clock.now - traffic.since if traffic.num else 0.0)
-
-    def _arrive(self, put: Put) -> None:
-        box = self._boxes.setdefault(put.box, _Box())
-        box.messages.append(MailboxMessage(put.call.ranks[0], put.number))
-        self._released.clear()
-        if box.awaited is not None and not box.awaited.triggered:
-            box.awaited.succeed()
 
     def take(self, rank: int, take: Take) -> Generator[simpy.Event, None, tuple[MailboxMessage, ...]]:
         """Take the messages that have arrived; wait for one if the request says so."""
