@@ -48,6 +48,7 @@ __all__ = [
     "record",
     "record_kinds",
     "run_alone",
+    "without_network",
 ]
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ def run_alone(
         InputError: it sends to a single rank, or values.
     """
     port, state = _Alone(answers=answers), RankState()
-    comm = SimulatedCommunicator(port, range(num_ranks), rank, book or _schedules(num_ranks), state)
+    comm = SimulatedCommunicator(port, range(num_ranks), rank, book or without_network(num_ranks), state)
 
     def computing(step: int, share: float) -> None:
         comm._request_advance()
@@ -159,7 +160,8 @@ def run_alone(
     return RequestsOfRank(port.requests, tuple(groups))
 
 
-def _schedules(num_ranks: int, collectives: str | Mapping[str, str] | None = "auto") -> Schedules:
+def without_network(num_ranks: int, collectives: str | Mapping[str, str] | None = "auto") -> Schedules:
+    """Schedules of calls where there is no network."""
     return Schedules(World.build(num_ranks, None, None, None, collectives))
 
 
@@ -357,7 +359,7 @@ def record_kinds(
     Raises:
         InputError: a rank calls groups that `setup` does not make, or depends on others, see `run_alone`.
     """
-    book = _schedules(num_ranks, collectives)
+    book = without_network(num_ranks, collectives)
     groups: list[Groups] = [()] * num_ranks
     if setup is not None and run_alone(setup, num_ranks, 0, book).groups:
         groups = [run_alone(setup, num_ranks, rank, book).groups for rank in range(num_ranks)]

@@ -34,6 +34,7 @@ from netgym.planning.recording import (
     record,
     record_kinds,
     run_alone,
+    without_network,
 )
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, RankError
@@ -290,7 +291,9 @@ class SimulatedRounds:
         self._schedules: Schedules | None = None
         self.has_absences = False
         known = setting.known
-        parts = (self._model, setting.collectives, setting.compute.coding)
+        # Of `collectives` requests depend on the algorithm of encoded means alone.
+        averaging = without_network(self._num_ranks, setting.collectives).averaging_algorithm
+        parts = (self._model, averaging, setting.compute.coding)
         plain = (
             self._num_ranks,
             num_rounds,
