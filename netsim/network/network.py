@@ -315,10 +315,11 @@ class Network:
 
     def _measure(self, route: Route) -> None:
         """Set a route's latency, weight and loss from its links at present."""
-        route.latency = float(sum(self._latency_seconds[link] for link in route.links))
-        route.round_trip = route.latency + float(sum(self._latency_seconds[link] for link in route.back))
+        seconds_of = self._latency_seconds.__getitem__
+        route.latency = float(sum(map(seconds_of, route.links)))
+        route.round_trip = route.latency + float(sum(map(seconds_of, route.back)))
         route.weight = share_weight(self.protocol.streams, self.protocol.rtt_bias, route.round_trip)
-        route.loss = 1.0 - math.prod(1.0 - self._loss[link] for link in route.links)
+        route.loss = 1.0 - math.prod([1.0 - self._loss[link] for link in route.links])
         if route.links:
             is_per_transfer = self.protocol.connections == "per-transfer"
             route.setup = self.protocol.software_seconds + (route.round_trip if is_per_transfer else 0.0)
