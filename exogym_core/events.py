@@ -264,7 +264,7 @@ def to_record(event: Any) -> Any:
     """Record of an event in plain values.
 
     >>> to_record(EvaluationTaken(EvaluationPoint(Grid.STEP, 4), 4))
-    ['EvaluationTaken', ['EvaluationPoint', 0, 4], 4, None]
+    ['EvaluationTaken', ['EvaluationPoint', <Grid.STEP: 0>, 4], 4, None]
     """
     if _KINDS.get(type(event).__name__) is not type(event):
         return event

@@ -12,7 +12,6 @@ import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.calls import _CallQueue
-from exogym_core.workers.processes import protocol
 from netsim import schedule
 from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.errors import MismatchError
@@ -180,9 +179,8 @@ def cancel(comm: Communicator) -> float:
 
 
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 1}])
-def test_receives_that_are_taken_back_leave_nothing(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receives_that_are_taken_back_leave_nothing(workers: Any) -> None:
     """Each left 3.1 kB."""
-    monkeypatch.setattr(protocol, "_MOST_BYTES", 1 << 11)  # the memo keeps more, but never more than so much
     tracemalloc.start()
     try:
         run = run_ranks(cancel, 2, "two-datacenters", workers=workers)

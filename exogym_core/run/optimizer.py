@@ -290,12 +290,16 @@ class DiLoCoOptimizer(Optimizer):
             closure, scaler = None, closure
         if scaler is not None and closure is not None:
             raise InputError(f"{type(self).__name__}.step: closure and scaler cannot be used together")
-        if scaler is not None and scaler.is_enabled() and "found_inf" not in self.__dict__:
+        if scaler is not None and scaler.is_enabled():
             return scaler.step(self, batch_size=batch_size)  # type: ignore[return-value]  # calls `step` again
         self._was_updated = False
         loss: Any = None
         if "found_inf" in self.__dict__:  # `scaler.step(self)` has called
-            self._check_averaged()
+            try:
+                self._check_averaged()
+            except InputError:
+                del self.found_inf, self.grad_scale  # as the scaler does after a step
+                raise
             self._step_if_finite()
         elif closure is not None:
             loss = self.inner_optimizer.step(lambda: self._averaged(closure))

@@ -38,6 +38,7 @@ __all__ = [
     "resolve_scheduler",
     "schedule_end",
     "state_bytes",
+    "trial_step",
     "try_schedule",
     "without_updates",
 ]
@@ -224,13 +225,23 @@ def state_bytes(spec: OptimSpec, model: nn.Module) -> int:
         parameter.grad = torch.empty_like(parameter)
     try:
         optimizer = spec.build(of_shapes)
-        optimizer.step()
+        trial_step(optimizer)
     except (InputError, RuntimeError):
         return 0
     return sum(
         count * sum(value.nbytes for value in optimizer.state[parameter].values() if torch.is_tensor(value))
         for parameter, count in zip(of_shapes, counts.values(), strict=True)
     )
+
+
+def trial_step(optimizer: Optimizer) -> None:
+    """Step without looking for an accelerator, which starts CUDA: no process forked after that could use it."""
+    for name in (
+        "_accelerator_graph_capture_health_check",
+        "_cuda_graph_capture_health_check",
+    ):  # by torch's version
+        setattr(optimizer, name, lambda: None)
+    optimizer.step()
 
 
 def _name_of(factory: Any) -> str:

@@ -346,8 +346,9 @@ class Experiment:
         if (
             settings.transport == "netsim" and not is_at_rendezvous()
         ):  # real ranks take what simulated ones refuse
-            has_others = cuda.is_available() or mps.is_available()
-            on_cpu = settings.device == "cpu" or (settings.device == "auto" and not has_others)
+            on_cpu = settings.device == "cpu" or (
+                settings.device == "auto" and not cuda.is_available() and not mps.is_available()
+            )
             for entry in self.strategies:
                 if ":" not in entry.name:
                     strategy = self.build_strategy(entry)

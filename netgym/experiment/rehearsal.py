@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.run.loop import set_up
-from exogym_core.strategy.optimizers import try_schedule
+from exogym_core.strategy.optimizers import trial_step, try_schedule
 from exogym_core.workers.run import run_ranks
 from netgym.tasks import build_model
 from netsim.errors import InputError
@@ -40,7 +40,7 @@ def rehearse(strategy: Strategy, num_workers: int, num_steps: int, *, on_cpu: bo
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 parameter.grad = torch.ones_like(parameter)
             try:
-                optimizer.step()
+                trial_step(optimizer)
             except Exception as error:
                 if on_cpu or "capturable" not in str(error):
                     option = "optim_spec" if optimizer is own.optim else "outer_optim_spec"
