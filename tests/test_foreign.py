@@ -534,6 +534,15 @@ def test_figures_of_edges_without_units_are_named_before_anything_is_assumed(tmp
     assert "Not read: edges' bandwidth, delays, latency, weight." in text
 
 
+@pytest.mark.parametrize(
+    "figure", ['bandwidth "1 GB/s"', 'bandwidth "100 MBps"', "bandwidth_MBps 100", 'LinkLabel "10 GB"']
+)
+def test_rates_of_edges_in_bytes_are_not_taken_for_bits(tmp_path: Path, figure: str) -> None:
+    (path,) = write(tmp_path, {"a.gml": gml(f"{figure} latency_ms 5")})
+    with pytest.raises(InputError, match=r"a to b: no rate with a unit"):
+        read_foreign([path])
+
+
 def one_after_another(topology: Topology, protocol: str = "linux-tcp") -> list[float]:
     """Seconds that 100 MB take from the first place's host to the second's, and back."""
     ends = [topology.hosts[0].name, topology.hosts[1].name]

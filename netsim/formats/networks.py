@@ -249,7 +249,7 @@ def _quantity(name: str, text: str) -> tuple[str | None, float]:
     number, unit = figure[1], figure[2] or named["unit"] or named["glued"] or ""
     if name == "LinkSpeedRaw":
         unit = "bit/s"
-    if named["rate"] and (rated := _RATES.fullmatch(unit)):
+    if named["rate"] and "B" not in unit and (rated := _RATES.fullmatch(unit)):
         prefix = {"k": "k"}.get(rated[1].lower(), rated[1].capitalize())
         return "bits_per_second", parse_bits_per_second(f"{number} {prefix}bit/s")
     if named["loss"] and unit.lower() in _PERCENT:
@@ -332,13 +332,13 @@ def _graph_link(
 
 
 def _label_rate(text: str) -> float | None:
-    """Bits per second by a label that leaves no doubt.
+    """Bits per second by a label that leaves no doubt; none where a B may stand for bytes.
 
-    >>> _label_rate("OC-192c"), _label_rate("2.5 Gbps"), _label_rate("10-20Gbps")
-    (9953280000.0, 2500000000.0, None)
+    >>> _label_rate("OC-192c"), _label_rate("2.5 Gbps"), _label_rate("10-20Gbps"), _label_rate("1 GB/s")
+    (9953280000.0, 2500000000.0, None, None)
     """
     match = _LABEL.fullmatch(text)
-    if match is None:
+    if match is None or "B" in text:
         return None
     carrier, transport, number, prefix = match.groups()
     if number is None:
