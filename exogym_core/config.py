@@ -31,6 +31,7 @@ from pydantic import (
 
 from exogym_core.cost.compute import Compute
 from exogym_core.names import plain_numbers, shown_value
+from exogym_core.results.loggers import LoggerName
 from exogym_core.workers.spec import WorkerSpec
 from netsim import Protocol
 from netsim.collectives.choice import parse_collectives
@@ -469,7 +470,7 @@ class FileKeys(Schema):
     strategies: Annotated[list[StrategyChoice], Field(min_length=1)]
     seeds: Count | Annotated[list[Seed], Field(min_length=1)] | None = None
     network_seed: Seed | None = None
-    loggers: list[Literal["csv", "tensorboard", "wandb", "mlflow"]] = Field(default=["csv"])
+    loggers: list[LoggerName] = Field(default=["csv"])
     scales: dict[str, dict[str, Any]] = Field(default={})
     sweep: dict[str, Any] | None = None
     tune: dict[str, Any] | None = None

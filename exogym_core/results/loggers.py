@@ -7,26 +7,32 @@ import importlib
 import io
 import json
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from exogym_core.names import visible
+from exogym_core.names import file_name, visible
 from exogym_core.results.disk import append_text, make_folder, warned, write_whole
 from exogym_core.results.run_folder import csv_text
 from exogym_core.results.schema import TRAIN, VALIDATION, header
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from exogym_core.results.run_folder import RunFolder
 
 
 __all__ = [
+    "LOGGERS",
     "X_AXES",
     "FolderLogger",
     "Logger",
+    "LoggerName",
     "MLflowLogger",
     "Table",
     "TensorBoardLogger",
+    "TrackedRun",
     "WandbLogger",
     "close_logger",
     "flat",
@@ -324,6 +330,47 @@ class MLflowLogger:
         """Log the metrics that wait, and end the run."""
         self._flush()
         self._client.set_terminated(self._run_id, state)
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """One strategy's run of an experiment, as its loggers name it.
+
+    Attributes:
+        project: the experiment's name.
+        label: the strategy's, with the seed where there are several.
+        config: its settings, by key path.
+        folder: the run folder, by whose name runs are grouped.
+        x_axis: one of X_AXES.
+    """
+
+    project: str
+    label: str
+    config: Mapping[str, Any]
+    folder: RunFolder
+    x_axis: str
+
+    def id_file(self, logger: str) -> Path:
+        """File that keeps the run's id, with which it continues after an interruption."""
+        return self.folder.make_folder("checkpoints") / f"{file_name(self.label)}.{logger}"
+
+
+LOGGERS: Mapping[str, Callable[[TrackedRun], Logger] | None] = {
+    "csv": None,
+    "tensorboard": lambda run: TensorBoardLogger(run.folder.path / "tensorboard" / file_name(run.label)),
+    "wandb": lambda run: WandbLogger(
+        run.project, run.label, run.config, run.x_axis, run.id_file("wandb"), run.folder.path.name
+    ),
+    "mlflow": lambda run: MLflowLogger(
+        run.project, run.label, run.config, run.folder.path.name, run.id_file("mlflow")
+    ),
+}
+"""By name in experiment files, which is that of its package: how it is opened; None: the run folder has it anyway."""
+
+if TYPE_CHECKING:
+    LoggerName: TypeAlias = str
+else:
+    LoggerName = Literal[tuple(LOGGERS)]
 
 
 def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ import click
 from rich.text import Text
 
 from exogym_core.names import visible
+from exogym_core.results.loggers import LOGGERS
 from netgym.command_options import takes
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, given
@@ -216,7 +217,7 @@ _EXTRAS = {
     "pandas": (("pandas", "pyarrow"), "tables as data frames"),
     "ray": (("ray", "optuna"), "studies and ranks over machines, searches"),
     "text": (("datasets", "tokenizers"), "text data and tokenizers"),
-    "tracking": (("wandb", "mlflow", "tensorboard"), "trackers"),
+    "tracking": (tuple(name for name, opened in LOGGERS.items() if opened), "trackers"),
 }
 """By extra: its modules, and what they bring."""
 

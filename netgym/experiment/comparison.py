@@ -24,14 +24,7 @@ from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, seeded_name, visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.loggers import (
-    Logger,
-    MLflowLogger,
-    TensorBoardLogger,
-    WandbLogger,
-    close_logger,
-    flat,
-)
+from exogym_core.results.loggers import LOGGERS, Logger, TrackedRun, close_logger, flat
 from exogym_core.results.progress import ending
 from exogym_core.results.seeds import Tally
 from exogym_core.run.learner import memory_limit
@@ -494,20 +487,13 @@ def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Itera
 
     `csv` needs none: the run folder's metrics are always written.
     """
-    project, config = str(experiment.settings.name), flat_config(experiment, label)
+    axis = "virtual_seconds" if experiment.topology is not None else "step"
+    config = flat_config(experiment, label)
+    run = TrackedRun(str(experiment.settings.name), label, config, folder, axis)
     loggers: list[Logger] = []
     with ExitStack() as stack:
         for name in dict.fromkeys(experiment.settings.loggers):
-            if name in ("wandb", "mlflow"):
-                id_file = folder.make_folder("checkpoints") / f"{file_name(label)}.{name}"
-            if name == "tensorboard":
-                loggers.append(TensorBoardLogger(folder.path / name / file_name(label)))
-            elif name == "wandb":
-                axis = "virtual_seconds" if experiment.topology is not None else "step"
-                loggers.append(WandbLogger(project, label, config, axis, id_file, group=folder.path.name))
-            elif name == "mlflow":
-                loggers.append(MLflowLogger(project, label, config, folder.path.name, id_file))
-            else:
-                continue
-            stack.push(partial(close_logger, loggers[-1]))
+            if (opened := LOGGERS[name]) is not None:
+                loggers.append(opened(run))
+                stack.push(partial(close_logger, loggers[-1]))
         yield loggers
