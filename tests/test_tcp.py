@@ -9,7 +9,7 @@ import pytest
 from worlds import chain, use_sources
 
 from netsim import Clock, Network, Protocol, Topology, schedule, start_collective
-from netsim.network.cubic import segments_after_slow_start
+from netsim.network.tcp_cubic import segments_after_slow_start
 from netsim.transfers import time_flows
 
 SEGMENT = 1448

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "engine_state", "is_up_to_date", "load_sources", "runs_compiled", "source_hash"]
 
+_FOLDER = Path(__file__).parent
+
 MODULES = (
-    *("heap", "fairness", "route", "congestion", "cubic", "tail_drop", "tcp", "bursts"),
-    *("connections", "rates", "queues", "engine", "collective"),
+    *("heap", "fairness", "route", "congestion", "tail_drop", "tcp"),
+    *sorted(path.stem for path in _FOLDER.glob("tcp_*.py")),
+    *("bursts", "connections", "rates", "queues", "engine", "collective"),
 )
 """The compiled modules, each after those that it imports."""
 
-_FOLDER = Path(__file__).parent
 _HASH = _FOLDER / "compiled.sha256"
 
 

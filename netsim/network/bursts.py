@@ -20,21 +20,23 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Final, final
 
 from netsim.network.congestion import Avoidance, QueueState, TcpSettings
-from netsim.network.cubic import Cubic
 from netsim.network.route import Route
 from netsim.network.tail_drop import OVERRUN, WindowRound
 from netsim.network.tcp import ROUND_TOLERANCE, Window
+from netsim.network.tcp_cubic import Cubic
 
+AVOIDANCE: Final[dict[str, Callable[[TcpSettings, Route], Avoidance]]] = {"cubic": Cubic}
 PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
 
 def open_window(tcp: TcpSettings, route: Route) -> Window:
     """The window of a new connection on a route."""
-    avoidance = Cubic(tcp, route)
+    avoidance = AVOIDANCE[tcp.congestion](tcp, route)
     return BurstyWindow(tcp, route, avoidance) if tcp.rendezvous else Window(tcp, route, avoidance)
 
 

@@ -1,8 +1,8 @@
 """Congestion control: what a connection allows its transfer, and growth of windows after slow start.
 
-A variant of TCP is a class in a file of its own: an `Avoidance` where it differs by how windows grow and fall (CUBIC,
-Reno), a `CongestionControl` where it has no such windows. `netsim.network.bursts.open_window` chooses
-one.
+A variant of TCP is a class in a file `tcp_NAME.py`: an `Avoidance` where it differs by how windows grow and fall (CUBIC,
+Reno), a `CongestionControl` where it has no such windows. `netsim.network.bursts.open_window` opens the one that the
+protocol's `congestion` names.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -38,6 +38,7 @@ class TcpSettings:
     def __init__(self, protocol: Any) -> None:
         self.slow_start = bool(protocol.slow_start)
         self.rendezvous = bool(protocol.rendezvous)
+        self.congestion = str(protocol.congestion)
         self.segment = float(protocol.segment_bytes * protocol.streams)
         self.initial_window = float(protocol.initial_window_bytes * protocol.streams)
         self.owed = 0.0 if protocol.quick_acks else 2 * self.segment

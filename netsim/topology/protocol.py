@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
 from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from netsim.topology.graph import Link
     from netsim.topology.topology import FloatArray, Topology
 
-__all__ = ["PRESETS", "Protocol", "WindowLimit", "mean_window_segments", "window_limit"]
+__all__ = ["MEAN_WINDOWS", "PRESETS", "Protocol", "WindowLimit", "mean_window_segments", "window_limit"]
 
 _DEFAULT = "linux-tcp"
 
@@ -41,6 +42,7 @@ class Protocol:
         streams: parallel connections that one transfer is spread over.
         connections: `persistent` ones keep their window between transfers; `per-transfer` ones are opened for
             each transfer, which costs a handshake of one round trip and starts from the initial window.
+        congestion: congestion control of its streams, one of MEAN_WINDOWS.
         queue_packets: full packets that the queue of the narrowest link holds before it drops; None: enough for
             any window.
         quick_acks: receivers acknowledge each of the first segments at once, not every second one.
@@ -64,6 +66,7 @@ class Protocol:
     window_bytes: float = math.inf
     streams: int = 1
     connections: Literal["persistent", "per-transfer"] = "persistent"
+    congestion: str = "cubic"
     queue_packets: float | None = None
     quick_acks: bool = False
     minimum_timeout_seconds: float = 0.2
@@ -81,7 +84,8 @@ class Protocol:
         """Parse the protocol of `spec`: a name, a mapping or None (`linux-tcp`).
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
-        `connections`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds per message).
+        `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds
+        per message).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
         value.
@@ -179,7 +183,7 @@ class Protocol:
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
         is_preset = self.name in PRESETS and self.window_bytes == PRESETS[self.name].window_bytes
         largest = max(self.window_bytes, shown) if is_preset else self.window_bytes
-        kept = mean_window_segments(loss, round_trip_seconds) * self.segment_bytes
+        kept = MEAN_WINDOWS[self.congestion](loss, round_trip_seconds) * self.segment_bytes
         return min(largest, max(shown, kept)) * self.streams
 
     @property
@@ -205,6 +209,10 @@ def mean_window_segments(loss: float, round_trip_seconds: float) -> float:
     return max(1.054 * math.pow(round_trip_seconds / loss, 0.75), math.sqrt(1.5 / loss))
 
 
+MEAN_WINDOWS = {"cubic": mean_window_segments}
+"""By congestion control (`netsim/network/tcp_NAME.py`): mean window in segments at a loss and a round trip."""
+
+
 def _preset(name: str) -> Protocol:
     if name not in PRESETS:
         raise unknown_name("protocol", name, PRESETS)
@@ -227,16 +235,17 @@ def _read_window(value: Any) -> int:
     return window
 
 
-def _read_connections(value: Any) -> str:
-    if value not in ("persistent", "per-transfer"):
-        raise unknown_name("choice", str(value), ["persistent", "per-transfer"])
+def _read_one_of(choices: Sequence[str], value: Any) -> str:
+    if value not in choices:
+        raise unknown_name("choice", str(value), choices)
     return str(value)
 
 
 _SETTINGS: dict[str, tuple[str, Any]] = {
     "streams": ("streams", _read_count),
     "window": ("window_bytes", _read_window),
-    "connections": ("connections", _read_connections),
+    "connections": ("connections", partial(_read_one_of, ("persistent", "per-transfer"))),
+    "congestion": ("congestion", partial(_read_one_of, tuple(MEAN_WINDOWS))),
     "queue": ("queue_packets", _read_count),
     "software": ("software_seconds", parse_seconds),
 }
@@ -381,5 +390,5 @@ def _mean_window(protocol: Protocol, links: list[Link], round_trip_seconds: floa
     window = protocol.transfer_window(links, round_trip_seconds)
     loss = 1.0 - math.prod(1.0 - link.loss for link in links if not link.measured_streams)
     segment = protocol.segment_bytes * protocol.streams
-    kept = mean_window_segments(loss, round_trip_seconds) * segment if loss else math.inf
+    kept = MEAN_WINDOWS[protocol.congestion](loss, round_trip_seconds) * segment if loss else math.inf
     return (kept, loss) if kept < window else (window, 0.0)
