@@ -1,8 +1,8 @@
 """Congestion control: what a connection allows its transfer, and growth of windows after slow start.
 
-A variant of TCP is a class in a file `tcp_NAME.py`: an `Avoidance` where it differs by how windows grow and fall (CUBIC,
-Reno), a `CongestionControl` where it has no such windows. `netsim.network.bursts.open_window` opens the one that the
-protocol's `congestion` names.
+A variant of TCP is a class in a file `tcp_NAME.py`: an `Avoidance` where it differs by how windows grow and fall
+(CUBIC, Reno), a `CongestionControl` where it has no such windows. The protocol's `congestion` names it, and
+`netsim.network.bursts.open_window` opens it.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """

@@ -12,7 +12,7 @@ from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
 from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from netsim.topology.graph import Link
     from netsim.topology.topology import FloatArray, Topology
@@ -209,7 +209,7 @@ def mean_window_segments(loss: float, round_trip_seconds: float) -> float:
     return max(1.054 * math.pow(round_trip_seconds / loss, 0.75), math.sqrt(1.5 / loss))
 
 
-MEAN_WINDOWS = {"cubic": mean_window_segments}
+MEAN_WINDOWS: Mapping[str, Callable[[float, float], float]] = {"cubic": mean_window_segments}
 """By congestion control (`netsim/network/tcp_NAME.py`): mean window in segments at a loss and a round trip."""
 
 
