@@ -14,8 +14,9 @@ from worlds import star
 
 import netsim
 from exogym_core.communicator import run_ranks
-from netsim import Background, Clock, Drift, Faults, HostEvent, Network, Topology, Weather
+from netsim import Background, Clock, Drift, Faults, HostEvent, LinkEvent, Network, Topology, Trace, Weather
 from netsim.errors import DeadlockError
+from netsim.topology.weather import Entry
 from netsim.transfers import time_flows
 from netsim.weather.faults import drift_factors
 
@@ -201,6 +202,25 @@ def test_drift_has_mean_1_and_depends_on_seed_and_link_alone() -> None:
     assert drawn != list(itertools.islice(drift_factors(drift, "b->s"), 4000))
     other = Drift(link=("a", "s"), kind="lognormal", every=0.5, sigma=0.4, seed=4)
     assert drawn != list(itertools.islice(drift_factors(other, "a->s"), 4000))
+
+
+def test_a_kind_says_whether_its_changes_end_and_what_a_seed_changes() -> None:
+    """A kind of weather that says nothing is endless, so that plans simulate its rounds."""
+    ends = [
+        LinkEvent(link=("a", "s"), at=1.0, down=True),
+        HostEvent(host="a", at=1.0, crash=True),
+        Trace(link=("a", "s"), bandwidth=[(1.0, 1e6)]),
+        Background(from_="a", to="b", rate=1e6, stop=9.0),
+    ]
+    drift = Drift(link=("a", "s"), kind="lognormal", every=0.5, sigma=0.4, seed=3)
+    endless = [Entry(), drift, Background(from_="a", to="b", rate=1e6)]
+    assert [entry.is_endless for entry in (*ends, *endless)] == [False] * 4 + [True] * 3
+    weather = Weather(events=ends[:2], traces=ends[2:3], background=ends[3:], drift=[drift])
+    assert weather.is_endless
+    assert not weather.model_copy(update={"drift": ()}).is_endless
+    seeded = weather.with_seed(2)
+    assert seeded.drift[0].seed == 5
+    assert seeded == weather.model_copy(update={"drift": seeded.drift})
 
 
 def test_regimes_hold_for_an_exponential_time_and_always_change() -> None:

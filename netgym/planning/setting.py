@@ -301,9 +301,7 @@ class Setting:
 
     def differs_for_ever(self) -> bool:
         """True if rounds never become equal: with jitter, stragglers, drift, or endless background traffic."""
-        weather = self.topology.weather
-        endless = any(traffic.stop is None for traffic in weather.background)
-        return bool(self.compute.varies or weather.drift or endless)
+        return self.compute.varies or self.topology.weather.is_endless
 
     def tokens_a_round(self, period: int) -> int:
         """Tokens of all workers in so many steps."""

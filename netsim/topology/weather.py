@@ -150,6 +150,15 @@ class Entry(Schema, metaclass=_Called):
         """Virtual times of its scheduled changes, in order."""
         yield from ()
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether its changes go on for ever."""
+        return True
+
+    def with_seed(self, seed: int) -> Self:
+        """The same entry, with `seed` added to that of its draws, if it draws."""
+        return self
+
     def problems(self, topology: Topology) -> Iterator[tuple[str, InputError]]:
         """Names of hosts and links that a topology lacks: the key, and what is wrong."""
         for field in self._hosts:
@@ -213,6 +222,8 @@ class LinkEvent(OfLink):
     loss: Loss | None = None
     for_: Interval | None = Field(None, alias="for")
 
+    is_endless: ClassVar = False
+
     @pydantic.model_validator(mode="after")
     def _is_one_thing(self) -> Self:
         values = (self.up, self.down, self.bandwidth, self.latency, self.loss)
@@ -245,6 +256,7 @@ class HostEvent(Entry):
     crash: Literal[True] | None = None
     for_: Interval | None = Field(None, alias="for")
 
+    is_endless: ClassVar = False
     _hosts: ClassVar = ("host",)
 
     @pydantic.model_validator(mode="after")
@@ -277,6 +289,7 @@ class Trace(OfLink):
     bandwidth: _Rates = None
     latency: _Latencies = None
 
+    is_endless: ClassVar = False
     _single: ClassVar = "trace of the same quantity"
     _columns: ClassVar = {"bandwidth": "bits_per_second", "latency": "latency_s"}  # of a CSV file
 
@@ -352,6 +365,11 @@ class Background(Entry):
         if self.stop is not None:
             yield self.stop
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether it has no `stop`."""
+        return self.stop is None
+
     def __str__(self) -> str:
         return f"traffic from {self.from_} to {self.to}"
 
@@ -381,6 +399,10 @@ class Drift(OfLink):
         if self.kind == "regime" and (self.levels is None or self.sigma is not None):
             self._refuse("kind regime takes levels such as [100 %, 30 %] and no sigma")
         return self
+
+    def with_seed(self, seed: int) -> Self:
+        """The same drift with other draws."""
+        return self.model_copy(update={"seed": self.seed + seed})
 
 
 def _subject(value: object) -> str | None:
@@ -430,9 +452,15 @@ class Weather(Schema, metaclass=_Called):
         return self.model_copy(update={"events": _sort((*self.events, *events))})
 
     def with_seed(self, seed: int) -> Weather:
-        """The same weather with other draws: `seed` is added to the seed of each drift."""
-        drift = tuple(each.model_copy(update={"seed": each.seed + seed}) for each in self.drift)
-        return self.model_copy(update={"drift": drift}) if seed and drift else self
+        """The same weather with other draws: `seed` is added to that of each entry that draws."""
+        kinds = {key: getattr(self, key) for key in Weather.model_fields if getattr(self, key)}
+        changed = {key: tuple(entry.with_seed(seed) for entry in kind) for key, kind in kinds.items()}
+        return self.model_copy(update=changed) if seed and changed else self
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an entry's changes go on for ever."""
+        return any(entry.is_endless for entry in self.entries())
 
     def __bool__(self) -> bool:
         return any(True for _ in self.entries())

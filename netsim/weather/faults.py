@@ -25,7 +25,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -60,7 +60,7 @@ __all__ = [
     "simulate_weather",
 ]
 
-Quantity = Literal["bits_per_second", "latency_seconds", "loss", "factor"]
+Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
 # Quantities of links, by the key of an entry that changes them.
 _QUANTITIES: dict[str, Quantity] = {
     "bandwidth": "bits_per_second",
@@ -76,18 +76,20 @@ class _Condition:
 
     Attributes:
         in_force: the resulting values; an event's overrides a trace's, which overrides the topology's.
-        traced: values of traces, and the factor by which drift multiplies the rate.
+        traced: values of traces.
+        factors: by which causes such as drift multiply the rate.
         forced: cause and value of events.
         downs: causes that keep the link down.
         dead_since: instant from which on a link that carries nothing has done so.
     """
 
-    __slots__ = ("dead_since", "downs", "forced", "in_force", "is_up", "stated", "traced")
+    __slots__ = ("dead_since", "downs", "factors", "forced", "in_force", "is_up", "stated", "traced")
 
     def __init__(self, link: Link) -> None:
         self.stated: dict[Quantity, float] = {name: getattr(link, name) for name in _QUANTITIES.values()}
         self.in_force = dict(self.stated)
-        self.traced: dict[Quantity, float] = {"factor": 1.0}
+        self.traced: dict[Quantity, float] = {}
+        self.factors: dict[Hashable, float] = {}
         self.forced: dict[Quantity, tuple[Hashable, float]] = {}
         self.downs: set[Hashable] = set()
         self.is_up = True
@@ -100,7 +102,7 @@ class _Condition:
     def value(self, quantity: Quantity) -> float:
         traced = self.traced.get(quantity, self.stated[quantity])
         _, value = self.forced.get(quantity, (None, traced))
-        return value * self.traced["factor"] if quantity == "bits_per_second" else value
+        return value * math.prod(self.factors.values()) if quantity == "bits_per_second" else value
 
     def release(self, quantity: Quantity, cause: Hashable) -> None:
         """End an event that set a quantity; if another has set it since, that value stays."""
@@ -407,13 +409,9 @@ class Faults:
     # -- the clock -------------------------------------------------------------------------------------------
 
     def _plan(self, entry: Entry) -> None:
-        links: list[tuple[int, ...]] = [()]
-        if isinstance(entry, OfLink):
-            whole = entry.links(self._network.topology)
-            links = [(link,) for link in whole] if isinstance(entry, Drift) else [whole]
-        for part in links:
-            self._num_entries += 1
-            self._push(self._num_entries, _STEPS[type(entry)](self, entry, part, self._num_entries))
+        links = entry.links(self._network.topology) if isinstance(entry, OfLink) else ()
+        self._num_entries += 1
+        self._push(self._num_entries, _STEPS[type(entry)](self, entry, links, self._num_entries))
 
     def _push(self, number: int, steps: Iterator[_Step]) -> None:
         step = next(steps, None)
@@ -426,8 +424,8 @@ class Faults:
         has_acted = False
         while self._steps and self._steps[0][0] <= now:
             _, number, step, steps = heappop(self._steps)
-            step.act()
             self._push(number, steps)
+            step.act()
             has_acted = True
         if has_acted:
             self.on_change()
@@ -465,9 +463,11 @@ class Faults:
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
-        conditions = map(self._conditions.of, dead)
-        if any(condition.is_up and not condition.traced["factor"] for condition in conditions):
-            return True
+        changing = {number for _, number, _, _ in self._steps}
+        for condition in map(self._conditions.of, dead):
+            zeros = {cause for cause, factor in condition.factors.items() if not factor}
+            if condition.is_up and zeros and zeros <= changing:
+                return True
         return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
 
     # -- steps of entries -------------------------------------------------------------------------------------
@@ -526,14 +526,13 @@ class Faults:
         return tuple(link.index for link in topology.links if name in (link.source, link.target))
 
     def _trace(self, trace: Trace, links: tuple[int, ...], number: int) -> Iterator[_Step]:
-        for instant, value in trace.rows:
-            yield self._set_traced(instant, links, _QUANTITIES[trace.key], value)
+        quantity = _QUANTITIES[trace.key]
 
-    def _set_traced(self, instant: float, links: tuple[int, ...], quantity: Quantity, value: float) -> _Step:
-        def act() -> None:
+        def set_value(value: float) -> None:
             self._conditions.change(links, lambda link: link.traced.update({quantity: value}))
 
-        return _Step(instant, act, frozenset(links) if quantity != "factor" else frozenset())
+        for instant, value in trace.rows:
+            yield _Step(instant, partial(set_value, value), frozenset(links))
 
     def _traffic(self, entry: Background, _: tuple[int, ...], number: int) -> Iterator[_Step]:
         traffic = BackgroundTraffic(self._network, entry, number)
@@ -549,9 +548,16 @@ class Faults:
             count += 1
 
     def _drift(self, drift: Drift, links: tuple[int, ...], number: int) -> Iterator[_Step]:
-        (link,) = links
+        yield from merge(
+            *(self._drift_of(drift, link, number) for link in links), key=lambda step: step.instant
+        )
+
+    def _drift_of(self, drift: Drift, link: int, number: int) -> Iterator[_Step]:
         for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
-            yield self._set_traced(instant, links, "factor", factor)
+            yield _Step(instant, partial(self._set_factor, link, number, factor))
+
+    def _set_factor(self, link: int, cause: Hashable, factor: float) -> None:
+        self._conditions.change((link,), lambda link: link.factors.update({cause: factor}))
 
 
 _STEPS: dict[type, Callable[[Faults, Any, tuple[int, ...], int], Iterator[_Step]]] = {
