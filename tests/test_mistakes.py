@@ -45,9 +45,11 @@ from netgym.tasks import MLP
 from netsim import Topology
 from netsim.cli.main import main as netsim_main
 from netsim.collectives.choice import parse_collectives
+from netsim.collectives.schedules.algorithms import Algorithm
 from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names
 from netsim.files.documents import parse_document
 from netsim.files.plain_files import input_file
+from netsim.topology.weather import Background, LinkEvent, Trace
 from netsim.weather.faults import simulate_weather
 
 TABLES = Path(__file__).with_name("mistakes")
@@ -90,6 +92,19 @@ def faults() -> netsim.Faults:
     return netsim.Faults(netsim.Network(netsim.Clock(), chain()))
 
 
+def twice_faults() -> None:
+    network = netsim.Network(netsim.Clock(), chain())
+    netsim.Faults(network)
+    netsim.Faults(network)
+
+
+def late_fault(entry: Any) -> None:
+    network = netsim.Network(netsim.Clock(), chain())
+    applied = netsim.Faults(network)
+    network.env.run(until=5.0)
+    applied.add(entry)
+
+
 def watched_twice() -> None:
     recorder = netsim.Recorder()
     recorder.watch(netsim.Network(netsim.Clock(), chain()))
@@ -116,6 +131,7 @@ for each in (
         mlp,
     ),
     *(optimizer, reproduce, run_ranks, samples, trained, utilisation, watched_twice),
+    *(Algorithm, Background, LinkEvent, Trace, late_fault, twice_faults),
     *(input_file, parse_collectives, simulate_weather),
 ):
     NAMES[each.__name__] = each

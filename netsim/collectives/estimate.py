@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from netsim.collectives.closed_form import MessageRoutes, undisturbed_seconds
-from netsim.collectives.schedules.algorithms import ALGORITHMS, build
+from netsim.collectives.schedules.algorithms import ALGORITHMS, build, find_algorithm
 from netsim.collectives.schedules.schedule import ListedPhase, Phase
 from netsim.collectives.start import Timing, link_bytes, time_collective
 
@@ -137,7 +137,7 @@ class Estimator:
 
     def _candidates(self, problem: Problem) -> tuple[str, ...]:
         """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
-        every = ALGORITHMS[problem.op]
+        every = {name: find_algorithm(problem.op, name) for name in ALGORITHMS[problem.op]}
         own = [name for name in every if name in self._protocol.algorithms]
         seen: dict[object, str] = {}
         for name in own or every:
@@ -146,7 +146,7 @@ class Estimator:
         return tuple(seen.values())
 
     def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:
-        algorithm = ALGORITHMS[problem.op][problem.algorithm]
+        algorithm = find_algorithm(problem.op, problem.algorithm)
         parties = len(set(problem.regions)) if algorithm.needs_regions else problem.num_ranks
         if algorithm.num_messages(parties) > _MOST_LISTED:
             return _Rival(problem, math.inf, 0.0)

@@ -151,6 +151,7 @@ _EXPECTED = {
     "float_type": "expected a number",
     "bool_type": "expected true or false",
     "list_type": "expected a list",
+    "tuple_type": "expected a list",
     "dict_type": "expected a mapping (keys and values)",
     "model_type": "expected a mapping (keys and values)",
     "model_attributes_type": "expected a mapping (keys and values)",

@@ -94,6 +94,7 @@ class Network:
 
     Attributes:
         env, topology: as given.
+        has_faults: a `Faults` acts on it.
         lacks_weather: the topology's weather is not applied yet, and not left out.
         protocol: how transfers use links.
         downtime: the hosts that have crashed.
@@ -117,6 +118,7 @@ class Network:
         self.env = env
         self.topology = topology
         self.protocol = Protocol.resolve(protocol, topology.protocol)
+        self.has_faults = False
         self.lacks_weather = weather and bool(topology.weather)
         self.downtime = Downtime(env)
         self.on_give_up: Callable[[Waiting], None] = not_given_up

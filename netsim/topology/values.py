@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from netsim.errors import InputError
 from netsim.units import (
+    format_count,
     parse_bits_per_second,
     parse_bytes,
     parse_dollars_per_byte,
@@ -63,7 +64,10 @@ def write_value(of: Any, value: Any) -> Any:
         of = next(each for each in get_args(of) if each is not type(None))
     writers = [each for each in get_args(of) if isinstance(each, Writer)]
     if writers:
-        return writers[0].write(value)
+        try:
+            return writers[0].write(value)
+        except (TypeError, ValueError, ArithmeticError):
+            return value  # of the wrong kind, which its reader refuses
     if isinstance(value, tuple | list):
         item = get_args(get_args(of)[0])[0]
         return [write_value(item, each) for each in value]
@@ -124,10 +128,14 @@ def _read_packets(value: object) -> int:
 def _read_series(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
-    rows = value if isinstance(value, list) else []
-    if not rows or any(not isinstance(row, list) or len(row) != 2 for row in rows):
-        raise InputError(f"expected a CSV file, or a list of [time, value] rows, got {shown(value)}")
-    return rows
+    expected = "expected a CSV file, or a list of [time, value] rows"
+    if not isinstance(value, list | tuple) or not value:
+        raise InputError(f"{expected}, got {'no rows' if value in ([], ()) else shown(value)}")
+    for number, row in enumerate(value, 1):
+        if not isinstance(row, list | tuple) or len(row) != 2:
+            got = format_count(len(row), "value") if isinstance(row, list | tuple) else shown(row)
+            raise InputError(f"{expected}, got {got} as row {number}")
+    return list(value)
 
 
 def _read_protocol(value: object) -> object:
@@ -149,7 +157,7 @@ def _in(unit: str) -> Writer:
 
 def _write_percentage(fraction: float) -> str:
     """Move the point of the fraction's own digits: multiplying by 100 would round."""
-    return f"{(Decimal(repr(fraction)) * 100).normalize():f} %"
+    return f"{(Decimal(repr(float(fraction))) * 100).normalize():f} %"
 
 
 def _schema(example: str, pattern: str) -> WithJsonSchema:
@@ -159,7 +167,7 @@ def _schema(example: str, pattern: str) -> WithJsonSchema:
 _RATE, _RATE_SCHEMA = _in("bit/s"), _schema("100 Mbit/s", "([kMGT]i?)?(bit/s|bps)")
 _TIME, _TIME_SCHEMA = _in("s"), _schema("30 ms", "(ns|us|ms|s|min|h)")
 _PERCENTAGE = Writer(_write_percentage)
-_PRICE = Writer(lambda dollars_per_byte: f"{dollars_per_byte!r} $/B")  # digits that read back exactly
+_PRICE = Writer(lambda dollars_per_byte: f"{float(dollars_per_byte)!r} $/B")  # digits that read back exactly
 
 Name: TypeAlias = Annotated[str, BeforeValidator(_read_name)]
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text), Field(max_length=2000)]

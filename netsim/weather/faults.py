@@ -301,6 +301,11 @@ class Faults:
     """
 
     def __init__(self, network: Network, weather: Weather | None = None) -> None:
+        if network.has_faults:
+            raise InputError(
+                "Faults: this network has its Faults already: add entries to those with add(...)"
+            )
+        network.has_faults = True
         self._network = network
         self._conditions = Conditions(network)
         self._steps: list[tuple[float, int, _Step, Iterator[_Step]]] = []
@@ -317,9 +322,9 @@ class Faults:
         self._act()
 
     def add(self, entry: Entry) -> None:
-        """Add an entry; its changes until this instant happen before this returns.
+        """Add an entry; its changes at this instant happen before this returns.
 
-        Raises InputError for what is no entry, and for hosts and links that are not there.
+        Raises InputError for what is no entry, begins in the past, or names hosts and links that are not there.
         """
         if type(entry) not in _STEPS:
             *kinds, last = (kind.__name__ for kind in _STEPS)
@@ -328,6 +333,11 @@ class Faults:
             )
         for key, error in entry.problems(self._network.topology):
             raise type(error)(f"{type(entry).__name__}.{key}: {error}")
+        begin, now = next(entry.instants(), math.inf), self._network.env.now
+        if begin < now and not isinstance(entry, Trace):  # whose past rows say what holds now
+            raise InputError(
+                f"Faults.add: {entry} begins at {begin:.10g} s, and it is {now:.10g} s: give a time from now on"
+            )
         self._plan(entry)
         self._act()
 

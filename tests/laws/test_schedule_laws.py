@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_on_arrays import messages, run_on_arrays
 
+import netsim
 from netsim import InputError, schedule
 from netsim.collectives.schedules import trees
 from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm
@@ -277,6 +278,9 @@ def to_nobody(p: Any) -> tuple[ListedPhase, ...]:
         ("broadcast", to_nobody, "a message of a member that does not exist: members are 0 to 3"),
         ("broadcast", lambda p: None, "<lambda> returned NoneType: return a tuple of phases, such as"),
         ("broadcast", lambda p: [], "<lambda> returned list: return a tuple of phases, such as"),
+        ("broadcast", lambda p: (42,), r"mine: <lambda> returned \(int\): return a tuple of phases, such as"),
+        ("broadcast", lambda p: int("x"), "broadcast by mine: ValueError: invalid literal for int"),
+        ("broadcast", lambda p: p.region, "broadcast by mine: AttributeError: 'Problem' object has no"),
     ],
 )
 def test_a_schedule_that_cannot_be_right_is_refused(
@@ -287,6 +291,13 @@ def test_a_schedule_that_cannot_be_right_is_refused(
     monkeypatch.setitem(ALGORITHMS[op], "mine", row)
     with pytest.raises(InputError, match=line):
         schedule(op, 2 if op == "sendrecv" else 4, num_bytes=1000, algorithm="mine")
+
+
+def test_a_row_of_the_table_that_is_no_algorithm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS["all_reduce"], "mine", halves)
+    for algorithm in ("mine", "auto"):
+        with pytest.raises(InputError, match=r"all_reduce by mine: .*halves.*: make it an Algorithm\(build"):
+            netsim.collective("lan", "all_reduce", num_bytes=1000, algorithm=algorithm)
 
 
 def test_an_algorithm_that_replaces_another_of_its_name_is_built_anew(

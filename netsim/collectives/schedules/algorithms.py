@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from netsim.collectives.operations import OPERATIONS
@@ -16,12 +17,12 @@ from netsim.collectives.schedules import direct, gloo, ring, trees
 from netsim.collectives.schedules.check import check_bytes, check_schedule
 from netsim.collectives.schedules.schedule import Phase, Problem, Schedule
 from netsim.errors import InputError, unknown_name
-from netsim.units import format_bytes
+from netsim.units import format_bytes, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ALGORITHMS", "Algorithm", "algorithm_names", "build", "default_algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "algorithm_names", "build", "default_algorithm", "find_algorithm"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Algorithm:
     needs_regions: bool
     num_messages: Callable[[int], int]
     most_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("build", "num_messages"):
+            if not callable(getattr(self, name)):
+                raise InputError(f"Algorithm: {name} must be a function, got {shown(getattr(self, name))}")
+        if not isinstance(num := self.num_messages(2), Real):
+            raise InputError(f"Algorithm: num_messages(2) must be a number, got {shown(num)}")
 
 
 _MOST_SEGMENTED_BYTES = 1e13  # ten million segments, a gigabyte of memory
@@ -117,6 +125,14 @@ def algorithm_names(op: str) -> tuple[str, ...]:
     return tuple(ALGORITHMS[op])
 
 
+def find_algorithm(op: str, name: str) -> Algorithm:
+    """A row of the table; raises InputError for a row that is no `Algorithm`."""
+    row = ALGORITHMS[op][name]
+    if not isinstance(row, Algorithm):
+        raise InputError(f"{op} by {name}: the table holds {shown(row)}: make it an Algorithm(build, ...)")
+    return row
+
+
 def default_algorithm(op: str, *, gloo: bool = False) -> str:
     """Name of the algorithm for the operation `op` where none is chosen: the first of its row in `ALGORITHMS`.
 
@@ -132,7 +148,7 @@ def build(p: Problem) -> Schedule:
     Raises:
         InputError: there are too many bytes for the algorithm, or it is not shipped and does not compute its operation.
     """
-    algorithm = ALGORITHMS[p.op][p.algorithm]
+    algorithm = find_algorithm(p.op, p.algorithm)
     if p.num_bytes > algorithm.most_bytes:
         raise InputError(
             f"{p.op} by {p.algorithm}: expected at most {format_bytes(algorithm.most_bytes)}, got "
@@ -145,14 +161,17 @@ def build(p: Problem) -> Schedule:
 @lru_cache(maxsize=512)
 def _build(p: Problem, algorithm: Algorithm) -> Schedule:
     """Build a schedule; cached, since training asks for the same few again and again."""
-    made = _made(p, algorithm)
-    if algorithm not in _SHIPPED:
+    if algorithm in _SHIPPED:
+        return _made(p, algorithm)
+    try:
+        made = _made(p, algorithm)
+        check_bytes(made)
+        _check_small(_small(p), algorithm)
+    except Exception as error:
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         hint = "" if algorithm.needs_regions else " (to read regions an algorithm needs needs_regions=True)"
-        try:
-            check_bytes(made)
-            _check_small(_small(p), algorithm)
-        except InputError as error:
-            raise InputError(f"{p.op} by {p.algorithm}: {error}{hint}") from None
+        line = " ".join(f"{kind}{error}".split())
+        raise InputError(f"{p.op} by {p.algorithm}: {line}{hint}") from (error if kind else None)
     return made
 
 
@@ -164,9 +183,11 @@ def _check_small(p: Problem, algorithm: Algorithm) -> None:
 def _made(p: Problem, algorithm: Algorithm) -> Schedule:
     phases = algorithm.build(p) if p.num_bytes or OPERATIONS[p.op].is_sent_empty else ()
     if not isinstance(phases, tuple) or not all(isinstance(phase, Phase) for phase in phases):
+        kinds = [type(each).__name__ for each in phases] if isinstance(phases, tuple) else []
+        got = f"({', '.join(kinds)})" if kinds else type(phases).__name__
         raise InputError(
-            f"{p.op} by {p.algorithm}: {algorithm.build.__name__} returned {type(phases).__name__}: return a tuple of "
-            "phases, such as (ListedPhase([step_of(rows)]),)"
+            f"{getattr(algorithm.build, '__name__', 'build')} returned {got}: return a tuple of phases, such as"
+            " (ListedPhase([step_of(rows)]),)"
         )
     return Schedule(p.op, p.algorithm, p.num_ranks, p.num_bytes, phases, p.layout, p.root, p.element_bytes)
 
