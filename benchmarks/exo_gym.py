@@ -8,7 +8,10 @@ A worker has one intra-op thread, unless OMP_NUM_THREADS says otherwise: EXO Gym
 many as there are cores, and they get into each other's way. Printed are the best of some rounds: seconds of the
 whole `fit`; milliseconds and processor milliseconds of a step of all workers, once training goes on; processor
 seconds of all processes, start and imports included (a busy machine hardly changes them); and the loss of the
-model that `fit` returns, on the same samples (the orders of training samples differ).
+model that `fit` returns, on the same samples. Both deal training samples out by torch's DistributedSampler, so that
+losses are equal to rounding but for SPARTA, whose random indices differ.
+
+EXO Gym's newest commit (9fa323c) starts on macOS alone: elsewhere write "lo" for "lo0" in its exogym/utils.py.
 """
 
 from __future__ import annotations
@@ -173,6 +176,7 @@ def run_one(side: str, case: Case, strategy: str, steps: int) -> dict[str, float
         val_size=0 if case.val_interval is None else 1024,
         val_interval=case.val_interval or 1000,
         run_name="run",
+        **({"sampler": "torch"} if side == "NetGym" else {}),
     )
     end = time.perf_counter()
     with torch.no_grad():
@@ -211,7 +215,7 @@ def compare(name: str, strategy: str, rounds: int, steps: int) -> None:
     columns = [f"{name:<17}{strategy:<10}"]
     for key, scale in (("fit", 1), ("cpu", 1), ("step", 1e3), ("step_cpu", 1e3)):
         columns.append(f"{ours[key] * scale:8.2f}{theirs[key] * scale:8.2f}{theirs[key] / ours[key]:6.1f}x")
-    print(*columns, f"{ours['loss']:8.3f}{theirs['loss']:7.3f}", flush=True)
+    print(*columns, f"{ours['loss']:9.5f}{theirs['loss']:9.5f}", flush=True)
 
 
 def main() -> None:
@@ -229,7 +233,7 @@ def main() -> None:
         sys.exit("EXO Gym is not installed; pip install git+https://github.com/exo-explore/gym")
     print(f"{harness.machine()}; {WORKERS} workers; each NetGym, EXO Gym, ratio")
     titles = ("fit, s", "processor, s", "a step, ms", "a step, processor ms")
-    print(f"{'':<28}", *(f"{title:^23}" for title in titles), f"{'loss':^15}", sep="")
+    print(f"{'':<28}", *(f"{title:^23}" for title in titles), f"{'loss':^18}", sep="")
     for name in arguments.cases or CASES:
         for strategy in CASES[name].strategies:
             steps = max(5, CASES[name].steps // 10) if arguments.quick else CASES[name].steps

@@ -267,6 +267,7 @@ TransportName = Annotated[Text, AfterValidator(_transport)]
 # Types of keys of experiment files: values as written, which the resolved form repeats.
 NameList = Annotated[list[str], Field(min_length=1)]
 Precision = bool | Literal["bf16", "fp16"]
+Sampler = Annotated[Literal["torch"], Expected("'torch', or None")]
 FileSeconds = float | str | None
 FileFailures = dict[str, float | str] | None
 FileChoice = str | dict[str, str]
@@ -307,6 +308,9 @@ class RunConfig:
         save_dir: folder of checkpoints, in a new folder called as the run or its strategy; `result.checkpoint_folder`
             is its path.
         dataloader_kwargs: `collate_fn`, `drop_last`, `num_workers` and the like.
+        sampler: `torch` deals one dataset out as torch's DistributedSampler does as EXO Gym uses it: its seed 0 and its
+            epoch 0 in every epoch, filled up with the first samples where ranks would get unequally many. None: the
+            order of `seed`, a new one each epoch, without repeated samples.
         val_seconds: virtual seconds between evaluations, in place of `val_interval` steps.
         seed: of data order, of every rank's own random stream, and of virtual jitter.
         run_name: write `logs/<run_name>/` with train.csv, validation.csv and config.json. Nothing is written without
@@ -371,6 +375,7 @@ class RunConfig:
     save_dir: PathLike = "./checkpoints"
     dataloader_kwargs: Options = None
     _: KW_ONLY
+    sampler: Sampler | None = option(None, key="sampler", file_type=Literal["torch"] | None, same=True)
     val_seconds: Duration = option(None, key="evaluate.every_seconds", file_type=FileSeconds, is_timed=True)
     seed: Natural = option(42, key="seed", file_type=Seed, file_default=0, same=True)
     run_name: Text | None = None
@@ -486,8 +491,9 @@ _GROUPS = {
 #: Order of the resolved form; other keys follow.
 _ORDER = (
     "name task model workers workers.count device topology placement protocol collectives compute steps batch_size "
-    "minibatch_size shuffle autocast strategies evaluate evaluate.every evaluate.every_seconds evaluate.samples "
-    "target_loss checkpoint seed seeds network_seed loggers scales sweep tune until servers failures"
+    "minibatch_size shuffle sampler autocast strategies evaluate evaluate.every evaluate.every_seconds "
+    "evaluate.samples target_loss checkpoint seed seeds network_seed loggers scales sweep tune until servers "
+    "failures"
 )
 
 

@@ -19,7 +19,7 @@ from forks import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from worlds import star_form
 
 from exogym_core import FitResult, LocalTrainer, Trainer
@@ -341,6 +341,47 @@ def test_samples_that_no_epoch_sees_are_warned_of_with_their_numbers(lengths):
         warnings.simplefilter("error")
         if steps > 1:  # a run that ends before leaves out what it would in any case
             fit(data=factory, num_nodes=4, batch_size=8, max_steps=1)
+
+
+def repeated(loader):
+    while True:
+        yield from loader
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "batch_size", "length"), [(4, 8, 64), (3, 7, 50), (2, 5, 33), (4, 16, 6)]
+)
+def test_the_sampler_of_torch_gives_the_losses_of_a_loop_with_it(num_nodes, batch_size, length):
+    """Ranks of torch's own loaders, whose epoch nobody sets, as in EXO Gym; over several epochs."""
+    model, data = mlp(), samples(length)
+    loaders = [
+        repeated(DataLoader(data, batch_size, sampler=DistributedSampler(data, num_nodes, rank)))
+        for rank in range(num_nodes)
+    ]
+    trained = fit(
+        copy.deepcopy(model),
+        data,
+        strategy=sgd(0.3),
+        num_nodes=num_nodes,
+        batch_size=batch_size,
+        max_steps=12,
+        sampler="torch",
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        for loader in loaders:
+            (model(next(loader)) / num_nodes).backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained.state_dict()[name], parameter.data)
+
+
+def test_the_sampler_of_torch_needs_one_dataset():
+    with pytest.raises(
+        InputError, match=r"sampler .torch. .* a factory makes each rank its own; leave sampler out"
+    ):
+        fit(data=lambda rank, num_nodes, train_dataset: samples(), sampler="torch")
 
 
 class Stream(IterableDataset):

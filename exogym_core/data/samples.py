@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from exogym_core.data.batches import StepReader, as_tuple
 from exogym_core.reach import reachable
@@ -225,6 +232,30 @@ class EpochOrder:
                 order = torch.randperm(self.num_samples, generator=generator)
             self._kept[epoch] = order
         return self._kept[epoch]
+
+
+class TorchOrder(EpochOrder):
+    """The order in which ranks with torch's DistributedSampler read, whose epoch is never set: the same in each epoch.
+
+    Args:
+        num_samples: in the dataset; the order has as many more as fill up the last ranks.
+        shuffle: by the sampler's own seed, 0.
+        num_ranks: among which samples are dealt out in turn.
+
+    Source: EXO Gym (exogym/train_node.py), which makes such a sampler and does not call `set_epoch`.
+    """
+
+    def __init__(self, num_samples: int, shuffle: bool, num_ranks: int) -> None:
+        samples: Any = range(num_samples)  # the sampler asks their number alone
+        of_ranks: list[list[int]] = [
+            list(DistributedSampler(samples, num_ranks, rank, shuffle=shuffle)) for rank in range(num_ranks)
+        ]
+        self._order = torch.tensor(of_ranks).t().flatten()
+        super().__init__(len(self._order), shuffle)
+
+    def of(self, epoch: int) -> Tensor:
+        """Indices in the order of each epoch."""
+        return self._order
 
 
 class Source:

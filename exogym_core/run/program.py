@@ -32,6 +32,7 @@ from exogym_core.data.samples import (
     SharedData,
     Source,
     StreamedData,
+    TorchOrder,
     dataset_length,
     digest_of,
     fingerprint,
@@ -214,6 +215,11 @@ class DataSets:
         self._own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
         self._order: EpochOrder | None = None
         self._draws: Draws | None = None  # of a shared training set
+        if request.sampler == "torch" and (not self.is_shared or isinstance(train_dataset, IterableDataset)):
+            raise InputError(
+                "fit: sampler 'torch' deals one dataset with a length out to all ranks, but "
+                f"{'ranks read a stream' if self.is_shared else 'a factory makes each rank its own'}; leave sampler out"
+            )
         if not self.is_shared:
             return
         self._draws = Draws(train_dataset, request.seed)  # before anything is read
@@ -221,7 +227,12 @@ class DataSets:
             if (remark := _unused_loader(request)) is not None:
                 warnings.warn(remark, UserWarning, stacklevel=6)
         else:
-            self._order = EpochOrder(dataset_length(train_dataset), request.shuffle, request.seed)
+            length = dataset_length(train_dataset)
+            self._order = (
+                TorchOrder(length, request.shuffle, request.num_nodes)
+                if request.sampler == "torch"
+                else EpochOrder(length, request.shuffle, request.seed)
+            )
 
     @property
     def is_shared(self) -> bool:
