@@ -20,7 +20,7 @@ from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm
 from netsim.collectives.schedules.check import check_bytes, check_schedule
 from netsim.collectives.schedules.direct import broadcast_direct
 from netsim.collectives.schedules.ring import all_gather_ring, all_reduce_ring
-from netsim.collectives.schedules.schedule import ListedPhase, Schedule, step_of
+from netsim.collectives.schedules.schedule import ListedPhase, Problem, Schedule, step_of
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
@@ -114,6 +114,19 @@ def test_every_algorithm_computes_the_definition(op: str, algorithm: str, data: 
                 assert got is None
             else:
                 np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving-doubling", "tree", "direct", "gloo"])
+def test_an_all_reduce_may_be_among_some_members_of_another(algorithm: str) -> None:
+    """As the leaders of regions do it."""
+    members = (9, 4, 0, 5, 7, 2)
+    problem = Problem("all_reduce", algorithm, len(members), 480, 0, 4, None, (), members)
+    phases = ALGORITHMS["all_reduce"][algorithm].build(problem)
+    made = Schedule("all_reduce", algorithm, 10, 480, phases, problem.layout, 0, 4)
+    inputs = random_inputs(made, 0)
+    total = sum(inputs[member] for member in members)
+    for rank, got in enumerate(run_on_arrays(made, list(inputs))):
+        np.testing.assert_array_equal(got, total if rank in members else inputs[rank])
 
 
 @pytest.mark.parametrize(("op", "algorithm"), ROWS)

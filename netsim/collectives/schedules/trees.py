@@ -89,9 +89,11 @@ def all_reduce_halving_doubling(p: Problem) -> tuple[Phase, ...]:
         return ()
     core = 1 << (p.num_ranks.bit_length() - 1)
     extra = p.num_ranks - core
-    members = [2 * position if position < extra else position + extra for position in range(core)]
-    fold = step_of([(2 * pair + 1, 2 * pair, 0, p.num_bytes) for pair in range(extra)])
-    unfold = step_of([(2 * pair, 2 * pair + 1, 0, p.num_bytes) for pair in range(extra)])
+    ranks = p.ranks.tolist()
+    members = [ranks[2 * position if position < extra else position + extra] for position in range(core)]
+    pairs = [ranks[2 * pair : 2 * pair + 2] for pair in range(extra)]
+    fold = step_of([(odd, even, 0, p.num_bytes) for even, odd in pairs])
+    unfold = step_of([(even, odd, 0, p.num_bytes) for even, odd in pairs])
     halving = _halving_steps(members, p)
     doubling = [step_of(_reverse(step)) for step in reversed(halving)]
     return (
