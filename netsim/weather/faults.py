@@ -564,10 +564,10 @@ class Faults:
 
     def _drift_of(self, drift: Drift, link: int, number: int) -> Iterator[_Step]:
         for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
-            yield _Step(instant, partial(self._set_factor, link, number, factor))
+            yield _Step(instant, partial(self._set_factor, (link,), number, factor))
 
-    def _set_factor(self, link: int, cause: Hashable, factor: float) -> None:
-        self._conditions.change((link,), lambda link: link.factors.update({cause: factor}))
+    def _set_factor(self, links: tuple[int, ...], cause: Hashable, factor: float) -> None:
+        self._conditions.change(links, lambda link: link.factors.update({cause: factor}))
 
 
 _STEPS: dict[type, Callable[[Faults, Any, tuple[int, ...], int], Iterator[_Step]]] = {
