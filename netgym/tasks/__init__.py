@@ -105,7 +105,7 @@ def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
     refuse_unknown_options(f"option of task {name}", maker, options)
     task = _made(f"task {name}", maker, options, options)
     if not isinstance(task, Task):
-        raise InputError(f"task '{name}': returned {type(task).__name__}; return an netgym.tasks.Task")
+        raise InputError(f"task '{name}': returned {type(task).__name__}; return a netgym.tasks.Task")
     return task
 
 
