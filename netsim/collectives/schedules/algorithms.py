@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules import direct, gloo, ring, trees
-from netsim.collectives.schedules.check import check_bytes, check_schedule
+from netsim.collectives.schedules.check import check_bytes, check_result
 from netsim.collectives.schedules.schedule import Phase, Problem, Schedule
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_bytes, shown
@@ -22,7 +22,15 @@ from netsim.units import format_bytes, shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ALGORITHMS", "Algorithm", "algorithm_names", "build", "default_algorithm", "find_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "algorithm_names",
+    "build",
+    "default_algorithm",
+    "find_algorithm",
+    "make_schedule",
+]
 
 
 @dataclass(frozen=True)
@@ -30,16 +38,18 @@ class Algorithm:
     """An algorithm of one operation.
 
     Attributes:
-        build: builds its phases.
+        build: builds its phases, or a schedule of them.
         needs_regions: reads `Problem.regions`.
         num_messages: largest number of messages in a step, by the number of members (of regions, if it needs regions).
         most_bytes: largest `Problem.num_bytes`, where pieces of a fixed size are listed.
+        is_wasteful: sends bytes on which no result depends, as the library does whose algorithm it is.
     """
 
-    build: Callable[[Problem], tuple[Phase, ...]]
+    build: Callable[[Problem], tuple[Phase, ...] | Schedule]
     needs_regions: bool
     num_messages: Callable[[int], int]
     most_bytes: float = math.inf
+    is_wasteful: bool = False
 
     def __post_init__(self) -> None:
         for name in ("build", "num_messages"):
@@ -95,7 +105,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "reduce_scatter": {
         "ring": _flat(ring.reduce_scatter_ring),
         "direct": _crowd(direct.reduce_scatter_direct),
-        "gloo": _segmented(gloo.all_reduce_gloo),
+        "gloo": replace(_segmented(gloo.all_reduce_gloo), is_wasteful=True),
     },
     "broadcast": {
         "tree": _flat(trees.broadcast_tree),
@@ -105,7 +115,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "reduce": {
         "tree": _flat(trees.reduce_tree),
         "direct": _flat(direct.reduce_direct),
-        "gloo": _segmented(gloo.reduce_gloo),
+        "gloo": replace(_segmented(gloo.reduce_gloo), is_wasteful=True),
     },
     "gather": dict.fromkeys(("direct", "gloo"), _flat(direct.gather_direct)),
     "scatter": dict.fromkeys(("direct", "gloo"), _flat(direct.scatter_direct)),
@@ -162,9 +172,9 @@ def build(p: Problem) -> Schedule:
 def _build(p: Problem, algorithm: Algorithm) -> Schedule:
     """Build a schedule; cached, since training asks for the same few again and again."""
     if algorithm in _SHIPPED:
-        return _made(p, algorithm)
+        return make_schedule(p, algorithm)
     try:
-        made = _made(p, algorithm)
+        made = make_schedule(p, algorithm)
         check_bytes(made)
         _check_small(_small(p), algorithm)
     except Exception as error:
@@ -177,11 +187,13 @@ def _build(p: Problem, algorithm: Algorithm) -> Schedule:
 
 @lru_cache(maxsize=512)
 def _check_small(p: Problem, algorithm: Algorithm) -> None:
-    check_schedule(_made(p, algorithm))
+    check_result(make_schedule(p, algorithm))
 
 
-def _made(p: Problem, algorithm: Algorithm) -> Schedule:
+def make_schedule(p: Problem, algorithm: Algorithm) -> Schedule:
+    """Make the schedule of a problem by an algorithm, unchecked and not cached; raises InputError for no phases."""
     phases = algorithm.build(p) if p.num_bytes or OPERATIONS[p.op].is_sent_empty else ()
+    phases = phases.phases if isinstance(phases, Schedule) else phases
     if not isinstance(phases, tuple) or not all(isinstance(phase, Phase) for phase in phases):
         kinds = [type(each).__name__ for each in phases] if isinstance(phases, tuple) else []
         got = f"({', '.join(kinds)})" if kinds else type(phases).__name__

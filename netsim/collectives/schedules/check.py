@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from netsim.collectives.operations import OPERATIONS, Side
+from netsim.collectives.schedules.schedule import refuse_repeated_pairs
 from netsim.errors import InputError
 from netsim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from netsim.collectives.schedules.schedule import Schedule, Step
+    from netsim.collectives.schedules.schedule import Schedule
 
-__all__ = ["check_bytes", "check_schedule", "play"]
+__all__ = ["Message", "check_bytes", "check_result", "check_use", "messages", "play"]
 
 Array = npt.NDArray[Any]
+
+
+class Message(NamedTuple):
+    """A message from member `src` to member `dst`.
+
+    Attributes:
+        step: its step, counted over all phases.
+        low, high: first element of the layout that it carries, and the end.
+        reduce: the receiver adds it to what it holds.
+    """
+
+    step: int
+    src: int
+    dst: int
+    low: int
+    high: int
+    reduce: bool
 
 
 def check_bytes(schedule: Schedule) -> None:
     """Raise InputError if a member sends or receives fewer bytes than any algorithm of the operation must.
 
-    Unlike `check_schedule` it needs no memory for the tensors, and does not see which bytes are sent.
+    Unlike `check_result` it needs no memory for the tensors, and does not see which bytes are sent.
     """
     operation, num = OPERATIONS[schedule.op], schedule.num_ranks
     sent, received = np.zeros(num, np.int64), np.zeros(num, np.int64)
@@ -46,14 +64,14 @@ def check_bytes(schedule: Schedule) -> None:
             )
 
 
-def check_schedule(schedule: Schedule) -> None:
+def check_result(schedule: Schedule) -> None:
     """Play a schedule on random numbers; raise InputError if a member ends without the operation's result.
 
     It takes 8 bytes of memory for each member and element, so a schedule of a few kilobytes is the one to check. Each
-    message arrives as late as its phase's window allows, which shows members that pass on what they may not have yet.
+    message arrives as late as its phase's window allows, which shows members that pass on what they may not have yet;
+    then, where windows are wider than a step, as early as possible.
     """
     operation, num = OPERATIONS[schedule.op], schedule.num_ranks
-    draw = np.random.default_rng(0)
     if not operation.has_size:
         heard = [np.arange(num) == member for member in range(num)]
         play(schedule, heard, np.logical_or)
@@ -64,25 +82,65 @@ def check_schedule(schedule: Schedule) -> None:
                 )
         return
     bounds = -(-schedule.layout // schedule.element_bytes)
+    draw = np.random.default_rng(0)
     # What a member does not hold yet is random too, and shows in every result.
-    held = [draw.integers(0, 2**63, int(bounds[-1]), np.uint64) for _ in range(num)]
+    values = draw.integers(0, 2**63, (num, int(bounds[-1])), np.uint64)
     result = np.zeros(int(bounds[-1]), np.uint64)
     for member in range(num):
         for part in operation.parts_of(operation.gives, schedule, member):
             elements = slice(bounds[part], bounds[part + 1])
-            result[elements] += held[member][elements]
-    play(schedule, held)
+            result[elements] += values[member][elements]
+    for is_late in (True, False) if any(phase.window > 1 for phase in schedule.phases) else (True,):
+        held = list(values.copy())
+        play(schedule, held, is_late=is_late)
+        for member in range(num):
+            for part in operation.parts_of(operation.takes, schedule, member):
+                elements = slice(bounds[part], bounds[part + 1])
+                if (wrong := held[member][elements] != result[elements]).any():
+                    at = int(schedule.layout[part]) + int(wrong.argmax()) * schedule.element_bytes
+                    what = "the sum" if operation.gives is Side.ALL else "the values"
+                    when = "" if is_late else " if messages arrive early"
+                    raise InputError(
+                        f"member {member} of {num} ends without {what} of the bytes from {at} on{when}"
+                    )
+
+
+def check_use(schedule: Schedule) -> None:
+    """Raise InputError for a message with bytes that no member's result depends on."""
+    operation, num = OPERATIONS[schedule.op], schedule.num_ranks
+    if not operation.has_size:
+        return
+    bounds = -(-schedule.layout // schedule.element_bytes)
+    # Backwards: elements that a member needs from here on, and of messages in flight, the last to arrive first.
+    needed = np.zeros((num, int(bounds[-1])), bool)
     for member in range(num):
         for part in operation.parts_of(operation.takes, schedule, member):
-            elements = slice(bounds[part], bounds[part + 1])
-            if (wrong := held[member][elements] != result[elements]).any():
-                at = int(schedule.layout[part]) + int(wrong.argmax()) * schedule.element_bytes
-                what = "the sum" if operation.gives is Side.ALL else "the values"
-                raise InputError(f"member {member} of {num} ends without {what} of the bytes from {at} on")
+            needed[member, bounds[part] : bounds[part + 1]] = True
+    in_flight: deque[Array] = deque()
+    for message, has_arrived in reversed(list(messages(schedule))):
+        step, src, dst, low, high, reduce = message
+        if not has_arrived:
+            needed[src, low:high] |= in_flight.popleft()
+            continue
+        used = needed[dst, low:high].copy()
+        if not used.all():
+            at = int(used.argmin())
+            end = at + int(np.append(used[at:], True).argmax())
+            first, last = ((low + each) * schedule.element_bytes for each in (at, end))
+            raise InputError(
+                f"step {step}: bytes {first} to {last} from member {src} to member {dst}: no result depends on them"
+            )
+        if not reduce:
+            needed[dst, low:high] = False
+        in_flight.append(used)
 
 
 def play(
-    schedule: Schedule, held: Sequence[Array], combine: Callable[[Array, Array], Array] = np.add
+    schedule: Schedule,
+    held: Sequence[Array],
+    combine: Callable[[Array, Array], Array] = np.add,
+    *,
+    is_late: bool = True,
 ) -> None:
     """Carry out a schedule on the layouts that its members hold, one number an element, in place.
 
@@ -90,29 +148,47 @@ def play(
         schedule: the collective.
         held: layout of each member; of a collective without bytes every message carries all of it.
         combine: reduction of what is there and what arrives.
+        is_late: messages arrive as late as windows allow; else at once.
 
-    Raises InputError for a message between members, or of bytes, that do not exist.
+    Raises InputError as `messages` does.
     """
     is_whole = not OPERATIONS[schedule.op].has_size
+    in_flight: deque[Array] = deque()
+    for (_, src, dst, low, high, reduce), has_arrived in messages(schedule, is_late=is_late):
+        elements = slice(None) if is_whole else slice(low, high)
+        if has_arrived:
+            target, values = held[dst][elements], in_flight.popleft()
+            target[...] = combine(target, values) if reduce or is_whole else values
+        else:
+            in_flight.append(held[src][elements].copy())
+
+
+def messages(schedule: Schedule, *, is_late: bool = True) -> Iterator[tuple[Message, bool]]:
+    """Messages as they leave (False) and as they arrive (True), which they do in the order in which they left.
+
+    Args:
+        schedule: the collective.
+        is_late: messages arrive as late as windows allow; else at once.
+
+    Raises InputError for a message between members, or of bytes, that do not exist, and for two of a pair in a step.
+    """
     first = 0
     for phase in schedule.phases:
-        in_flight: deque[list[tuple[Array, Array]]] = deque()
-        for index in range(phase.num_steps + phase.window):
-            if len(in_flight) >= phase.window or index >= phase.num_steps:
-                for target, values in in_flight.popleft() if in_flight else ():
-                    target[...] = combine(target, values) if phase.reduce or is_whole else values
-            if index < phase.num_steps:
-                rows = _rows(schedule, phase.step(index), first + index)
-                ranges = [slice(None) if is_whole else slice(low, high) for _, _, low, high in rows]
-                ends = [(held[src], held[dst]) for src, dst, _, _ in rows]
-                in_flight.append(
-                    [(to[each], of[each].copy()) for (of, to), each in zip(ends, ranges, strict=True)]
-                )
+        in_flight: deque[list[Message]] = deque()
+        window = phase.window if is_late else 1
+        for index in range(phase.num_steps):
+            if len(in_flight) >= window:
+                yield from ((message, True) for message in in_flight.popleft())
+            posted = _messages_of_step(schedule, first + index, phase.reduce)
+            yield from ((message, False) for message in posted)
+            in_flight.append(posted)
+        for arriving in in_flight:
+            yield from ((message, True) for message in arriving)
         first += phase.num_steps
 
 
-def _rows(schedule: Schedule, step: Step, number: int) -> list[tuple[int, int, int, int]]:
-    """Messages of a step: sender, receiver, first element and end."""
+def _messages_of_step(schedule: Schedule, number: int, reduce: bool) -> list[Message]:
+    step = schedule.step(number)
     src, dst, low, high = step.src, step.dst, step.offset, step.offset + step.num_bytes
     size, num, total = schedule.element_bytes, schedule.num_ranks, int(schedule.layout[-1])
     for is_wrong, what in (
@@ -126,5 +202,7 @@ def _rows(schedule: Schedule, step: Step, number: int) -> list[tuple[int, int, i
             raise InputError(
                 f"step {number}: bytes {low[at]} to {high[at]} from member {src[at]} to member {dst[at]}: {what}"
             )
-    columns = (src, dst, low // size, -(-high // size))
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    refuse_repeated_pairs(step, number)
+    columns = (column.tolist() for column in (src, dst, low // size, -(-high // size)))
+    rows = zip(*columns, strict=True)
+    return [Message(number, src, dst, first, end, reduce) for src, dst, first, end in rows]

@@ -36,6 +36,7 @@ __all__ = [
     "Schedule",
     "Step",
     "boundaries",
+    "refuse_repeated_pairs",
     "step_of",
 ]
 
@@ -54,6 +55,17 @@ class Step:
     dst: Ranks
     offset: Bytes  # first byte of the message in the layout
     num_bytes: Bytes
+
+
+def refuse_repeated_pairs(step: Step, index: int) -> None:
+    """Raise InputError for two messages of one pair in step `index`: their rendezvous would be indistinguishable."""
+    pairs = np.sort(step.src << 32 | step.dst)
+    if (twice := pairs[1:][pairs[1:] == pairs[:-1]]).size:
+        src, dst = int(twice[0]) >> 32, int(twice[0]) & 0xFFFFFFFF
+        raise InputError(
+            f"step {index} has two messages from member {src} to member {dst}: make them one, or send the second in "
+            "a later step"
+        )
 
 
 class Phase(ABC):
@@ -114,21 +126,12 @@ class Phase(ABC):
 
 
 class ListedPhase(Phase):
-    """A phase whose few steps are written out.
-
-    Raises InputError for two messages of one pair in a step: their rendezvous would be indistinguishable.
-    """
+    """A phase whose few steps are written out; raises InputError for two messages of one pair in a step."""
 
     def __init__(self, steps: Sequence[Step], *, reduce: bool = False, window: int = 1) -> None:
         self.steps = tuple(steps)
         for index, step in enumerate(self.steps):
-            pairs = np.sort(step.src << 32 | step.dst)
-            if (twice := pairs[1:][pairs[1:] == pairs[:-1]]).size:
-                src, dst = int(twice[0]) >> 32, int(twice[0]) & 0xFFFFFFFF
-                raise InputError(
-                    f"step {index} has two messages from member {src} to member {dst}: make them one, or send "
-                    "the second in a later step"
-                )
+            refuse_repeated_pairs(step, index)
         self.num_steps = len(self.steps)
         self.window = window
         self.reduce = reduce

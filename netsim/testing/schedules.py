@@ -1,0 +1,179 @@
+"""`check_schedule`: a collective algorithm held to the laws on drawn networks, and compared with the shipped ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from netsim.collectives.collective import lower_bound_seconds, resolve_request
+from netsim.collectives.estimate import Estimator
+from netsim.collectives.operations import OPERATIONS
+from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, make_schedule
+from netsim.collectives.schedules.schedule import Problem
+from netsim.testing.cases import LawError, as_algorithm, label_of
+from netsim.topology.protocol import Protocol
+from netsim.topology.topology import Topology
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from netsim.testing.cases import Build, Case
+
+__all__ = ["ScheduleReport", "ScheduleTimes", "check_schedule", "compare_schedules"]
+
+NETWORKS = ("lan", "two-datacenters", "wan-4-regions", "home-broadband")
+SIZES = ("10 kB", "1 MB", "100 MB")
+
+
+@dataclass(frozen=True)
+class ScheduleTimes:
+    """Seconds of algorithms of one operation; printed as a table.
+
+    Attributes:
+        operation: such as "all_reduce".
+        rows: network, bytes, lower bound of any algorithm, and seconds by algorithm, the compared one first.
+    """
+
+    operation: str
+    rows: list[tuple[str, int, float, dict[str, float]]]
+
+    def __str__(self) -> str:
+        table = [["network", "size", *self.rows[0][3], "bound"]]
+        for network, size, bound, seconds in self.rows:
+            times = [format_seconds(each) for each in (*seconds.values(), bound)]
+            table.append([network, format_bytes(size), *times])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join(
+            "  ".join(
+                text.ljust(width) if place == 0 else text.rjust(width)
+                for place, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        )
+
+
+@dataclass(frozen=True)
+class ScheduleReport:
+    """An algorithm that keeps all laws; printed as a line and its comparison.
+
+    Attributes:
+        build: the algorithm.
+        operation: such as "all_reduce".
+        num_cases: number of calls that were played.
+    """
+
+    build: Build
+    operation: str
+    num_cases: int
+
+    def compare(self, **options: Any) -> ScheduleTimes:
+        """Time it beside the shipped algorithms; `options` are those of `compare_schedules`."""
+        return compare_schedules(self.build, self.operation, **options)
+
+    def __str__(self) -> str:
+        cases = format_count(self.num_cases, "case")
+        return f"{self.operation} by {label_of(self.build)}: {cases} passed\n{self.compare()}"
+
+
+def check_schedule(
+    build: Build,
+    operation: str,
+    *,
+    cases: int | None = None,
+    seed: int | None = None,
+    max_ranks: int = 9,
+    on_case: Callable[[], object] = lambda: None,
+) -> ScheduleReport:
+    """Play an algorithm on drawn networks, sizes, roots, groups and protocols, and hold each call to the laws.
+
+    The laws are those of `Case.check`. A failing case is made as small as possible.
+
+    Args:
+        build: the algorithm: a function of a `Problem` that returns phases or a `Schedule`, or an `Algorithm`.
+        operation: such as "all_reduce".
+        cases: number of calls; None: `max_examples` of hypothesis's profile.
+        seed: of the draws; None: as hypothesis's profile says.
+        max_ranks: largest number of ranks.
+        on_case: called before each case, those that make a failing one smaller included.
+
+    Raises:
+        LawError: the algorithm breaks a law; its text ends with a program that shows it.
+        InputError: the operation does not exist, or hypothesis is not installed.
+    """
+    algorithm_names(operation)  # raises for an unknown operation
+    import hypothesis
+
+    from netsim.testing.worlds import cases as draw_cases  # without hypothesis it raises
+
+    num_cases, found = 0, list[LawError]()
+
+    def play(case: Case) -> None:
+        nonlocal num_cases
+        on_case()
+        num_cases += 1
+        try:
+            case.check(build)
+        except LawError as error:
+            found[:] = [error]
+            raise
+
+    most: Any = {} if cases is None else {"max_examples": cases}
+    settings = hypothesis.settings(
+        **most,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    drawn = settings(hypothesis.given(draw_cases(operation, max_ranks=max_ranks))(play))
+    try:
+        (drawn if seed is None else hypothesis.seed(seed)(drawn))()
+    except Exception:
+        if not found:
+            raise
+    if found:  # the last, which is the smallest
+        raise found[0]
+    return ScheduleReport(build, operation, num_cases)
+
+
+def compare_schedules(
+    build: Build,
+    operation: str,
+    *,
+    networks: Sequence[str | Mapping[str, Any]] = NETWORKS,
+    sizes: Sequence[int | str] = SIZES,
+    protocol: str | Mapping[str, Any] | None = None,
+) -> ScheduleTimes:
+    """Time an algorithm beside each shipped one, among all hosts of networks without weather.
+
+    Args:
+        build: the algorithm.
+        operation: such as "all_reduce".
+        networks: names of shipped topologies, files, or mappings.
+        sizes: as `num_bytes` of `netsim.collective`.
+        protocol: how transfers use links; None: each topology's, else `linux-tcp`.
+    """
+    own = as_algorithm(build)
+    name = label_of(build)
+    names = {row: key for key, row in reversed(ALGORITHMS[operation].items()) if row != own}
+    algorithms = {name: own} | {key: row for row, key in reversed(names.items())}
+    rows = []
+    for network in networks:
+        net = Topology.from_mapping(network) if not isinstance(network, str) else Topology.load(network)
+        estimator = Estimator(net, Protocol.resolve(protocol, net.protocol))
+        for size in sizes if OPERATIONS[operation].has_size else (0,):
+            hosts, num_bytes, root = resolve_request(net, operation, size, None, 0)
+            regions = tuple(map(net.region_of, hosts))
+            total = num_bytes * (len(hosts) if OPERATIONS[operation].is_per_pair else 1)
+            problem = Problem(operation, "own", len(hosts), total, root, 1, None, ())
+            seconds = {}
+            for key, row in algorithms.items():
+                of = replace(problem, algorithm=key, regions=regions if row.needs_regions else ())
+                made = make_schedule(of, row)
+                seconds[key] = estimator.timing(made, hosts, repeat=1, pause_seconds=0.0, recorder=None)[
+                    0
+                ].seconds[-1]
+            rows.append((net.name, num_bytes, lower_bound_seconds(made, hosts, net), seconds))
+    return ScheduleTimes(operation, rows)
