@@ -476,7 +476,7 @@ def test_directed_graphs_keep_their_directions(tmp_path: Path) -> None:
     assert way(same, "a", "b") == way(same, "b", "a") == (1e10, 0.01)
     builder = read_foreign([tmp_path / "a.gml"])
     assert "Not read: edges' delay." in builder.to_yaml()
-    assert any("delay: attributes that are not read" in remark for remark in builder.remarks)
+    assert any("delay: not read" in remark for remark in builder.remarks)
 
 
 def gml(attributes: str) -> str:
@@ -523,11 +523,12 @@ def test_coordinates_in_other_spellings(names: tuple[str, str], tmp_path: Path) 
 def test_figures_of_edges_without_units_are_named_before_anything_is_assumed(tmp_path: Path) -> None:
     (path,) = write(tmp_path, {"a.gml": gml("latency 10 bandwidth 100 weight 3 delays 5")})
     with pytest.raises(
-        InputError, match=r"a to b: no rate with a unit.*bandwidth, delays, latency: no unit in value or name"
+        InputError,
+        match=r"a to b: no rate with a unit.*\(bandwidth 100, delays 5, latency 10: not read, for want",
     ):
         read_foreign([path])
     with pytest.raises(
-        InputError, match=r"a to b: no latency with a unit.*bandwidth, delays, latency: no unit"
+        InputError, match=r"a to b: no latency with a unit.*bandwidth 100, delays 5, latency 10: not read"
     ):
         read_foreign([path], None, Assumed(1e9))
     text = read_foreign([path], None, Assumed(1e9, 0.01)).to_yaml()
@@ -541,6 +542,61 @@ def test_rates_of_edges_in_bytes_are_not_taken_for_bits(tmp_path: Path, figure: 
     (path,) = write(tmp_path, {"a.gml": gml(f"{figure} latency_ms 5")})
     with pytest.raises(InputError, match=r"a to b: no rate with a unit"):
         read_foreign([path])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "not_read"),
+    [
+        ('bandwidth_up "20 Mbps" bandwidth_down "100 Mbps" latency_ms 5', "bandwidth_down, bandwidth_up"),
+        ("bandwidth_up_mbps 20 latency_ms 5", "bandwidth_up_mbps"),
+        ('LinkSpeedRaw 1.0e7 latency_jitter "5 ms"', "latency_jitter"),
+        ('LinkSpeedRaw 1.0e7 delay_ms "5 s"', "delay_ms"),
+        ('LinkSpeedRaw 1.0e7 latency "-5 ms"', "latency"),
+        ('LinkSpeedRaw 1.0e7 latency "5 ms" latency "6 ms"', "latency"),
+        ('LinkSpeed "10" latency_ms 5', "LinkSpeed"),
+        ('LinkSpeed "1,5" LinkSpeedUnits "G" latency_ms 5', "LinkSpeed, LinkSpeedUnits"),
+        ("LinkSpeedRaw 0 latency_ms 5", "LinkSpeedRaw"),
+        ('bandwidth "0 Mbps" latency_ms 5', "bandwidth"),
+        ('LinkSpeedRaw 1.0e7 LinkLabel "< 10 Mbps" latency_ms 5', "LinkLabel"),
+        ('LinkSpeedRaw 1.0e7 LinkSpeed "20" LinkSpeedUnits "M" latency_ms 5', "LinkSpeed, LinkSpeedUnits"),
+        ('LinkSpeedRaw 1.0e7 bandwidth "20 Mbps" latency_ms 5', "bandwidth"),
+    ],
+)
+def test_attributes_of_edges_are_read_or_listed(attributes: str, not_read: str, tmp_path: Path) -> None:
+    """A suffix that is no unit was dropped, figures that lost to others were not listed."""
+    (path,) = write(tmp_path, {"a.gml": gml(attributes)})
+    builder = read_foreign([path], None, Assumed(1e7, 0.005))
+    assert f"Not read: edges' {not_read}." in builder.to_yaml()
+    assert (builder.links[0].there.bits_per_second, builder.links[0].there.latency_seconds) == (1e7, 0.005)
+
+
+def test_attributes_that_agree_are_all_read(tmp_path: Path) -> None:
+    same = 'LinkSpeedRaw 1.0e10 LinkSpeed "10" LinkSpeedUnits "G" LinkLabel "10 GBit/s" latency_ms 5 delay "5 ms"'
+    net = topology_of(tmp_path, {"a.gml": gml(same)})
+    assert way(net, "a", "b") == (1e10, 0.005)
+    assert "Not read" not in net.source
+
+
+def test_what_nodes_and_graphs_have_is_read_or_listed(tmp_path: Path) -> None:
+    """A latitude of 400 degrees had a distance; defaults of GraphML and a second graph were dropped."""
+    far = FILES["gml"].replace("Latitude 40.7", 'Country "US" Latitude 400.7')
+    text = read_foreign(write(tmp_path, {"a.gml": far}), None, Assumed(1e9, 0.02)).to_yaml()
+    assert "Not read: nodes' Country, Latitude, Longitude." in text
+    assert "latency estimated" not in text
+    default = graphml(latency="5 ms").replace('"string"/>', '"string"><default>7 ms</default></key>')
+    default = default.replace('<data key="latency">5 ms</data>', "")
+    net = topology_of(tmp_path, {"a.graphml": default}, bits_per_second=1e9, latency_seconds=0.02)
+    assert way(net, "a", "b")[1] == pytest.approx(0.007)
+    two = graphml(latency="5 ms").replace("</graphml>", '<graph edgedefault="undirected"/></graphml>')
+    with pytest.raises(InputError, match=r"b\.graphml: has several graphs: keep one of them"):
+        read_foreign(write(tmp_path, {"b.graphml": two}))
+
+
+def test_figures_of_one_direction_are_said_to_be_assumed_for_the_other(tmp_path: Path) -> None:
+    one_sided = DIRECTED.replace("delay 7", 'loss "1 %" delay_ms 7')
+    text = read_foreign(write(tmp_path, {"a.gml": one_sided})).to_yaml()
+    for noun in ("loss", "latency"):
+        assert f"{noun} of one direction, assumed for the other" in text
 
 
 def one_after_another(topology: Topology, protocol: str = "linux-tcp") -> list[float]:

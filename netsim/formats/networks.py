@@ -18,6 +18,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
@@ -35,10 +36,10 @@ from netsim.formats.builder import (
     safe_name,
 )
 from netsim.topology.protocol import PRESETS
-from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds
+from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from netsim.topology.graph import Host, Link
     from netsim.topology.topology import Topology
@@ -124,10 +125,12 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     """
     name = Path(path).stem
     try:
-        if Path(path).suffix.lower() == ".gml":
+        if not text.lstrip().startswith("<"):
             graph = _parse_gml(text)
         else:
             refuse_definitions(path, text)
+            if len(re.findall(r"<graph[\s>]", text)) > 1:
+                raise InputError(f"{path}: has several graphs: keep one of them")
             graph = nx.parse_graphml(text)
     except InputError:
         raise
@@ -137,6 +140,9 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     connections: dict[tuple[Any, Any], tuple[list[_Edge], list[_Edge]]] = {}
     not_read = set[str]()
     num_loops = 0
+    for kind, entries in (("node", graph.nodes.values()), ("edge", graph.edges.values())):
+        for facts in entries:
+            facts.update({**graph.graph.get(f"{kind}_default", {}), **facts})
     for source, target, facts in graph.edges(data=True):
         num_loops += source == target
         if source != target:
@@ -144,7 +150,7 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
             both = connections.setdefault((target, source) if is_back else (source, target), ([], []))
             with locate_errors(f"{path}: {printable(source)} to {printable(target)}"):
                 edge = _read_edge(facts)
-            not_read |= edge.not_read
+            not_read |= edge.not_read.keys()
             for direction in (0, 1) if not graph.is_directed() else (int(is_back),):
                 both[direction].append(edge)
     if not connections:
@@ -168,25 +174,26 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     builder.sources.append(
         "Latencies marked as estimated are great-circle distances at 200,000 km/s; cables are longer."
     )
-    of_nodes = {key for _, facts in graph.nodes(data=True) for key in facts}
-    of_nodes = {key for key in of_nodes if key.lower() not in _NODE_ATTRIBUTES | _COORDINATES}
+    of_nodes = {
+        key
+        for facts in graph.nodes.values()
+        for key in facts
+        if key != "label" and (key.lower() not in _COORDINATES or _coordinates(facts) is None)
+    }
     builder.not_read += [f"edges' {', '.join(sorted(not_read))}"] if not_read else []
     builder.not_read += [f"nodes' {', '.join(sorted(of_nodes))}"] if of_nodes else []
     builder.not_read += [f"{format_count(num_loops, 'edge')} of a node with itself"] if num_loops else []
     telling = sorted(key for key in not_read | of_nodes if _QUANTITIES.search(key))
     if telling:
         builder.remarks.append(
-            f"{', '.join(telling)}: attributes that are not read (no unit in value or name, or a name that is not"
-            " known), of which --latency, --bandwidth or coordinates took the place: give them a unit, such as"
-            " '10 ms' or latency_ms, or write their figures into the topology by hand"
+            f"{', '.join(telling)}: not read (a name or suffix that is not known, not one figure from 0 up with its"
+            " unit in value or name, or another attribute has the figure): give them as '10 ms' or latency_ms, or"
+            " write their figures into the topology by hand"
         )
     return builder
 
 
-# Attributes of the Topology Zoo that say how a rate was found, or that only describe.
-_DESCRIPTIONS = {"LinkLabel", "LinkSpeed", "LinkSpeedUnits", "LinkType", "LinkNote", "id"}
 _COORDINATES = {"lat", "latitude", "lon", "lng", "long", "longitude"}
-_NODE_ATTRIBUTES = {"label", "id", "country", "internal", "type", "hyperedge"}
 _QUANTITIES = re.compile(r"latency|delay|rtt|loss|bandwidth|capacity|rate|speed|throughput", re.IGNORECASE)
 _NAMES = re.compile(
     r"(?:link|edge|mean|avg)?[ _-]?(?:(?P<rtt>rtt|round[ _-]?trip(?:[ _-]?time)?)|(?P<latency>latency|delay)"
@@ -200,6 +207,7 @@ _TIMES = re.compile(r"(nano|micro|milli|[num\u00b5\u03bc]?)s(?:ec(?:onds?)?)?", 
 _TIME_UNITS = {"": "s", "m": "ms", "milli": "ms", "n": "ns", "nano": "ns"}  # any other is us
 _RATES = re.compile(r"((?:[kmgt]i?)?)(?:bps|bits?(?:[/_]?s(?:ec)?)?)", re.IGNORECASE)
 _PERCENT = {"%", "percent", "pct"}
+_BYTES = re.compile(r"B(?!it)")  # a letter that may stand for bytes
 
 
 @dataclass
@@ -208,58 +216,78 @@ class _Edge:
 
     Attributes:
         label: text that the rate was read from, where that is a label.
-        not_read: names of attributes that were not read.
+        not_read: attributes that were not read.
     """
 
     bits_per_second: float | None = None
     latency_seconds: float | None = None
     loss: float | None = None
     label: str = ""
-    not_read: set[str] = field(default_factory=set)
+    not_read: dict[str, Any] = field(default_factory=dict)
 
 
 def _read_edge(facts: Mapping[str, Any]) -> _Edge:
     """Read each figure from the first attribute that has it; a rate from its label where no attribute has it."""
-    edge = _Edge(not_read=set(facts) - _DESCRIPTIONS)
-    for key in sorted(facts, key=lambda key: (key != "LinkSpeedRaw", key)):
-        kind, value = _quantity(key, str(facts[key]).strip())
-        if kind is not None and getattr(edge, kind) is None:
+    edge = _Edge(not_read=dict(facts))
+
+    def read(names: Iterable[str], kind: str, value: float) -> bool:
+        is_first = getattr(edge, kind) is None
+        if is_first:
             setattr(edge, kind, value)
-            edge.not_read.discard(key)
-    for text in (facts.get("LinkLabel"), f"{facts.get('LinkSpeed')}{facts.get('LinkSpeedUnits')}"):
-        if edge.bits_per_second is None and text is not None:
-            edge.bits_per_second = _label_rate(str(text).strip())
-            edge.label = "" if edge.bits_per_second is None else str(text).strip()
-    if edge.bits_per_second is None and any(map(str.isdigit, str(facts.get("LinkLabel", "")))):
-        edge.not_read.add("LinkLabel")
+        if value == getattr(edge, kind):
+            for name in names:
+                edge.not_read.pop(name, None)
+        return is_first
+
+    for key in sorted(facts, key=lambda key: (key != "LinkSpeedRaw", key)):
+        if (found := _quantity(key, str(facts[key]).strip())) is not None:
+            read([key], *found)
+    for names in (("LinkLabel",), ("LinkSpeed", "LinkSpeedUnits")):
+        text = "".join(str(facts.get(name, "")) for name in names).strip()
+        if (rated := _label_rate(text)) and read(names, "bits_per_second", rated):
+            edge.label = text
     return edge
 
 
-def _quantity(name: str, text: str) -> tuple[str | None, float]:
+def _quantity(name: str, text: str) -> tuple[str, float] | None:
     """Field of an edge that an attribute gives and its value; None where it is not known, or has no unit.
 
+    Units in name and value must agree, and nothing else may follow the name.
+
     >>> _quantity("delay_ms", "10"), _quantity("Bandwidth", "1.5 Gbps"), _quantity("latency", "10")
-    (('latency_seconds', 0.01), ('bits_per_second', 1500000000.0), (None, 0.0))
+    (('latency_seconds', 0.01), ('bits_per_second', 1500000000.0), None)
+    >>> _quantity("bandwidth_down", "1 Gbps"), _quantity("latency_jitter", "5 ms"), _quantity("delay_ms", "1 s")
+    (None, None, None)
     """
     named, figure = _NAMES.fullmatch(name), _FIGURE.fullmatch(text)
-    if named is not None and named["rate"] and (labelled := _label_rate(text)):
-        return "bits_per_second", labelled
-    if named is None or figure is None:
-        return None, 0.0
-    number, unit = figure[1], figure[2] or named["unit"] or named["glued"] or ""
-    if name == "LinkSpeedRaw":
-        unit = "bit/s"
-    if named["rate"] and "B" not in unit and (rated := _RATES.fullmatch(unit)):
+    if named is None:
+        return None
+    is_raw = name == "LinkSpeedRaw"
+    suffix = "" if is_raw else named["unit"] or named["glued"] or ""
+    values = set[float | None]()
+    if named["rate"] and not suffix and (labelled := _label_rate(text)):
+        values = {labelled}
+    elif figure is not None:
+        units = {suffix, figure[2]} - {""} or {"bit/s" if is_raw else ""}
+        values = {_in_unit(named, figure[1], unit) for unit in units}
+    if len(values) != 1 or (value := values.pop()) is None or (named["rate"] and not value):
+        return None
+    return "bits_per_second" if named["rate"] else "loss" if named["loss"] else "latency_seconds", value
+
+
+def _in_unit(named: re.Match[str], number: str, unit: str) -> float | None:
+    """A figure of an attribute of this name in SI units; None where that is no unit of such figures."""
+    if named["rate"] and not _BYTES.search(unit) and (rated := _RATES.fullmatch(unit)):
         prefix = {"k": "k"}.get(rated[1].lower(), rated[1].capitalize())
-        return "bits_per_second", parse_bits_per_second(f"{number} {prefix}bit/s")
+        return parse_bits_per_second(f"{number} {prefix}bit/s")
     if named["loss"] and unit.lower() in _PERCENT:
-        return "loss", parse_fraction(f"{number} %")
+        return parse_fraction(f"{number} %")
     if named["is_share"] and not unit:  # as Shadow documents it
-        return "loss", float(number)
+        return parse_fraction(f"{Decimal(number) * 100} %")
     if (named["latency"] or named["rtt"]) and (timed := _TIMES.fullmatch(unit)):
         seconds = parse_seconds(f"{number} {_TIME_UNITS.get(timed[1].lower(), 'us')}")
-        return "latency_seconds", seconds / 2 if named["rtt"] else seconds
-    return None, 0.0
+        return seconds / 2 if named["rtt"] else seconds
+    return None
 
 
 def _parse_gml(text: str) -> Any:
@@ -286,8 +314,17 @@ def _graph_link(
     notes = []
     one, other = (label[end] for end in ends)
     edges = [*both[0], *both[1]]
-    unread = sorted({name for edge in edges for name in edge.not_read if _QUANTITIES.search(name)})
-    hint = f" ({', '.join(unread)}: no unit in value or name)" if unread else ""
+    unread = dict(
+        sorted(pair for edge in edges for pair in edge.not_read.items() if _QUANTITIES.search(pair[0]))
+    )
+    given = ", ".join(f"{printable(name)} {shown(value)}" for name, value in unread.items())
+    hint = f" ({given}: not read, for want of one figure with its unit in value or name)" if given else ""
+
+    def note_one_sided(field: str, noun: str) -> None:
+        if sum(any(getattr(edge, field) is not None for edge in each) for each in both) == 1:
+            notes.append(f"{noun} of one direction, assumed for the other")
+
+    note_one_sided("bits_per_second", "rate")
     up, down = (sum(edge.bits_per_second or 0.0 for edge in each) or None for each in both)
     if up is None and down is None:
         if assumed.bits_per_second is None:
@@ -299,13 +336,14 @@ def _graph_link(
         notes.append(f"rate assumed: {rate(up)}")
     elif up is None or down is None:
         up = down = up or down
-        notes.append("rate of one direction, assumed for the other")
     elif (num := max(map(len, both))) > 1:
-        notes.append(f"{num} parallel links together")
+        some = ", some without a rate" if any(edge.bits_per_second is None for edge in edges) else ""
+        notes.append(f"{num} parallel links together{some}")
     if labels := {edge.label for edge in edges if edge.label}:
         notes.append(f"rate by its label {' and '.join(sorted(labels))}")
     here, there = (_coordinates(nodes[end]) for end in ends)
     latencies = [edge.latency_seconds for edge in edges if edge.latency_seconds is not None]
+    note_one_sided("latency_seconds", "latency")
     if latencies:
         latency = sum(latencies) / len(latencies)
         if min(latencies) < max(latencies):
@@ -326,6 +364,8 @@ def _graph_link(
     losses = {edge.loss for edge in edges if edge.loss is not None}
     if len(losses) > 1:
         notes.append("loss: the largest, for both directions")
+    else:
+        note_one_sided("loss", "loss")
     assert up is not None
     assert down is not None
     return LinkLine.between(one, other, (up, down), latency, "; ".join(notes), max(losses, default=0.0))
@@ -338,7 +378,7 @@ def _label_rate(text: str) -> float | None:
     (9953280000.0, 2500000000.0, None, None)
     """
     match = _LABEL.fullmatch(text)
-    if match is None or "B" in text:
+    if match is None or _BYTES.search(text):
         return None
     carrier, transport, number, prefix = match.groups()
     if number is None:
@@ -352,11 +392,14 @@ def _coordinates(facts: Mapping[str, Any]) -> tuple[float, float] | None:
     >>> _coordinates({"lat": 50.1, "lon": "8.7"}), _coordinates({"Latitude": 50.1})
     ((50.1, 8.7), None)
     """
-    found = {key.lower()[:3]: value for key, value in facts.items() if key.lower() in _COORDINATES}
+    given = [(key.lower()[:3] != "lat", value) for key, value in facts.items() if key.lower() in _COORDINATES]
     try:
-        return float(found["lat"]), float(found.get("lon", found.get("lng", "")))
-    except (KeyError, TypeError, ValueError):
+        found = {is_longitude: float(value) for is_longitude, value in given}
+    except (TypeError, ValueError):
         return None
+    if len(given) != 2 or len(found) != 2 or not (abs(found[False]) <= 90 and abs(found[True]) <= 360):
+        return None
+    return found[False], found[True]
 
 
 _MOST_PEERS = 4000  # class numbers are hexadecimal, four digits
