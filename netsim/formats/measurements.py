@@ -44,7 +44,15 @@ from netsim.formats.builder import (
     region_entry,
     safe_name,
 )
-from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds
+from netsim.units import (
+    format_bytes,
+    format_count,
+    format_fraction,
+    parse_bits_per_second,
+    parse_fraction,
+    parse_seconds,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,12 +98,13 @@ class OneWay:
 
 
 class Pairs:
-    """Measurements by (from, to)."""
+    """Measurements by (from, to); `num_read` counts them."""
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], OneWay] = {}
         self.sources: list[str] = []
         self.not_read: list[str] = []
+        self.num_read = 0
         self._num_to_itself = 0
 
     def add(
@@ -109,7 +118,8 @@ class Pairs:
         streams: float = 1,
         note: str = "",
     ) -> None:
-        """Add a measurement; the largest rate and the smallest round trip of several count."""
+        """Add a measurement; the largest rate, the smallest round trip and the largest loss of several count."""
+        self.num_read += 1
         if source == target:
             self._num_to_itself += 1
             return
@@ -120,7 +130,7 @@ class Pairs:
             least = math.inf if route.rtt_seconds is None else route.rtt_seconds
             route.rtt_seconds = min(rtt_seconds, least)
         if loss is not None:
-            route.loss = loss
+            route.loss = max(loss, route.loss or 0.0)
         if note and note not in route.notes:
             route.notes.append(note)
 
@@ -202,7 +212,7 @@ class Pairs:
         elif measured[0] is measured[1]:
             notes.append("rate measured in one direction, assumed in the other")
         if trips:
-            latency = sum(trips) / len(trips) / 2
+            latency = min(trips) / 2
             # The route from each host to its place's router is part of what was measured.
             latency = max(latency - 2 * _TO_ROUTER_SECONDS, 0.0)
         elif assumed.latency_seconds is not None:
@@ -213,6 +223,8 @@ class Pairs:
         losses = {route.loss for route in (there, back) if route.loss is not None}
         if len(losses) > 1:
             notes.append("loss: the larger, for both directions")
+        elif losses and None in (there.loss, back.loss):
+            notes.append("loss measured in one direction, assumed in the other")
         ends = safe_name(one, taken), safe_name(other, taken)
         return LinkLine.between(*ends, rates, latency, "; ".join(notes), max(losses, default=0.0), streams)
 
@@ -284,6 +296,7 @@ _FROM = ("from", "src", "source", "src_region", "from_region")
 _TO = ("to", "dst", "target", "destination", "dst_region", "to_region")
 _SQUARE = re.compile(r"(rtt|latency|throughput|bandwidth|loss)\s*\(?([A-Za-z/%]+)\)?", re.IGNORECASE)
 _TIERS = ("src_tier", "dst_tier")
+_NO_FIGURE = {"", "-", "nan"}
 _MOST_ROWS = 2_000_000
 _MISSPELT = 0.8  # likeness of a name to a column's, from which on it is taken for a slip
 
@@ -293,10 +306,9 @@ def _scaler(factor: float) -> Callable[[str], float]:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError("expected a whole number of at least 1")
-    return number
+    if not text.isascii() or not text.isdigit() or not int(text[:9]):
+        raise InputError(f"expected a whole number of streams from 1 up, got {shown(text)}")
+    return int(text)
 
 
 # Column -> (what it is, how it is read). The first that a row has, of each kind, counts.
@@ -327,35 +339,32 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
     """
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     try:
-        rows = [row for row in csv.reader(StringIO(text), delimiter=delimiter, strict=True) if row]
+        reader = csv.reader(StringIO(text), delimiter=delimiter, strict=True)
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except csv.Error as error:
         raise InputError(f"{path}: is no CSV file: {error}") from None
     if len(rows) > _MOST_ROWS:
         raise InputError(f"{path}: has more than {_MOST_ROWS:,} rows: give a smaller extract")
-    header = [cell.strip() for cell in rows[0]] if rows else []
+    header = rows[0][1] if rows else []
     lowered = [cell.lower() for cell in header]
     if twice := [name for name, num in Counter(lowered).items() if name and num > 1]:
         raise InputError(f"{path}:1: column {twice[0]!r} is there twice: keep one of them")
+    for number, row in rows:
+        if len(row) != len(header):
+            raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(row)}")
     square = _SQUARE.fullmatch(header[0]) if header else None
+    objects = [(number, dict(zip(lowered, row, strict=True))) for number, row in rows[1:]]
     if {"id", "name"} <= set(lowered) and not set(lowered) & set(_TO):
-        named = (dict(zip(lowered, row, strict=False)) for row in rows[1:])
-        servers.update({row["id"].strip(): row["name"].strip() for row in named if "name" in row})
+        servers.update({row["id"]: row["name"] for _, row in objects})
         return
     if square is not None:
         what, unit = square[1].lower(), square[2]
-        for number, (source, *cells) in enumerate(rows[1:], 2):
-            if len(cells) != len(header) - 1:
-                raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(cells) + 1}")
+        for number, (source, *cells) in rows[1:]:
             for target, cell in zip(header[1:], cells, strict=True):
-                if cell.strip() not in ("", "-", "0", "nan"):
-                    text = f"{cell.strip()} {unit}"
-                    pairs.read(path, (source.strip(), target), what, text, f":{number}", f"column {target}")
+                if cell.lower() not in _NO_FIGURE and (source != target or cell != "0"):
+                    where = f"column {target}"
+                    pairs.read(path, (source, target), what, f"{cell} {unit}", f":{number}", where)
     else:
-        objects = []
-        for number, row in enumerate(rows[1:], 2):
-            if len(row) > len(header):
-                raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(row)}")
-            objects.append((number, dict(zip(lowered, (cell.strip() for cell in row), strict=False))))
         _read_rows(path, lowered, objects, pairs, servers)
     pairs.sources.append(f"{Path(path).name}: table of {format_count(len(rows) - 1, 'row')}.")
 
@@ -393,7 +402,7 @@ def _read_rows(
         figures: list[str] = []
         for name in known:
             kind = _COLUMNS[name][0]
-            if kind not in found and row.get(name, "") not in ("", "nan"):
+            if kind not in found and row.get(name, "").lower() not in _NO_FIGURE:
                 used.add(name)
                 found[kind] = _value(f"{path}:{number}: column {name}", name, row[name])
                 figures.append(f"{name} {row[name]}")
@@ -411,19 +420,25 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
 
     Raises InputError that names the entry.
     """
-    before, cells = len(pairs.routes), list[tuple[Any, Any, str, Any]]()
+    before, cells = pairs.num_read, list[tuple[Any, Any, str, Any]]()
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         if "averages" in data[0]:
             for entry in data:
                 for route in entry.get("averages", []):
                     cells.append((entry.get("region"), route.get("regionTo"), "rtt_ms", route.get("average")))
         else:
-            rows = [{str(key).lower(): str(value) for key, value in row.items()} for row in data]
+            rows = [
+                {str(key).lower(): "" if value is None else str(value) for key, value in row.items()}
+                for row in data
+            ]
             _read_rows(
                 path, sorted({key for row in rows for key in row}), list(enumerate(rows, 1)), pairs, {}
             )
     elif isinstance(data, dict):
-        tables = {"rtt_ms": data["data"]} if isinstance(data.get("data"), dict) else data
+        is_cloudping = isinstance(data.get("data"), dict)
+        tables = {
+            "rtt_ms" if is_cloudping and name == "data" else name: table for name, table in data.items()
+        }
         for name, table in tables.items():
             if name not in _COLUMNS or not isinstance(table, dict):
                 pairs.not_read.append(f"{Path(path).name}: {printable(name)}")
@@ -436,9 +451,9 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
         if value is not None:
             where = f"{printable(source)} to {printable(target)}"
             pairs.read(path, (str(source), str(target)), name, str(value), "", where)
-    if len(pairs.routes) == before:
+    if pairs.num_read == before:
         raise InputError(f"{path}: no table of routes was found: see 'netsim import --help' for the layouts")
-    pairs.sources.append(f"{Path(path).name}: {len(pairs.routes) - before} routes.")
+    pairs.sources.append(f"{Path(path).name}: {format_count(pairs.num_read - before, 'measurement')}.")
 
 
 def _value(where: str, column: str, text: str) -> float:
@@ -451,15 +466,19 @@ def _value(where: str, column: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise InputError(f"{where}: {text[:40]!r} is no number from 0 up")
+        raise InputError(f"{where}: expected a number from 0 up, got {shown(text)}")
+    if kind == "bits_per_second" and not value:
+        raise InputError(f"{where}: expected a rate above zero, got {shown(text)}: leave the pair out")
     if kind == "loss" and value == 1:
         raise InputError(f"{where}: expected a loss below 100 %: leave the pair out")
     return value
 
 
-# Of all languages of ping: figures, units and signs are the same, words are not.
-_STATISTICS = re.compile(r"= ?(\d+(?:[.,]\d*)?)/(\d+(?:[.,]\d*)?)/\d+(?:[.,]\d*)?(?:/\d+(?:[.,]\d*)?)? ?ms")
-_WINDOWS = re.compile(r"= ?(\d+) ?ms\D+= ?\d+ ?ms\D+= ?(\d+) ?ms")  # least, most, mean
+# Of all languages of ping: figures, units and signs are the same, words are not. Solaris has the unit before.
+_MS = "(?:ms|\u043c\u0441)"
+_FIGURE = r"(\d+(?:[.,]\d*)?)"
+_STATISTICS = re.compile(rf"(?:(\(ms\))[^\n=]*)?= ?{_FIGURE}/{_FIGURE}/[\d.,/]+(?(1)| ?{_MS})")  # least, mean
+_WINDOWS = re.compile(rf"= ?(\d+) ?{_MS}\D+= ?\d+ ?{_MS}\D+= ?(\d+) ?{_MS}")  # least, most, mean
 _LOST = re.compile(r"(\d+(?:[.,]\d*)?) ?%")
 _ENOUGH_PINGS = 100  # fewer say nothing about a link's loss: one lost of ten may be one of ten thousand
 _BETWEEN = re.compile(r"^PING6\(.*?\) (\S+) --> (\S+)", re.MULTILINE)  # macOS
@@ -505,7 +524,9 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
                 f"{path}: a run with {printable(test['protocol'])}: measure with TCP, as training does"
             )
         streams = int(test.get("num_streams", len(start["connected"])))
-        limit = float(test.get("target_bitrate") or start.get("target_bitrate") or 0.0) * max(streams, 1)
+        limits = [test.get("target_bitrate") or start.get("target_bitrate"), test.get("fqrate")]
+        limit = min((float(each) for each in limits if each), default=0.0) * max(streams, 1)
+        window = float(start.get("sock_bufsize") or 0.0)
         local, remote = connected[0]["local_host"], connected[0]["remote_host"]
         directions = [_direction_of(end, "")]
         if "sum_received_bidir_reverse" in end:
@@ -523,10 +544,20 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         missing = f"{error} is missing" if isinstance(error, KeyError) else printable(error)
         raise InputError(f"{path}: is no finished TCP run of iperf3 -J: {missing}") from None
-    if limit and max(received for received, _ in directions) >= _AT_THE_LIMIT * limit:
-        raise InputError(
-            f"{path}: the run was held at {rate(limit)} (iperf3 -b), which says nothing of the link: measure without -b"
-        )
+    fastest = max(received for received, _ in directions)
+    if not min(received for received, _ in directions):
+        raise FailedMeasurementError(f"{path}: nothing arrived in this run of iperf3")
+    # Of a buffer between half and all is a window; without a round trip any may have been too small.
+    windows = 8 * window * max(streams, 1) / (min(trips) * 1e-6) if trips else math.inf
+    for option, is_held, most in (
+        ("-b", limit and fastest >= _AT_THE_LIMIT * limit, rate(limit)),
+        ("-w", window and (not trips or fastest >= windows / 2), f"windows of {format_bytes(window)}"),
+    ):
+        if is_held:
+            raise InputError(
+                f"{path}: the run was held at {most} (iperf3 {option}), which says nothing of the link: "
+                f"measure without {option}"
+            )
     ends = ends_by_name(path) or (_address(local), _address(remote))
     is_server = "accepted_connection" in start
     # A file's name says from where the client ran; addresses are those of the host that wrote the file.
@@ -564,16 +595,24 @@ def is_ping(text: str) -> bool:
 
 
 def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
-    """Read the least round trip and, of at least 100 pings, the loss.
+    """Read the least round trip and, of at least 100 pings, the loss, half of it each way.
 
     The source is `here`, unless the file is called FROM--TO.txt or names it, as macOS's ping6 does.
 
     Raises InputError if no reply arrived, or the target is unknown.
     """
-    trips = _STATISTICS.search(text) or _WINDOWS.search(text)  # the least and the mean in ms
-    if trips is None:
-        raise FailedMeasurementError(f"{path}: nothing came back of this ping")
-    least, mean = (float(each.replace(",", ".")) for each in trips.groups())
+    statistics, windows = list(_STATISTICS.finditer(text)), list(_WINDOWS.finditer(text))
+    lost = _LOST.findall(text)
+    if max(len(statistics) + len(windows), len(lost)) > 1:
+        raise InputError(f"{path}: has several pings: give each a file")
+    if not statistics and not windows:
+        if lost and float(lost[0].replace(",", ".")) == 100:
+            raise FailedMeasurementError(f"{path}: nothing came back of this ping")
+        raise InputError(
+            f"{path}: this ping has no summary of round trips in ms: run it to its end, with LC_ALL=C"
+        )
+    (trips,) = statistics or windows
+    least, mean = (float(each.replace(",", ".")) for each in trips.groups()[-2:])
     between, pinged = _BETWEEN.search(text), _PINGED.search(text)
     if (named := ends_by_name(path)) is not None:
         one, other = named
@@ -584,12 +623,16 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
     else:
         raise InputError(f"{path}: it does not say what was pinged: call the file FROM--TO.txt")
     loss, remark = _loss(path, text)
-    pairs.add(one, other, rtt_seconds=least * 1e-3, loss=loss, note=f"ping, {mean:g} ms in the mean{remark}")
+    short = ", whole milliseconds: below 1 ms taken for 0" if windows and not least else ""
+    note = f"ping, {mean:g} ms in the mean{short}{remark}"
+    pairs.add(one, other, rtt_seconds=least * 1e-3, loss=loss, note=note)
+    if loss is not None and one != other:
+        pairs.add(other, one, loss=loss)
     pairs.sources.append(f"{Path(path).name}: ping.")
 
 
 def _loss(path: str | Path, text: str) -> tuple[float | None, str]:
-    """Share of pings lost, None of too few, and a remark.
+    """Share of packets lost each way if both lose alike, None of too few pings, and a remark.
 
     Raises InputError if the share does not follow from the numbers next to it.
     """
@@ -610,7 +653,8 @@ def _loss(path: str | Path, text: str) -> tuple[float | None, str]:
     remark = f", {round(share * num):,} of {num:,} pings lost"
     if num < _ENOUGH_PINGS:
         return None, f"{remark}: too few for a loss, which takes {_ENOUGH_PINGS}"
-    return share, remark
+    each_way = 1 - math.sqrt(1 - share)
+    return each_way, f"{remark}, there or back: {format_fraction(each_way)} each way"
 
 
 _ROUNDED = 0.011  # of a share in whole per cent
