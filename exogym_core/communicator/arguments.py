@@ -118,13 +118,9 @@ class CheckedArguments:
                 hint = "; write tensors = comm.all_gather(tensor), which returns the list"
                 got = type(each).__name__ + (hint if call == "all_gather" else "")
                 raise self._wrong(call, f"takes a tensor, got {got}")
-            if (
-                call in _IN_PLACE
-                and each.layout == torch.strided
-                and any(
-                    size > 1 and not stride for size, stride in zip(each.shape, each.stride(), strict=True)
-                )
-            ):
+            if call not in _IN_PLACE or each.layout != torch.strided or each.is_contiguous():
+                continue
+            if any(size > 1 and not stride for size, stride in zip(each.shape, each.stride(), strict=True)):
                 shape = list(each.shape)
                 raise self._wrong(
                     call, f"writes into its tensor, and {shape} is expanded: call .contiguous() on it"

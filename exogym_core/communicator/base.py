@@ -179,15 +179,13 @@ class Communicator(CheckedArguments, ABC):
         InputError: an argument is wrong by itself (unknown op, rank out of range, average of integers).
     """
 
-    state: CallState
     can_leave_behind: bool = False
     members_change: bool = False
     inside: Communicator | None = None
 
-    @property
-    def traffic(self) -> Traffic:
-        """Traffic of this rank so far, in all its groups."""
-        return self.state.traffic
+    def __init__(self, rank: int, world_size: int, state: CallState) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.state, self.traffic = state, state.traffic
 
     @property
     def device(self) -> torch.device | None:

@@ -200,7 +200,7 @@ _ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"
 class Signature(NamedTuple):
     """Call of one member: first the fields that must agree among members, then `where` and all behind it.
 
-    `place` is of `where` what must agree too, if anything.
+    `place` is of `where` what must agree too, if anything. `alone`: the root, and any other member, waits for nobody.
     """
 
     name: str
@@ -212,6 +212,7 @@ class Signature(NamedTuple):
     where: tuple[str, int]
     side: str = ""  # "send" or "recv" for a message
     on_clock: bool = True
+    alone: tuple[bool, bool] = (False, False)
 
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
@@ -219,7 +220,7 @@ class Signature(NamedTuple):
 
     def needs_nobody(self, member: int) -> bool:
         """True if this member of the call has its value at once; disagreement then ends the run."""
-        return needs_nobody(self.name, member == self.root, all(0 in shape for shape in self.shapes))
+        return self.alone[member != self.root]
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
@@ -249,7 +250,9 @@ def signature_of(
     text = str(dtype).removeprefix("torch.") if dtype is not None else ""
     # Machines differ in folders.
     place = (os.path.basename(where[0]), where[1]) if compares_places and name in _ALIKE else None
-    return Signature(name, text, shapes, reduce_op, root, place, where, side, on_clock)
+    is_empty = all(0 in shape for shape in shapes)
+    alone = (needs_nobody(name, True, is_empty), needs_nobody(name, False, is_empty))
+    return Signature(name, text, shapes, reduce_op, root, place, where, side, on_clock, alone)
 
 
 _NUM_AGREED = Signature._fields.index("where")

@@ -402,22 +402,18 @@ class StepDurations:
         spread = (self._sigma, self._fraction, self._slowdown, self._prefix) if self._varies else ()
         return (self.mean_seconds, *spread)
 
-    def seconds(self, step: int) -> float:
-        """Virtual seconds of step `step`."""
-        if not self._varies:
-            return self.mean_seconds
-        digest = hashlib.blake2b(self._prefix + str(step).encode(), digest_size=16).digest()
-        first, second = struct.unpack("<QQ", digest)
+    def seconds(self, step: int, samples: int | None = None) -> float:
+        """Virtual seconds of step `step` over `samples`; None: a whole step."""
         seconds = self.mean_seconds
-        if self._sigma:
-            # 52 bits and a half, so that rounding never reaches 0 or 1.
-            normal = _STANDARD_NORMAL.inv_cdf(((first >> 12) + 0.5) / 2**52)
-            seconds *= math.exp(self._sigma * normal - self._sigma**2 / 2)
-        if second / 2**64 < self._fraction:
-            seconds *= self._slowdown
+        if self._varies:
+            digest = hashlib.blake2b(self._prefix + str(step).encode(), digest_size=16).digest()
+            first, second = struct.unpack("<QQ", digest)
+            if self._sigma:
+                # 52 bits and a half, so that rounding never reaches 0 or 1.
+                normal = _STANDARD_NORMAL.inv_cdf(((first >> 12) + 0.5) / 2**52)
+                seconds *= math.exp(self._sigma * normal - self._sigma**2 / 2)
+            if second / 2**64 < self._fraction:
+                seconds *= self._slowdown
+        if samples is not None and self._batch_size is not None:
+            seconds *= samples / self._batch_size
         return seconds
-
-    def of_samples(self, step: int, samples: int) -> float:
-        """Virtual seconds of step `step` over `samples`."""
-        seconds = self.seconds(step)
-        return seconds if self._batch_size is None else seconds * (samples / self._batch_size)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, bmm_flop
 
-from exogym_core.data.batches import as_loss, device_of
+from exogym_core.data.batches import device_of, loss_and_count
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
@@ -77,7 +77,7 @@ def count_flops(model: nn.Module, batch: Any) -> FlopCount:
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     watch = _Modules(replica, counter)
     with kept_rng(device_of(model)), counter, _Foreign(foreign):
-        as_loss(replica(batch), "fit: a first batch").backward()  # type: ignore[no-untyped-call]
+        loss_and_count(replica(batch), "fit: a first batch", with_gradient=True)[0].backward()  # type: ignore[no-untyped-call]
     return FlopCount(int(counter.get_total_flops()), (*watch.uncounted(), *sorted(foreign)))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from exogym_core.cost.compute import VALUE_BYTES, BothWays, Coding, Compute, Updates
-from exogym_core.data.batches import as_loss, autocast_to, device_of
+from exogym_core.data.batches import autocast_to, device_of, loss_and_count
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.rng import kept_rng
 from exogym_core.workers.spec import num_cores
@@ -188,7 +188,7 @@ def measure_seconds(
 
     def work() -> None:
         with autocast_to(precision, device):
-            loss = as_loss(replica(batch), "fit: a first batch")
+            loss, _ = loss_and_count(replica(batch), "fit: a first batch", with_gradient=True)
         loss.backward()  # type: ignore[no-untyped-call]
         loss.item()  # on a GPU: waits for all that was queued
 

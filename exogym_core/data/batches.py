@@ -26,7 +26,6 @@ __all__ = [
     "PRECISIONS",
     "Reader",
     "StepReader",
-    "as_loss",
     "as_tuple",
     "autocast_to",
     "batch_layout",
@@ -199,7 +198,7 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
 _LOADER_ARGUMENTS = sorted(signature(DataLoader).parameters.keys() - _OURS)
 
 
-def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
+def loss_and_count(output: Any, where: str, *, with_gradient: bool = False) -> tuple[Tensor, float | None]:
     """A model's output: its mean loss, a scalar tensor, and what that is the mean of, where the model says so.
 
     Args:
@@ -207,6 +206,7 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
             tokens or samples that count in the batch. In a tuple it is an int or a tensor of whole numbers, which no
             accuracy is.
         where: begins the errors' lines.
+        with_gradient: refuse a loss without a gradient.
 
     Raises:
         InputError: it is something else.
@@ -228,6 +228,8 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
             f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor, alone or as "
             "(loss, count) with a whole number"
         )
+    if with_gradient and not loss.requires_grad:
+        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
     if count is None:
         return loss, None
     if isinstance(count, Tensor) and count.numel() == 1:
@@ -239,11 +241,3 @@ def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
             "the loss is the mean of"
         )
     return loss, float(count)
-
-
-def as_loss(output: Any, where: str) -> Tensor:
-    """The loss of a model's output, with a gradient."""
-    loss, _ = loss_and_count(output, where)
-    if not loss.requires_grad:
-        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
-    return loss

@@ -393,10 +393,6 @@ class SharedData(_IndexedData):
                 f"{need} for a step; use fewer ranks or more data"
             )
 
-    def _chunk(self, epoch: int, step: int) -> Tensor:
-        """Samples of all ranks at a step."""
-        return self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
-
     def is_readable_for(self, sources: Sequence[Source]) -> bool:
         """True if `sources` are those of all ranks, in their order, and this one can read for all."""
         ranks = [each._reading.rank for each in sources]
@@ -411,7 +407,8 @@ class SharedData(_IndexedData):
         epoch, step = (self.epoch + 1, 0) if is_at_end else (self.epoch, self.step)
         if epoch == self.num_epochs:
             return None
-        chunk, num_ranks = self._chunk(epoch, step), self._reading.num_ranks
+        chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
+        num_ranks = self._reading.num_ranks
         total = chunk.shape[0]
         fewest, left = divmod(total, num_ranks)  # `left` ranks have one sample more
         of_each = chunk[: total - left].view(fewest, num_ranks).t()
@@ -428,7 +425,7 @@ class SharedData(_IndexedData):
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
         """Every `num_ranks`-th sample of the step's."""
-        chunk = self._chunk(epoch, step)
+        chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
         total, num_ranks = chunk.shape[0], self._reading.num_ranks
         samples_of = () if total == self._stride else dealt(total, num_ranks)
         return chunk[self._reading.rank :: num_ranks], total, samples_of

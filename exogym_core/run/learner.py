@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from exogym_core.data.batches import as_loss, autocast_to, device_of, loss_and_count, move_batch
+from exogym_core.data.batches import autocast_to, device_of, loss_and_count, move_batch
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
@@ -223,8 +223,8 @@ class TorchLearner:
         spreads_backward: bool = False,
     ) -> None:
         self._model, self._comm, self._before_backward = model, comm, before_backward
-        self._cost, self._autocast = cost, autocast
-        self._device, self._spreads_backward = device_of(model), spreads_backward
+        self._cost, self._device = cost, device_of(model)
+        self._autocast = autocast_to(autocast, self._device)
         self.scaler = torch.amp.GradScaler(self._device.type) if autocast == "fp16" else None
         self._clock = _BackwardClock(model, comm) if spreads_backward and cost is not None else None
 
@@ -234,7 +234,7 @@ class TorchLearner:
         Micro-batches are weighed by their samples, or by the counts that come with their losses. How many there are in
         all is known at the last one: until then gradients are multiples of the first that counts anything.
         """
-        seconds = 0.0 if self._cost is None else self._cost.of_samples(context.number, step.samples)
+        seconds = 0.0 if self._cost is None else self._cost.seconds(context.number, step.samples)
         losses: list[tuple[Tensor, float]] = []
         last, first = len(step.micro_batches) - 1, 0.0
         for index, (batch, samples) in enumerate(step.micro_batches):
@@ -278,10 +278,10 @@ class TorchLearner:
     def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
-        with autocast_to(self._autocast, self._device):
+        with self._autocast:
             output = self._model(batch)
         where = f"rank {self._comm.rank}, step {number + 1}"
-        return as_loss(output, where), loss_and_count(output, where)[1]
+        return loss_and_count(output, where, with_gradient=True)
 
     def _backward(self, loss: Tensor, weight: float) -> None:
         if weight != 1:
@@ -297,7 +297,7 @@ class TorchLearner:
 
     def charge(self, number: int, taken: LocalStep) -> None:
         """Advance virtual time by the forward and backward pass of a step already computed; `number` from 0."""
-        seconds = 0.0 if self._cost is None else self._cost.of_samples(number, taken.step.samples)
+        seconds = 0.0 if self._cost is None else self._cost.seconds(number, taken.step.samples)
         if self._clock is None:
             if seconds:
                 self._comm.advance(seconds)

@@ -22,7 +22,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.data.batches import (
-    as_loss,
     autocast_to,
     batch_layout,
     device_of,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.communicator.simulated.calls import Parking
+    from exogym_core.communicator.simulated.communicator import Parking
     from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import RankBatches, Source, StepSamples
     from exogym_core.strategy.base import Strategy
@@ -557,9 +556,9 @@ def _stacked_gradients(model: nn.Module, batch: Any, precision: str | None) -> d
     buffers, drawn = _versions(model.buffers()), torch.get_rng_state()
     with autocast_to(precision, device_of(model)):
         output = model(batch)
-    if loss_and_count(output, "workers: stacked")[1] is not None:
+    loss, count = loss_and_count(output, "workers: stacked", with_gradient=True)
+    if count is not None:
         raise StackingError("it returns a count with its loss")
-    loss = as_loss(output, "workers: stacked")
     loss.backward()  # type: ignore[no-untyped-call]
     if _versions(model.buffers()) != buffers:
         raise StackingError("its buffers change in training, as those of batch normalisation do")

@@ -34,8 +34,8 @@ from exogym_core.strategy.options import (
     refuse_unknown,
     take,
 )
-from exogym_core.strategy.participation.absence import Everyone, PatienceOptions
-from exogym_core.strategy.participation.site import Site, SiteOptions
+from exogym_core.strategy.participation.absence import PatienceOptions
+from exogym_core.strategy.participation.site import Everyone, Site, SiteOptions
 from exogym_core.strategy.parts.codecs import ChargedCodec
 from exogym_core.strategy.parts.flat import buckets
 from exogym_core.strategy.parts.outer import GlobalModel
@@ -562,7 +562,14 @@ class Strategy(Stateful):
 
         The update is then made whatever this rank's scaler finds: the other ranks rely on it.
         """
-        self.context.unscale(self.optim, self.trainable)
+        context = self.context
+        if context.scaler is None or context.is_unscaled:
+            return
+        context.scaler.unscale_(self.optim)
+        context.is_unscaled = True
+        for parameter in self.trainable:
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     def clip_gradients(self) -> None:
         """Undo the scaler's factor, unless done, then clip the norm to `max_norm`, if set.
@@ -570,7 +577,9 @@ class Strategy(Stateful):
         Raises:
             InputError: gradients are sparse and are to be clipped.
         """
-        self.context.unscale(self.optim)
+        scaler = self.context.scaler
+        if scaler is not None and not self.context.is_unscaled:
+            scaler.unscale_(self.optim)
         if self.max_norm is not None:
             self.site.clip(self.max_norm)
 
@@ -588,7 +597,19 @@ class Strategy(Stateful):
 
         After `unscale_gradients` the update is made in any case.
         """
-        self.context.update(self.optim)
+        context, scaler = self.context, self.context.scaler
+        context.is_skipped = False
+        if scaler is None:
+            self.optim.step()
+            return
+        scale = scaler.get_scale()
+        if context.is_unscaled:
+            self.optim.step()
+        else:
+            scaler.step(self.optim)
+        scaler.update()
+        context.is_skipped = not context.is_unscaled and scaler.get_scale() < scale
+        context.is_unscaled = False
 
 
 declare(Strategy)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import options_of
-from exogym_core.strategy.participation.absence import Everyone
-from exogym_core.strategy.participation.site import SitesOptions
+from exogym_core.strategy.participation.site import Everyone, SitesOptions
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
 

@@ -10,9 +10,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-    from torch.optim import Optimizer
-
     from exogym_core.communicator.base import Communicator
 
 __all__ = ["StepContext"]
@@ -69,29 +66,3 @@ class StepContext:
             return 1.0
         among = self.samples_of if ranks is None else [self.samples_of[rank] for rank in ranks]
         return self.samples * len(among) / sum(among)
-
-    def unscale(self, optim: Optimizer, exchanged: Sequence[Tensor] | None = None) -> None:
-        """Undo the scaler's factor, once a step.
-
-        Overflows in gradients of parameters to be `exchanged` become zero, and the update is made in any case.
-        """
-        if self.scaler is None or self.is_unscaled:
-            return
-        self.scaler.unscale_(optim)
-        self.is_unscaled = exchanged is not None
-        for parameter in exchanged or ():
-            if parameter.grad is not None:
-                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-
-    def update(self, optim: Optimizer) -> None:
-        """Step `optim`; with a scaler only if gradients were finite when it unscaled them."""
-        scaler, self.is_skipped = self.scaler, False
-        if scaler is None or self.is_unscaled:
-            optim.step()
-        else:
-            scale = scaler.get_scale()
-            scaler.step(optim)
-        if scaler is not None:
-            scaler.update()
-            self.is_skipped = not self.is_unscaled and scaler.get_scale() < scale
-        self.is_unscaled = False

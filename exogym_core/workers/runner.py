@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.exchange import Reduce, reduce_tensors
-from exogym_core.communicator.simulated.calls import RankState
-from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Simulation
 from exogym_core.workers.failures import FirstFailure, reported_error, run_rank
 from exogym_core.workers.host import SimulatedHost
@@ -99,7 +98,7 @@ class _ThreadRunner(Runner):
         )
         super().__init__(world, sinks)
         self.answers: dict[int, Answer] = {}
-        self._next_rows = 0.0
+        self.next_rows = 0.0  # host time at which the kernel runs, so that marked rows are reported
 
     def run_rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
         ranks, port = range(self.world.num_ranks), _ThreadPort(self, rank)
@@ -114,14 +113,6 @@ class _ThreadRunner(Runner):
         if error is not None:
             self.failure.add(error)
             self.turns.aborting = True
-
-    def is_row_due(self) -> bool:
-        """True if the kernel should run, so that marked rows are reported."""
-        now = time.monotonic()
-        if now < self._next_rows:
-            return False
-        self._next_rows = now + SECONDS_BETWEEN_ROWS
-        return True
 
     # --- what the simulation asks for, in the host's turn --------------------------------------------------
 
@@ -160,8 +151,11 @@ class _ThreadPort:
     def request(self, request: Request) -> None:
         self.turns.check()
         self._stream.append(request)
-        behind = len(self._stream) > _BACKLOG or (isinstance(request, Mark) and self._run.is_row_due())
-        if behind and self.turns.is_rank_thread(self._rank):
+        is_behind = len(self._stream) > _BACKLOG
+        if isinstance(request, Mark) and (now := time.monotonic()) >= self._run.next_rows:
+            self._run.next_rows = now + SECONDS_BETWEEN_ROWS
+            is_behind = True
+        if is_behind and self.turns.is_rank_thread(self._rank):
             self.turns.give_way_to_host(self._rank)
 
     def post(self, part: Part, waits: bool = False) -> Slot:

@@ -11,7 +11,7 @@ from netsim.ranks import Post, Progress
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from exogym_core.communicator.simulated.calls import ScheduleBook
+    from exogym_core.communicator.simulated.communicator import ScheduleBook
     from netsim.ranks import Key, Request, StampedRow
 
 __all__ = ["CallSite", "CallSites", "Instant", "RankCalls", "SiteTotals"]

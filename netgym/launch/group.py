@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Delivery
-    from exogym_core.communicator.simulated.calls import SimulatedHandle
-    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator, SimulatedHandle
     from netgym.launch.session import RankSession
 
 __all__ = ["NetsimGroup", "NetsimWork", "monitored_barrier"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.communicator.simulated.calls import RankState
+from exogym_core.communicator.simulated.communicator import RankState
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Failed

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS
-from exogym_core.communicator.simulated.calls import RankState
+from exogym_core.communicator.simulated.communicator import RankState
 from exogym_core.workers.processes.protocol import Ended
 from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.turns import Aborted

@@ -15,8 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from exogym_core.communicator.exchange import Outcome, combine
-from exogym_core.communicator.simulated.calls import RankState
-from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, Simulation, World
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.run import RunResult, run_ranks

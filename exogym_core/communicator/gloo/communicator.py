@@ -52,9 +52,8 @@ class GlooCommunicator(Communicator):
     state: GlooRank
 
     def __init__(self, state: GlooRank, calls: GroupCalls, member: int) -> None:
-        self.rank, self.world_size = member, len(calls.ranks)
-        self.state, self._calls = state, calls
-        self._wire = calls.wire
+        super().__init__(member, len(calls.ranks), state)
+        self._calls, self._wire = calls, calls.wire
 
     @classmethod
     def connect(

@@ -1,4 +1,7 @@
-"""A site: ranks that act as one participant and share one replica, whole, or sharded here or by `fully_shard`."""
+"""Sites, ranks that act as one participant and share a replica, whole or sharded, here or by `fully_shard`.
+
+Rounds in which all take part are here too; those that continue without absent ranks are in `absence`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from exogym_core.strategy.parts.gradients import (
     clip_norm,
     received_gradient,
 )
+from exogym_core.strategy.parts.state import Stateful
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.events import RoundPlace
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.context import StepContext
     from exogym_core.strategy.optimizers import OptimSpec
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHARDINGS",
+    "Everyone",
     "GradientOptions",
     "ShardedReplica",
     "Site",
@@ -242,6 +248,67 @@ class Site:
             return flat if self.inside is None else self.inside.broadcast(flat)
 
         in_buckets(tensors, spread)
+
+
+class Everyone(Stateful):
+    """Membership of rounds in which all ranks take part.
+
+    The strategy, the loop, snapshots and plans ask it which ranks take part.
+
+    Attributes:
+        number: rounds behind this rank's parameters, including downloaded ones; None: not counted here.
+    """
+
+    number: int | None = None
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy, self._comm = strategy, strategy.comm
+        self._goes_alone = not strategy.is_synchronous or strategy.num_nodes == 1
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks that take part in rounds now."""
+        return list(range(self._comm.world_size))
+
+    @property
+    def is_alone(self) -> bool:
+        """True if this rank steps without waiting for others."""
+        return self._goes_alone or self._comm.rank not in self.present
+
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that step together."""
+        present = self.present
+        whole = len(present) == self._comm.world_size
+        return self._comm if whole else self._comm.group(present, reuse=True)
+
+    def begin(self) -> None:
+        """Catch up where members change: the others may be ahead by many rounds."""
+
+    def join(self) -> None:
+        """Adopt the newest state of the others, if some have begun before."""
+
+    def skips(self, step: int) -> bool:
+        """True if others did the step after `step` steps while this rank was absent."""
+        return False
+
+    def announced(self, step: int) -> RoundPlace | None:
+        """Place of a step whose row is also marked before the exchange; None if it is not.
+
+        Others may finish a round in which this rank dies before it marks the step.
+        """
+        return None
+
+    def round_place(self, step: int) -> RoundPlace | None:
+        """Place of a step among the rounds; None where all take part in all."""
+        return None
+
+    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
+        """Mean displacement over all that take part; None: this rank did not, and has caught up with them."""
+        return outer.mean_displacement(self.strategy.site)
+
+    def publish(self, outer: OuterStep) -> None:
+        """Publish the state after a round, for ranks that come later."""
 
 
 #: PyTorch's names of sharding strategies, which OpenDiLoCo's `--sharding-strategy` takes.

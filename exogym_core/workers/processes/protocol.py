@@ -24,7 +24,7 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from exogym_core.communicator.simulated.calls import RankState
+    from exogym_core.communicator.simulated.communicator import RankState
     from netsim.errors import BrokenCallError, MismatchError, NetsimError
     from netsim.ranks import Answer, Key, Request
 

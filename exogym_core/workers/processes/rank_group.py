@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from exogym_core.communicator.exchange import Part
-from exogym_core.communicator.simulated.calls import RankState
-from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.workers.failures import reported_error, run_rank
 from exogym_core.workers.processes.children import ChannelClosed, trim_memory
 from exogym_core.workers.processes.protocol import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.simulated.calls import ScheduleBook
+    from exogym_core.communicator.simulated.communicator import ScheduleBook
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
     from exogym_core.workers.processes.shared_memory import Store, TensorRef
