@@ -30,7 +30,7 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.workers.turns import Turns
+from exogym_core.workers.threads import Turns
 from netsim.errors import InputError
 
 

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.workers import turns
+from exogym_core.workers import threads
+from exogym_core.workers.failures import place_in
+from exogym_core.workers.host import Runner
 from exogym_core.workers.processes import process_runner
-from exogym_core.workers.runner import Runner
-from exogym_core.workers.turns import Silence
+from exogym_core.workers.threads import Silence
 from netsim.errors import unknown_name
 
 CARRIERS = ["threads", {"kind": "processes", "processes": 1}, {"kind": "processes", "processes": 3}]
@@ -58,7 +59,7 @@ def test_a_silent_rank_is_reported_once_with_its_place_and_may_continue(
             (tmp_path / "again").touch()
         take_in(run, silence, block)
 
-    monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(threads, "SECONDS_OF_SILENCE", 0.05)
     monkeypatch.setattr(Runner, "_silent", hear)
     monkeypatch.setattr(Silence, "warn", lambda silence: reported.append(silence))
 
@@ -88,7 +89,7 @@ def test_a_silence_is_a_warning_at_the_place() -> None:
 def test_no_rank_is_reported_while_others_compute_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(threads, "SECONDS_OF_SILENCE", 0.05)
     seen: list[Silence] = []
     take_in = Runner._silent
     reported: set[int] = set()
@@ -167,9 +168,7 @@ def test_ctrl_c_leaves_a_rank_behind_that_nothing_can_end() -> None:
 
 def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
     def mine() -> str:
-        return json.dumps(
-            object(), default=lambda _: turns.place_in(sys._getframe(1))
-        )  # in the library's frame
+        return json.dumps(object(), default=lambda _: place_in(sys._getframe(1)))  # in the library's frame
 
     path, _, function = json.loads(mine())
     assert (path, function) == (__file__, "mine")
@@ -179,7 +178,7 @@ def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -
     places = []
 
     def names() -> Iterator[str]:
-        places.append(turns.place_in(sys._getframe(1)))  # in a frame of netsim's
+        places.append(place_in(sys._getframe(1)))  # in a frame of netsim's
         yield "ring"
 
     unknown_name("algorithm", "rnig", names())
@@ -192,5 +191,5 @@ def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -
 
 def test_a_silence_without_a_place_in_a_users_code_names_none_of_ours() -> None:
     with pytest.warns(UserWarning, match=r"it is inside of netgym \(if it is computing") as got:
-        Silence(0, 30.0, 5, (turns.__file__, 7, "place_in"), True).warn()
+        Silence(0, 30.0, 5, (threads.__file__, 7, "place_in"), True).warn()
     assert ".py" not in str(got[0].message)

@@ -17,7 +17,7 @@ from exogym_core.data.batches import autocast_to, device_of, loss_and_count
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.rng import kept_rng
 from exogym_core.workers.spec import num_cores
-from exogym_core.workers.turns import intra_op_threads
+from exogym_core.workers.threads import intra_op_threads
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

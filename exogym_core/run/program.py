@@ -54,7 +54,7 @@ from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
-from exogym_core.workers.turns import intra_op_threads
+from exogym_core.workers.threads import intra_op_threads
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 

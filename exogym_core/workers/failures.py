@@ -1,21 +1,54 @@
-"""Failures of ranks, and the one error of a run that the user sees."""
+"""Failures of ranks, the one error of a run that the user sees, and places in the user's code."""
 
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
+import threading
 import traceback
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.workers.turns import Aborted, is_own
+import torch
+
+import netsim
 from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
-__all__ = ["FirstFailure", "distance_from_cause", "own_frames", "reported_error", "run_rank"]
+__all__ = [
+    "Aborted",
+    "FirstFailure",
+    "distance_from_cause",
+    "is_own",
+    "own_frames",
+    "place_in",
+    "place_of_rank",
+    "reported_error",
+    "run_rank",
+]
+
+# Path prefixes of library code: this project, site-packages, the standard library.
+_LIBRARIES = tuple(
+    path + os.sep
+    for folder in (
+        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(netsim.__file__),
+        os.path.join(os.path.dirname(os.path.dirname(netsim.__file__)), "netgym"),
+        os.path.dirname(os.path.dirname(torch.__file__)),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+    for path in {os.path.abspath(folder), os.path.realpath(folder)}
+)
+
+
+class Aborted(BaseException):
+    """The run is being unwound; not an `Exception`, so that `except Exception` in a rank does not keep it."""
 
 
 def run_rank(
@@ -136,3 +169,34 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # a user's exception whose __str__ fails must still be reported
         return "(its text is unavailable: __str__ failed)"
+
+
+# --- places in code ------------------------------------------------------------------------------------------
+
+
+def place_of_rank() -> str:
+    """File, line and function of a user's code in which the main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return ""
+    path, line, function = place_in(frame)
+    return f"{function} at {os.path.basename(path)}:{line}"
+
+
+def place_in(frame: FrameType) -> tuple[str, int, str]:
+    """File, line and function of the innermost call in a user's code, or of the innermost where there is none."""
+    # All at once, before anything lets the frames' thread go on: CPython 3.11 crashed at one that had ended meanwhile.
+    calls = []
+    outer: FrameType | None = frame
+    while outer is not None:
+        calls.append((outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
+        outer = outer.f_back
+    return next((call for call in calls if is_own(call[0])), calls[0])
+
+
+@lru_cache(1000)
+def is_own(path: str) -> bool:
+    """True if a file of code is a user's: neither ours nor installed nor Python's."""
+    return not path.startswith((*_LIBRARIES, "<frozen ")) and not os.path.realpath(path).startswith(
+        _LIBRARIES
+    )

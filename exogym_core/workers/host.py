@@ -18,28 +18,34 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from exogym_core.workers.journal import Journal
+from exogym_core.communicator.exchange import Reduce, reduce_tensors
+from exogym_core.communicator.simulated.communicator import RankState
+from exogym_core.communicator.simulated.simulation import Simulation
+from exogym_core.workers.failures import FirstFailure
+from exogym_core.workers.journal import Journal, message_name
 from netsim.errors import InputError
 from netsim.network.trace import tracing
-from netsim.ranks import StampedRow
+from netsim.ranks import Request, StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from exogym_core.communicator.base import Traffic
-    from exogym_core.communicator.simulated.simulation import Simulation, World
+    from exogym_core.communicator.simulated.simulation import World
     from exogym_core.events import Marked
-    from exogym_core.workers.runner import Runner
     from exogym_core.workers.spec import WorkerSpec
+    from exogym_core.workers.threads import Silence
     from netsim import Protocol as LinkProtocol
     from netsim import Recorder, Topology
+    from netsim.ranks import MailboxMessage, Take
 
 __all__ = [
     "Host",
     "OnDeposit",
     "RankJob",
     "RunResult",
+    "Runner",
     "SimulatedHost",
     "Sinks",
     "rows_in_order",
@@ -178,6 +184,59 @@ class Host(Protocol):
             NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure (RankError).
             InputError: `body` cannot be sent to where ranks live, or a result back.
         """
+
+
+class Runner(Simulation):
+    """A run of a world's ranks.
+
+    Args:
+        world: where it takes place.
+        sinks: receivers of rows, snapshots and requests.
+        reduce: computes reductions.
+
+    Attributes:
+        failure: the error that ended the run, if any.
+        results: values that `body` returned, in rank order.
+        states: every rank's counters.
+    """
+
+    def __init__(self, world: World, sinks: Sinks, reduce: Reduce = reduce_tensors) -> None:
+        self.on_deposit, self._on_row, journal = sinks.on_deposit, sinks.on_row, sinks.journal
+        super().__init__(world, journal.past, sinks.recorder, reduce)
+        self._on_request, self._in_flight = journal.on_request, journal.in_flight
+        if self._in_flight is not None:
+            self._in_flight.tensors_of = self.exchange.stored.__getitem__
+            self.exchange.stored.update(self._in_flight.kept.items())
+        self.failure = FirstFailure()
+        self.results: list[Any] = [None] * world.num_ranks
+        self.states = [RankState() for _ in range(world.num_ranks)]
+        self._reported_silences: set[tuple[int, int]] = set()
+
+    def row(self, row: StampedRow) -> None:
+        """Pass a row with its virtual times to the run's sink."""
+        super().row(row)
+        self._on_row(row)
+
+    def served(self, rank: int, request: Request) -> None:
+        """Pass a request that the kernel has served to the run's journal."""
+        self._on_request(rank, request)
+
+    def taken(self, rank: int, take: Take, messages: tuple[MailboxMessage, ...]) -> None:
+        """Follow the messages that a rank takes."""
+        names = [message_name(take, message) for message in messages]
+        if self._in_flight is not None:
+            self._in_flight.taken(rank, names)
+        if take.is_past:  # its state has them
+            for name in names:
+                self.exchange.stored.pop(name, None)
+
+    def _silent(self, silence: Silence, block: range) -> None:
+        """Warn once of a rank that makes no call, if only ranks of its process can make progress."""
+        which = (silence.rank, silence.num_calls)
+        others_wait = self.exchange.running <= set(block) and len(self.states) > 1
+        if silence.is_unusual and others_wait and which not in self._reported_silences:
+            self._reported_silences.add(which)
+            silence.warn()
 
 
 @dataclass(frozen=True)

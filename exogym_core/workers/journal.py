@@ -8,9 +8,11 @@ names, which JSON writes as lists. Tensors stay in memory up to a bound, beyond 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import tempfile
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,6 @@ import torch
 from torch import Tensor
 
 from exogym_core.events import Saved, from_record, to_record
-from exogym_core.workers.turns import join
 from netsim.errors import InputError
 from netsim.ranks import (
     Advance,
@@ -98,6 +99,21 @@ class SpillBuffer:
         with self._lock:
             self.num_bytes -= held.num_bytes
         return held.tensors
+
+
+_SECONDS_TO_EXIT = 10.0  # its number may have passed to a new thread
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait until a thread has ended for the operating system too, so that this process may be forked.
+
+    Python's `join` (before 3.13) returns while the thread still runs destructors. MKL's frees memory under a lock that
+    a fork in this moment would leave locked in the child: its first product of matrices never returned.
+    """
+    thread.join()
+    deadline = time.monotonic() + _SECONDS_TO_EXIT
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+        time.sleep(0.0)  # gives the core to it
 
 
 class SnapshotThread:

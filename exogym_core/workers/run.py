@@ -14,8 +14,8 @@ from exogym_core.communicator.simulated.simulation import World
 from exogym_core.workers.host import RankJob, RunResult, SimulatedHost, Sinks, rows_in_order
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.process_runner import ProcessHost
-from exogym_core.workers.runner import ThreadHost
 from exogym_core.workers.spec import WorkerSpec, num_cores
+from exogym_core.workers.threads import ThreadHost
 from netsim import Protocol, Topology
 from netsim.errors import InputError, NetsimError, unknown_name
 

@@ -99,7 +99,7 @@ class OwnCode:
 
     def _failed(self, how: str, error: Exception) -> InputError:
         """Error for an exception of the user's code, with its place."""
-        from exogym_core.workers.turns import is_own
+        from exogym_core.workers.failures import is_own
 
         frames = traceback.extract_tb(error.__traceback__)[1:]
         places = [(each.filename, each.lineno) for each in frames if is_own(each.filename)]

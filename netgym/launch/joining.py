@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.communicator.simulated.communicator import RankState
-from exogym_core.workers.failures import reported_error
+from exogym_core.workers.failures import Aborted, reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Failed
 from exogym_core.workers.processes.shared_memory import Arena
-from exogym_core.workers.turns import Aborted
 from netgym.launch.compute import ComputeClock
 from netgym.launch.launched import Launched, listen, refused
 from netgym.launch.lone_rank import LoneRank, ended

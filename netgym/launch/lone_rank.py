@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.communicator import RankState
+from exogym_core.workers.failures import Aborted
 from exogym_core.workers.processes.protocol import Ended
 from exogym_core.workers.processes.rank_group import RankGroup
-from exogym_core.workers.turns import Aborted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exogym_core.workers.processes.children import RankEnd
     from exogym_core.workers.processes.rank_group import Body
     from exogym_core.workers.processes.shared_memory import Store
-    from exogym_core.workers.turns import Turns
+    from exogym_core.workers.threads import Turns
     from netsim.ranks import Call
 
 __all__ = ["LoneRank", "ended"]

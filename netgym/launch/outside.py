@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.workers.processes.process_runner import ProcessRunner
 from exogym_core.workers.processes.protocol import Answered, Requests
-from exogym_core.workers.turns import spent_seconds
+from exogym_core.workers.threads import spent_seconds
 from netsim.errors import BrokenCallError
 from netsim.ranks import Await, CallEnding, gives_time
 

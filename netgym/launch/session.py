@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import exogym_core
-from exogym_core.workers.turns import is_own
+from exogym_core.workers.failures import is_own
 from netgym.launch.launched import refused
 from netgym.launch.private import at_end_of_backward, is_in_backward
 from netsim.errors import InputError

@@ -36,10 +36,10 @@ from exogym_core.run.resumption import (
     run_mark,
 )
 from exogym_core.run.trainer import fill
+from exogym_core.workers.failures import place_of_rank
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.rank import TorchrunHost
-from exogym_core.workers.turns import place_of_rank
 from netgym.sites.communicator import SiteCommunicator
 from netsim.errors import InputError
 

@@ -28,8 +28,8 @@ from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
 from exogym_core.workers.processes.process_runner import ProcessHost
 from exogym_core.workers.run import run_ranks
-from exogym_core.workers.runner import ThreadHost
 from exogym_core.workers.spec import WorkerSpec
+from exogym_core.workers.threads import ThreadHost
 from exogym_core.workers.torchrun.rank import TorchrunHost
 from netsim.errors import DeadlockError, MismatchError, RankError
 

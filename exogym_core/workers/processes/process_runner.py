@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from exogym_core.communicator.exchange import Outcome, Part, Reduce, reduce_tensors
 from exogym_core.events import step_of
-from exogym_core.workers.host import SimulatedHost
+from exogym_core.workers.host import Runner, SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.processes.protocol import (
     Abort,
@@ -30,8 +30,7 @@ from exogym_core.workers.processes.protocol import (
 )
 from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import Arena, Leases, blocks_in
-from exogym_core.workers.runner import Runner
-from exogym_core.workers.turns import SECONDS_OF_SILENCE, Silence
+from exogym_core.workers.threads import SECONDS_OF_SILENCE, Silence
 from netsim.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from exogym_core.workers.processes.protocol import (
     dumps_for_child,
 )
 from exogym_core.workers.processes.shared_memory import Arena
-from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Turns
+from exogym_core.workers.threads import SECONDS_BETWEEN_ROWS, Turns
 from netsim.errors import InputError
 from netsim.ranks import Key, Mark, Request
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
     from exogym_core.workers.processes.shared_memory import Store, TensorRef
-    from exogym_core.workers.turns import Silence
+    from exogym_core.workers.threads import Silence
     from netsim.ranks import Answer, Question
 
 __all__ = ["Body", "RankGroup"]

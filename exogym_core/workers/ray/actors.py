@@ -37,10 +37,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.workers.host import OnDeposit, Sinks
+    from exogym_core.workers.host import OnDeposit, Runner, Sinks
     from exogym_core.workers.processes.rank_group import Body
     from exogym_core.workers.processes.shared_memory import Block
-    from exogym_core.workers.runner import Runner
 
 __all__ = ["FarTensor", "ObjectStore", "RayHost", "fetched"]
 

@@ -21,7 +21,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, SignedStore
 from exogym_core.events import StepDone, from_record, step_of, to_record
 from exogym_core.names import visible
-from exogym_core.workers.turns import place_of_rank
+from exogym_core.workers.failures import place_of_rank
 from netsim.errors import DeadlockError, InputError, RankError
 
 if TYPE_CHECKING:

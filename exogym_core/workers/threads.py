@@ -1,4 +1,4 @@
-"""Ranks as threads of one process that run one at a time.
+"""Ranks as threads of one process that run one at a time, and the simulation beside them.
 
 torch's default generator, numpy's and `random`'s belong to the process, so freely running threads would be
 neither repeatable nor equal to processes. One participant has the turn; it gives way only when it blocks in
@@ -12,55 +12,46 @@ import contextlib
 import ctypes
 import os
 import sys
-import sysconfig
 import threading
 import time
 import warnings
 from collections import deque
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-import netsim
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.workers.failures import Aborted, is_own, place_in, reported_error, run_rank
+from exogym_core.workers.host import Runner, SimulatedHost
+from exogym_core.workers.journal import join
 from exogym_core.workers.rng import RandomStates
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 from netsim.network.clock import raised_gc_threshold
+from netsim.ranks import Mark, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import FrameType
+
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Part, Slot
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.workers.host import Sinks
+    from netsim.ranks import Answer, Question
 
 __all__ = [
     "SECONDS_BETWEEN_ROWS",
     "SECONDS_OF_SILENCE",
-    "Aborted",
     "Silence",
+    "ThreadHost",
     "Turns",
     "intra_op_threads",
-    "is_own",
-    "join",
-    "place_in",
-    "place_of_rank",
     "spent_seconds",
 ]
 
 SECONDS_OF_SILENCE = 30.0  # host time
 # Rows reach the run monitor at least this often (host time: what ranks compute does not depend on it).
 SECONDS_BETWEEN_ROWS = 0.1
-
-# Path prefixes of library code: this project, site-packages, the standard library.
-_LIBRARIES = tuple(
-    path + os.sep
-    for folder in (
-        os.path.dirname(os.path.dirname(__file__)),
-        os.path.dirname(netsim.__file__),
-        os.path.join(os.path.dirname(os.path.dirname(netsim.__file__)), "netgym"),
-        os.path.dirname(os.path.dirname(torch.__file__)),
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
-    for path in {os.path.abspath(folder), os.path.realpath(folder)}
-)
 
 
 class Silence(NamedTuple):
@@ -91,34 +82,6 @@ class Silence(NamedTuple):
         warnings.warn_explicit(text, UserWarning, path, line)
 
 
-def place_of_rank() -> str:
-    """File, line and function of a user's code in which the main thread is."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None:
-        return ""
-    path, line, function = place_in(frame)
-    return f"{function} at {os.path.basename(path)}:{line}"
-
-
-def place_in(frame: FrameType) -> tuple[str, int, str]:
-    """File, line and function of the innermost call in a user's code, or of the innermost where there is none."""
-    # All at once, before anything lets the frames' thread go on: CPython 3.11 crashed at one that had ended meanwhile.
-    calls = []
-    outer: FrameType | None = frame
-    while outer is not None:
-        calls.append((outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
-        outer = outer.f_back
-    return next((call for call in calls if is_own(call[0])), calls[0])
-
-
-@lru_cache(1000)
-def is_own(path: str) -> bool:
-    """True if a file of code is a user's: neither ours nor installed nor Python's."""
-    return not path.startswith((*_LIBRARIES, "<frozen ")) and not os.path.realpath(path).startswith(
-        _LIBRARIES
-    )
-
-
 def spent_seconds(pid: int) -> tuple[float, bool]:
     """Processor seconds of a process and all its threads, and whether it sleeps; (0, False) if unknown."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
@@ -130,23 +93,6 @@ def spent_seconds(pid: int) -> tuple[float, bool]:
 _HOST = -1
 # Limit for a rank's own code to end after Ctrl-C, before it is interrupted, and then once more.
 _GRACE_SECONDS = 0.5
-_SECONDS_TO_EXIT = 10.0  # its number may have passed to a new thread
-
-
-def join(thread: threading.Thread) -> None:
-    """Wait until a thread has ended for the operating system too, so that this process may be forked.
-
-    Python's `join` (before 3.13) returns while the thread still runs destructors. MKL's frees memory under a lock that
-    a fork in this moment would leave locked in the child: its first product of matrices never returned.
-    """
-    thread.join()
-    deadline = time.monotonic() + _SECONDS_TO_EXIT
-    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
-        time.sleep(0.0)  # gives the core to it
-
-
-class Aborted(BaseException):
-    """The run is being unwound; not an `Exception`, so that `except Exception` in a rank does not keep it."""
 
 
 class Turns:
@@ -417,3 +363,137 @@ def intra_op_threads(number: int | None = None) -> Iterator[None]:
 def _schedule_as(policy: int) -> None:
     with contextlib.suppress(OSError):  # a sandbox may forbid it
         os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+# --- the simulation in the host's turn ---------------------------------------------------------------------
+
+# A rank that only computes may run ahead; now and then the kernel takes in what it has asked for, while that is in a
+# processor's cache and young for Python's garbage collector.
+_BACKLOG = 300
+
+
+class _ThreadRunner(Runner):
+    """A run with the simulation in the calling thread, and every rank in a thread of its own."""
+
+    def __init__(self, world: World, seed: int, intra_op_threads: int, sinks: Sinks) -> None:
+        ranks = range(world.num_ranks)
+        self.turns = Turns(
+            ranks, seed, intra_op_threads, os.getpid(), lambda silence: self._silent(silence, ranks)
+        )
+        super().__init__(world, sinks)
+        self.answers: dict[int, Answer] = {}
+        self.next_rows = 0.0  # host time at which the kernel runs, so that marked rows are reported
+
+    def run_rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
+        ranks, port = range(self.world.num_ranks), _ThreadPort(self, rank)
+        comm = SimulatedCommunicator(port, ranks, rank, self.schedules, self.states[rank])
+        failed = run_rank(comm, body, self.results)
+        if failed is not None:
+            self.fail(reported_error(rank, failed))
+        self.fail(self.exchange.exit(rank))
+
+    def fail(self, error: NetsimError | None) -> None:
+        """Keep the first failure and have every rank unwound."""
+        if error is not None:
+            self.failure.add(error)
+            self.turns.aborting = True
+
+    # --- what the simulation asks for, in the host's turn --------------------------------------------------
+
+    def _let_run(self, rank: int | None) -> bool:
+        # Raised here and not below: what ranks had requested before a failure is served first.
+        self.failure.raise_if_any()
+        if not self.turns.ready:
+            self.turns.unpark(list(self.turns.parked)[:1])
+        if not self.turns.ready:
+            return False
+        self.turns.let_ranks_run()
+        return True
+
+    def _serve(self, slot: Slot, members: Sequence[int]) -> None:
+        self.turns.ready.extend(rank for rank, member in slot.waiters if member in slot.served)
+        if slot.ends_run:
+            self.fail(slot.error)
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Resume `rank` with the kernel's answer."""
+        self.exchange.unblock(rank)
+        self.answers[rank] = value
+        self.turns.ready.append(rank)
+
+
+class _ThreadPort:
+    """Port of a rank to the simulation in the same process; gives way where the rank must wait."""
+
+    copies = False
+
+    def __init__(self, run: _ThreadRunner, rank: int) -> None:
+        self._run, self._rank, self.turns = run, rank, run.turns
+        self._exchange = run.exchange
+        self._stream = run.kernel.streams[rank]
+
+    def request(self, request: Request) -> None:
+        self.turns.check()
+        self._stream.append(request)
+        is_behind = len(self._stream) > _BACKLOG
+        if isinstance(request, Mark) and (now := time.monotonic()) >= self._run.next_rows:
+            self._run.next_rows = now + SECONDS_BETWEEN_ROWS
+            is_behind = True
+        if is_behind and self.turns.is_rank_thread(self._rank):
+            self.turns.give_way_to_host(self._rank)
+
+    def post(self, part: Part, waits: bool = False) -> Slot:
+        self.turns.check()
+        return self._exchange.put(part)
+
+    def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
+        self.turns.check()
+        if member not in ticket.served:
+            self.turns.require_rank_thread(self._rank)
+            self._run.fail(self._exchange.block(self._rank, ticket, member))
+            self.turns.give_way(self._rank)
+        if ticket.error is not None:
+            # One object a rank: each gets a traceback of its own.
+            raise type(ticket.error)(*ticket.error.args)
+        assert ticket.outcome is not None
+        return ticket.outcome.of(member)
+
+    def taken(self, ticket: Slot) -> None:
+        """No lease to return: values were passed by reference."""
+
+    def ready(self, ticket: Slot, member: int) -> bool:
+        return member in ticket.served
+
+    def forget(self, ticket: Slot, member: int) -> None:
+        """No state to drop: the exchange has forgotten the post."""
+
+    def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
+        self.turns.check()
+        if self._run.on_deposit is not None:
+            self._run.on_deposit(self._rank, note, tensors)
+
+    def flush(self) -> None:
+        if self.turns.is_rank_thread(self._rank):
+            self.turns.give_way_to_host(self._rank)
+
+    def ask(self, question: Question) -> Answer:
+        self.turns.check()
+        self.turns.require_rank_thread(self._rank)
+        self._stream.append(question)
+        self._exchange.block_for_clock(self._rank)
+        self.turns.give_way(self._rank)
+        return self._run.answers.pop(self._rank)
+
+
+class ThreadHost(SimulatedHost):
+    """Every rank in a thread of this process, by turns."""
+
+    def simulate(self, body: Callable[[SimulatedCommunicator], Any], sinks: Sinks) -> Runner:
+        """Run the simulation in the calling thread."""
+        run = _ThreadRunner(self.world, self.seed, self.spec.intra_op_threads, sinks)
+        try:
+            run.turns.run(lambda rank: run.run_rank(rank, body), run.kernel.run)
+        except NetsimError as error:
+            run.failure.add(error)
+        run.failure.raise_if_any()
+        return run
