@@ -230,16 +230,15 @@ class Communicator(CheckedArguments, ABC):
         device = tensor.device
         return lambda got: self._own_tensors(got, device)
 
-    def room(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Flat tensor for the values of `tensors`, which share dtype and device; it has none yet.
+    def room(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Flat tensor in the memory that ranks share, for the values of `tensors`; None where they share none.
 
-        Where ranks share memory it lies there, and `all_reduce` and `deposit` make no copy of it: it must neither be
-        changed nor read between such a call and its end.
+        `all_reduce` and `deposit` make no copy of it: it must neither be changed nor read between such a call and its
+        end. The `tensors` share dtype and device.
         """
-        num_values = sum([tensor.numel() for tensor in tensors])
         if self.state.empty is None or not tensors[0].is_cpu:
-            return tensors[0].new_empty(num_values)
-        return self.state.empty((num_values,), tensors[0].dtype)
+            return None
+        return self.state.empty((sum([tensor.numel() for tensor in tensors]),), tensors[0].dtype)
 
     # --- collectives ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -319,11 +319,11 @@ class Slot:
             return []
         members = range(len(self.ranks)) if posted == signature.root else (posted,)
         posts = [(member, self.signatures[member]) for member in members]
-        return [member for member, post in posts if _agree(post, root) and not root.needs_nobody(member)]
-
-
-def _agree(signature: Signature | None, other: Signature) -> bool:
-    return signature is other or (signature is not None and signature[:_NUM_AGREED] == other[:_NUM_AGREED])
+        return [
+            member
+            for member, post in posts
+            if post is not None and post.agreed() == root.agreed() and not root.needs_nobody(member)
+        ]
 
 
 class Exchange:
@@ -372,20 +372,20 @@ class Exchange:
         # A message to oneself has two members and one rank.
         if not slot.missing and None not in slot.signatures:
             del self._slots[key]
-            self._complete(slot)
+            calls = cast("list[Signature]", slot.signatures)
+            first = calls[0]
+            odd = [call for call in calls if call is not first and call.agreed() != first.agreed()]
+            if not odd:
+                slot.outcome = slot.outcome or self._outcome(first, slot)
+            else:
+                agreed, shown = [call.agreed() for call in calls], list(map(str, calls))
+                slot.error = mismatch_error(ranks, agreed, shown)
+                slot.ends_run = any(call.needs_nobody(each) for each, call in enumerate(calls))
+            self._finish(slot)
         elif members := slot.servable(member):
             slot.outcome = slot.outcome or self._outcome(signature, slot)
             self._serve(slot, members)
         return slot
-
-    def _complete(self, slot: Slot) -> None:
-        calls = [signature for signature in slot.signatures if signature is not None]
-        if all(_agree(call, calls[0]) for call in calls):
-            slot.outcome = slot.outcome or self._outcome(calls[0], slot)
-        else:
-            slot.error = mismatch_error(slot.ranks, [call.agreed() for call in calls], list(map(str, calls)))
-            slot.ends_run = any(call.needs_nobody(member) for member, call in enumerate(calls))
-        self._finish(slot)
 
     def _finish(self, slot: Slot) -> None:
         slot.inputs, slot.is_over = [], True

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import fraction, option, options_of, positive_int
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, write_back
-from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.outer import Round
 from exogym_core.strategy.parts.selectors import SelectionOptions
 from exogym_core.strategy.parts.state import State

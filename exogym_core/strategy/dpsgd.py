@@ -12,7 +12,7 @@ from exogym_core.strategy.parts.gossip import Graph, begin_mixing, parse_graph
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from exogym_core.strategy.parts.flight import Flight
+    from exogym_core.strategy.parts.average import Flight
 
 __all__ = ["DPSGDCommunicator", "DPSGDStrategy"]
 

@@ -6,8 +6,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option
+from exogym_core.strategy.parts.average import Flight
 from exogym_core.strategy.parts.flat import flatten, write_back
-from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.gossip import Graph, begin_mixing, parse_graph
 from exogym_core.strategy.parts.state import State
 

@@ -19,9 +19,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
 from exogym_core.strategy.options import Options, option, positive_int
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, run
 from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
-from exogym_core.strategy.parts.flight import run
 from exogym_core.strategy.parts.gradients import (
     DEFAULT_BUCKET_BYTES,
     GradientAverager,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.context import StepContext
     from exogym_core.strategy.optimizers import OptimSpec
-    from exogym_core.strategy.parts.flight import Steps
+    from exogym_core.strategy.parts.average import Steps
     from exogym_core.strategy.parts.outer import OuterStep
 
 __all__ = [

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.parts.average import Averaging, decoded, gathering
+from exogym_core.strategy.parts.average import Averaging, decoded, gathering, run
 from exogym_core.strategy.parts.flat import in_buckets, widened
-from exogym_core.strategy.parts.flight import run
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State, Stateful

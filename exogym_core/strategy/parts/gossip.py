@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.parts.flight import Flight
+from exogym_core.strategy.parts.average import Flight
 from exogym_core.strategy.parts.generators import shared_generator
 from netsim.errors import InputError, unknown_name
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.parts.flight import Steps
+    from exogym_core.strategy.parts.average import Steps
 
 __all__ = ["GRAPHS", "Graph", "Mixing", "begin_mixing", "parse_graph"]
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from exogym_core.communicator.base import CollectiveCall
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten
-from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.participation.site import Site
-    from exogym_core.strategy.parts.flight import Steps
+    from exogym_core.strategy.parts.average import Steps
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "clip_norm", "dense_gradient", "received_gradient"]
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, Flight, run
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
-from exogym_core.strategy.parts.flight import Flight, run
 from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from exogym_core.strategy.options import Options, name_in, option, positive_int
-from exogym_core.strategy.parts.average import decoded, gathering
-from exogym_core.strategy.parts.flight import Flight
+from exogym_core.strategy.parts.average import Flight, decoded, gathering
 from exogym_core.strategy.parts.fragments import fragments_of
 from exogym_core.strategy.parts.outer import GlobalModel, OuterOptimizer, OuterStep, Round
 from exogym_core.strategy.parts.state import State, Stateful
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.participation.site import Site
-    from exogym_core.strategy.parts.average import Averaging
+    from exogym_core.strategy.parts.average import Averaging, Steps
     from exogym_core.strategy.parts.codecs import Codec
-    from exogym_core.strategy.parts.flight import Steps
 
 __all__ = ["CodedMean", "FragmentOptimizer", "FragmentOptions", "Fragments", "UnderWay"]
 
