@@ -24,6 +24,7 @@ _COMMANDS = {
     "validate": "netsim.cli.show:validate_command",
     "flows": "netsim.cli.timing:flows_command",
     "collective": "netsim.cli.timing:collective_command",
+    "check": "netsim.cli.check:check_command",
     "plot": "netsim.cli.plot:command",
     "import": "netsim.formats.commands:import_command",
     "export": "netsim.formats.commands:export_command",

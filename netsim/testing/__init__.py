@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from netsim.testing.cases import CallShape, Case, LawError, TopologyMapping
+from netsim.testing.laws import CallShape, Case, LawError, TopologyMapping
 from netsim.testing.schedules import ScheduleReport, ScheduleTimes, check_schedule, compare_schedules
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, make_schedule
 from netsim.collectives.schedules.schedule import Problem
-from netsim.testing.cases import LawError, as_algorithm, label_of
+from netsim.testing.laws import as_algorithm, label_of
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 from netsim.units import format_bytes, format_count, format_seconds
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from netsim.testing.cases import Build, Case
+    from netsim.testing.laws import Build, Case
 
 __all__ = ["ScheduleReport", "ScheduleTimes", "check_schedule", "compare_schedules"]
 
@@ -96,45 +96,25 @@ def check_schedule(
         cases: number of calls; None: `max_examples` of hypothesis's profile.
         seed: of the draws; None: as hypothesis's profile says.
         max_ranks: largest number of ranks.
-        on_case: called before each case, those that make a failing one smaller included.
+        on_case: called before each case; more often where a failing one is made smaller.
 
     Raises:
         LawError: the algorithm breaks a law; its text ends with a program that shows it.
         InputError: the operation does not exist, or hypothesis is not installed.
     """
     algorithm_names(operation)  # raises for an unknown operation
-    import hypothesis
+    from netsim.testing.worlds import cases as draw_cases
+    from netsim.testing.worlds import hold_for_all
 
-    from netsim.testing.worlds import cases as draw_cases  # without hypothesis it raises
-
-    num_cases, found = 0, list[LawError]()
+    num_cases = 0
 
     def play(case: Case) -> None:
         nonlocal num_cases
-        on_case()
         num_cases += 1
-        try:
-            case.check(build)
-        except LawError as error:
-            found[:] = [error]
-            raise
+        on_case()
+        case.check(build)
 
-    most: Any = {} if cases is None else {"max_examples": cases}
-    settings = hypothesis.settings(
-        **most,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    drawn = settings(hypothesis.given(draw_cases(operation, max_ranks=max_ranks))(play))
-    try:
-        (drawn if seed is None else hypothesis.seed(seed)(drawn))()
-    except Exception:
-        if not found:
-            raise
-    if found:  # the last, which is the smallest
-        raise found[0]
+    hold_for_all(draw_cases(operation, max_ranks=max_ranks), play, cases, seed)
     return ScheduleReport(build, operation, num_cases)
 
 

@@ -6,14 +6,16 @@ that failing examples shrink to few hosts, round figures and short files.
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
-from netsim.testing.cases import CallShape, Case, TopologyMapping
+from netsim.testing.laws import CallShape, Case, LawError, TopologyMapping
 
 try:
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as with_seed
     from hypothesis import strategies as st
 except ImportError:
     raise InputError("netsim.testing: hypothesis is not installed: run: pip install 'netgym[test]'") from None
@@ -27,6 +29,7 @@ __all__ = [
     "PROTOCOLS",
     "calls",
     "cases",
+    "hold_for_all",
     "placements",
     "protocols",
     "topologies",
@@ -71,14 +74,18 @@ class Picks:
         """One of the options."""
         return options[self.below(len(options))]
 
+    def part(self, num_bytes: int) -> Picks:
+        """Choices by the next bytes alone."""
+        return Picks(bytes(islice(self._bytes, num_bytes)))
+
     def chance(self, one_in: int) -> bool:
         """True once in so many times; False for zeros."""
         return self.below(one_in) == one_in - 1
 
 
-def _drawn(make: Callable[[Picks], T], num_bytes: int) -> st.SearchStrategy[T]:
-    data = st.binary(min_size=num_bytes, max_size=num_bytes)
-    return data.map(lambda data: make(Picks(data)))
+@st.composite  # and not `map`, of which reports show the bytes
+def _drawn(draw: st.DrawFn, make: Callable[[Picks], T], num_bytes: int) -> T:
+    return make(Picks(draw(st.binary(min_size=num_bytes, max_size=num_bytes))))
 
 
 def topologies(
@@ -280,18 +287,71 @@ def cases(operation: str, *, max_ranks: int = 9) -> st.SearchStrategy[Case]:
     """
     least = 1 + OPERATIONS[operation].is_message
 
-    def make(data: bytes) -> Case:
-        first, where, rest = data[:4], data[4:100], data[100:]
-        picks = Picks(first)
-        num_ranks = least + picks.below(max_ranks - least + 1)
-        protocol, has_weather = picks.of(PROTOCOLS), picks.chance(8)
-        topology = TopologyMapping(_topology(Picks(where), 1, min(num_ranks + 1, 8)))
-        topology["protocol"] = protocol
-        placement = _placement(Picks(rest[24 : 64 + max_ranks]), topology, num_ranks)
-        if has_weather:
-            topology |= _weather(Picks(rest[:24]), topology)
-        call = _call(Picks(rest[64 + max_ranks :]), num_ranks, operation, _LARGE_ELEMENTS, 500, False)
-        return Case(call, topology, placement)
+    def make(picks: Picks) -> Case:
+        # Parts of their own, so that one may shrink without changing another.
+        first, where, changes, places = (picks.part(num) for num in (4, 96, 24, 3 + max_ranks))
+        num_ranks = least + first.below(max_ranks - least + 1)
+        topology = TopologyMapping(_topology(where, 1, min(num_ranks + 1, 8)))
+        topology["protocol"] = first.of(PROTOCOLS)
+        if first.chance(8):
+            topology |= _weather(changes, topology)
+        call = _call(picks, num_ranks, operation, _LARGE_ELEMENTS, 500, False)
+        return Case(call, topology, _placement(places, topology, num_ranks))
 
-    num_bytes = 176 + 3 * max_ranks + max_ranks**2
-    return st.binary(min_size=num_bytes, max_size=num_bytes).map(make)
+    return _drawn(make, 140 + 3 * max_ranks + max_ranks**2)
+
+
+def hold_for_all(
+    examples: st.SearchStrategy[T],
+    check: Callable[[T], object],
+    cases: int | None = None,
+    seed: int | None = None,
+    most_smaller: int = 1000,
+) -> None:
+    """Check drawn examples, and make the first that fails smaller.
+
+    Args:
+        examples: drawn.
+        check: raises LawError.
+        cases: number of examples; None: as hypothesis's profile says.
+        seed: of the draws; None: as the profile says.
+        most_smaller: number of smaller examples that are tried at most.
+
+    Raises:
+        LawError: of the smallest example found.
+    """
+    failed: dict[str, LawError] = {}  # an example that fails is not run again: chance may have a part in it
+    num_smaller = 0
+
+    def check_once(example: T) -> None:
+        nonlocal num_smaller
+        name = repr(example) if failed else ""
+        num_smaller += bool(failed)
+        if name not in failed and num_smaller <= most_smaller:
+            try:
+                check(example)
+            except LawError as error:
+                name = repr(example)
+                failed[name] = error
+        if name in failed:
+            failed[name] = failed.pop(name)  # the newest is the smallest
+            raise failed[name]
+
+    number: Any = {} if cases is None else {"max_examples": cases}
+    options = settings(
+        **number,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.target, Phase.shrink],
+    )
+    drawn = options(given(examples)(check_once))
+    try:
+        (drawn if seed is None else with_seed(seed)(drawn))()
+    except Exception:
+        if not failed:
+            raise
+    if failed:
+        error = [*failed.values()][-1]
+        raise LawError(*error.args) from error.__cause__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -106,11 +106,13 @@ def check_result(schedule: Schedule) -> None:
 
 
 def check_use(schedule: Schedule) -> None:
-    """Raise InputError for a message with bytes that no member's result depends on."""
+    """Raise InputError for a message with bytes that its receiver holds already, or that no result depends on."""
     operation, num = OPERATIONS[schedule.op], schedule.num_ranks
     if not operation.has_size:
         return
     bounds = -(-schedule.layout // schedule.element_bytes)
+    held = list(np.random.default_rng(0).integers(0, 2**63, (num, int(bounds[-1])), np.uint64))
+    play(schedule, held, refuses_known=True)
     # Backwards: elements that a member needs from here on, and of messages in flight, the last to arrive first.
     needed = np.zeros((num, int(bounds[-1])), bool)
     for member in range(num):
@@ -118,18 +120,13 @@ def check_use(schedule: Schedule) -> None:
             needed[member, bounds[part] : bounds[part + 1]] = True
     in_flight: deque[Array] = deque()
     for message, has_arrived in reversed(list(messages(schedule))):
-        step, src, dst, low, high, reduce = message
+        _, src, dst, low, high, reduce = message
         if not has_arrived:
             needed[src, low:high] |= in_flight.popleft()
             continue
         used = needed[dst, low:high].copy()
         if not used.all():
-            at = int(used.argmin())
-            end = at + int(np.append(used[at:], True).argmax())
-            first, last = ((low + each) * schedule.element_bytes for each in (at, end))
-            raise InputError(
-                f"step {step}: bytes {first} to {last} from member {src} to member {dst}: no result depends on them"
-            )
+            _refuse(schedule, message, ~used, "no result depends on them")
         if not reduce:
             needed[dst, low:high] = False
         in_flight.append(used)
@@ -141,6 +138,7 @@ def play(
     combine: Callable[[Array, Array], Array] = np.add,
     *,
     is_late: bool = True,
+    refuses_known: bool = False,
 ) -> None:
     """Carry out a schedule on the layouts that its members hold, one number an element, in place.
 
@@ -149,18 +147,32 @@ def play(
         held: layout of each member; of a collective without bytes every message carries all of it.
         combine: reduction of what is there and what arrives.
         is_late: messages arrive as late as windows allow; else at once.
+        refuses_known: raise InputError for bytes that replace equal ones.
 
     Raises InputError as `messages` does.
     """
     is_whole = not OPERATIONS[schedule.op].has_size
     in_flight: deque[Array] = deque()
-    for (_, src, dst, low, high, reduce), has_arrived in messages(schedule, is_late=is_late):
+    for message, has_arrived in messages(schedule, is_late=is_late):
+        _, src, dst, low, high, reduce = message
         elements = slice(None) if is_whole else slice(low, high)
         if has_arrived:
             target, values = held[dst][elements], in_flight.popleft()
+            if refuses_known and not reduce and (known := target == values).any():
+                _refuse(schedule, message, known, "it holds them already")
             target[...] = combine(target, values) if reduce or is_whole else values
         else:
             in_flight.append(held[src][elements].copy())
+
+
+def _refuse(schedule: Schedule, message: Message, wrong: npt.NDArray[np.bool_], why: str) -> NoReturn:
+    """Raise InputError for the first run of `wrong` elements of a message."""
+    at = int(wrong.argmax())
+    end = at + int(np.append(wrong[at:], False).argmin())
+    first, last = ((message.low + each) * schedule.element_bytes for each in (at, end))
+    raise InputError(
+        f"step {message.step}: bytes {first} to {last} from member {message.src} to member {message.dst}: {why}"
+    )
 
 
 def messages(schedule: Schedule, *, is_late: bool = True) -> Iterator[tuple[Message, bool]]:

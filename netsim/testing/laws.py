@@ -6,6 +6,7 @@ import inspect
 import sys
 import traceback
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -46,22 +47,22 @@ _ROUNDING = 1e-9
 
 
 class LawError(NetsimError, AssertionError):
-    """An algorithm breaks a law; the first line says which.
+    """A law is broken; the first line says which.
 
     Args:
         problem: the law that is broken, in a line.
+        program: Python that raises this error again, or a function that writes it.
         case: for which.
-        build: the algorithm.
     """
 
-    def __init__(self, problem: str, case: Case, build: Build) -> None:
-        super().__init__(problem, case, build)
-        self.problem, self.case, self.build = problem, case, build
+    def __init__(self, problem: str, program: str | Callable[[], str], case: object = None) -> None:
+        super().__init__(problem, program, case)
+        self.problem, self._program, self.case = problem, program, case
 
     @property
     def program(self) -> str:
         """Python that raises this error again."""
-        return self.case.program(self.build, self.problem)
+        return self._program if isinstance(self._program, str) else self._program()
 
     def __str__(self) -> str:
         return f"{self.problem}\n\n{self.program}"
@@ -193,10 +194,12 @@ class Case:
         except Exception as error:
             what = str(error).partition("\n")[0]
             if not isinstance(error, NetsimError):
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                what = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {what}"
+                frames = traceback.extract_tb(error.__traceback__)
+                code = getattr(as_algorithm(build).build, "__code__", None)
+                at = [each for each in frames if code and each.filename == code.co_filename] or frames
+                what = f"{type(error).__name__} at {Path(at[-1].filename).name}:{at[-1].lineno}: {what}"
             problem = f"{self.call.operation} by {label_of(build)}: {what}"
-            raise LawError(problem, self, build) from error
+            raise LawError(problem, partial(self.program, build, problem), self) from error
 
     def _check(self, algorithm: Algorithm) -> Schedule:
         net = Topology.from_mapping(self.topology)
@@ -241,9 +244,12 @@ class Case:
             problem: what the check finds.
         """
         module, name = _name_of(build)
+        found = f"from {module} import {name.partition('[')[0]}"
+        if "<" in name:
+            found, name = f"build = ...  # {name} of {module}", "build"
         before = [
             "import yaml",
-            f"from {module} import {name.partition('[')[0]}",
+            found,
             "from netsim.testing import Case, CallShape",
             'topology = yaml.safe_load("""',
         ]

@@ -1,0 +1,376 @@
+"""`netsim.testing`: each law of schedules catches a planted bug; a failing case is a short program that shows it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netsim import DeadlockError, InputError, Topology
+from netsim.cli.main import main
+from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm
+from netsim.collectives.schedules.ring import RingPhase
+from netsim.collectives.schedules.schedule import ListedPhase, Phase, Problem, Schedule, Step, step_of
+from netsim.testing import (
+    CallShape,
+    Case,
+    LawError,
+    calls,
+    cases,
+    check_schedule,
+    compare_schedules,
+    placements,
+    protocols,
+    topologies,
+    weather,
+)
+from netsim.testing.laws import compact_yaml
+from netsim.units import parse_bits_per_second
+
+Rows = list[tuple[int, int, int, int]]
+
+
+def ring_steps(p: Problem, shift: int, *, chunk: Callable[[Problem, int], tuple[int, int]]) -> list[Step]:
+    num = p.num_ranks
+    steps = []
+    for step in range(num - 1):
+        rows: Rows = [(rank, (rank + 1) % num, *chunk(p, (rank + shift - step) % num)) for rank in range(num)]
+        steps.append(step_of([row for row in rows if row[2] < row[3]]))
+    return steps
+
+
+def even(p: Problem, number: int) -> tuple[int, int]:
+    bounds = p.chunks.layout
+    return int(bounds[number]), int(bounds[number + 1])
+
+
+def rounded_down(p: Problem, number: int) -> tuple[int, int]:
+    """Leaves out the elements that are left over."""
+    part = p.num_bytes // p.element_bytes // p.num_ranks * p.element_bytes
+    return number * part, (number + 1) * part
+
+
+def without_an_empty_chunk(p: Problem, number: int) -> tuple[int, int]:
+    """The last chunk that has elements is taken for empty where one behind it is, among five members and more."""
+    low, high = even(p, number)
+    following = even(p, number + 1) if number + 1 < p.num_ranks >= 5 else (0, 1)
+    return (low, high) if following[0] < following[1] or following[0] < p.num_bytes else (low, low)
+
+
+def ring(p: Problem, chunk: Any = even, **windows: int) -> tuple[Phase, ...]:
+    reduced, copied = ring_steps(p, 0, chunk=chunk), ring_steps(p, 1, chunk=chunk)
+    return ListedPhase(reduced, reduce=True, **windows), ListedPhase(copied)
+
+
+short_ring = functools.partial(ring, chunk=rounded_down)
+hasty_ring = functools.partial(ring, window=2)
+
+
+def gapped_ring(p: Problem) -> tuple[Phase, ...]:
+    return ring(p, without_an_empty_chunk)
+
+
+def talkative_ring(p: Problem) -> tuple[Phase, ...]:
+    """The last member sends on what all have."""
+    more = [step_of([(p.num_ranks - 1, 0, 0, p.num_bytes)])] if p.num_ranks > 1 else []
+    return *ring(p), ListedPhase(more)
+
+
+def redundant_broadcast(p: Problem) -> tuple[Phase, ...]:
+    first = [step_of([(p.root, rank, 0, p.num_bytes) for rank in range(p.num_ranks) if rank != p.root])]
+    again = [step_of([((p.root + 1) % p.num_ranks, (p.root + 2) % p.num_ranks, 0, p.num_bytes)])]
+    return (ListedPhase(first + (again if p.num_ranks > 2 else [])),)
+
+
+def detour(p: Problem) -> tuple[Phase, ...]:
+    """The root sends to a member whose bytes nobody waits for, in an operation that needs them elsewhere."""
+    (phase,) = ALGORITHMS["scatter"]["direct"].build(p)  # type: ignore[misc]
+    bounds = p.layout.tolist()
+    others = [rank for rank in range(p.num_ranks) if rank != p.root][:2]
+    if len(others) < 2:
+        return (phase,)
+    more = step_of([(p.root, others[0], bounds[others[1]], bounds[others[1] + 1])])
+    return phase, ListedPhase([more])
+
+
+def echoing_broadcast(p: Problem) -> tuple[Phase, ...]:
+    """The root gets back what it has sent."""
+    if p.num_ranks < 2:
+        return ()
+    (phase,) = ALGORITHMS["broadcast"]["direct"].build(p)  # type: ignore[misc]
+    return phase, ListedPhase([step_of([((p.root + 1) % p.num_ranks, p.root, 0, p.num_bytes)])])
+
+
+def racing_broadcast(p: Problem) -> tuple[Phase, ...]:
+    """Member 1 passes on the root's bytes in a window in which other bytes may have come over them."""
+    if p.num_ranks < 3 or p.root:
+        return ALGORITHMS["broadcast"]["direct"].build(p)  # type: ignore[return-value]
+    rest = [(0, rank, 0, p.num_bytes) for rank in range(3, p.num_ranks)]
+    steps = [step_of([(0, 1, 0, p.num_bytes)]), step_of([]), step_of([(2, 1, 0, p.num_bytes), *rest])]
+    return (
+        ListedPhase([*steps, step_of([(1, 2, 0, p.num_bytes)]), step_of([(2, 1, 0, p.num_bytes)])], window=2),
+    )
+
+
+class LyingPhase(RingPhase):
+    """Counts half of its bytes."""
+
+    def sent_bytes(self, *arguments: Any) -> Any:
+        return super().sent_bytes(*arguments) // 2
+
+
+def miscounted_ring(p: Problem) -> tuple[Phase, ...]:
+    return LyingPhase(p.ranks, p.layout, shift=0, reduce=False), *()
+
+
+class DoublePhase(Phase):
+    """Sends the halves of each message at once; not a list of steps, which would refuse them."""
+
+    num_steps, window, reduce = 1, 1, False
+
+    def __init__(self, p: Problem) -> None:
+        half = p.num_bytes // p.element_bytes // 2 * p.element_bytes
+        others = [rank for rank in range(p.num_ranks) if rank != p.root]
+        ends = [(0, half), (half, p.num_bytes)]
+        table = (
+            np.array([(p.root, rank, *each) for rank in others for each in ends])
+            .reshape(-1, 4)
+            .astype(np.int64)
+        )
+        self.only = Step(table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2])
+
+    def step(self, index: int) -> Step:
+        return self.only
+
+
+def doubled_broadcast(p: Problem) -> tuple[Phase, ...]:
+    return (DoublePhase(p),)
+
+
+def by_name(p: Problem) -> tuple[Phase, ...]:
+    """Regions' first members, in the order of the regions' names."""
+    leaders = [p.regions.index(name) for name in sorted(set(p.regions))]
+    rows: Rows = [(rank, leaders[0], 0, p.num_bytes) for rank in range(p.num_ranks) if rank != leaders[0]]
+    back: Rows = [(dst, src, low, high) for src, dst, low, high in rows]
+    return ListedPhase([step_of(rows)], reduce=True), ListedPhase([step_of(back)])
+
+
+named_star = Algorithm(by_name, needs_regions=True, num_messages=lambda num: num)
+
+
+def moody(p: Problem) -> tuple[Phase, ...]:
+    root = random.randrange(p.num_ranks)
+    rows: Rows = [(rank, root, 0, p.num_bytes) for rank in range(p.num_ranks) if rank != root]
+    back: Rows = [(dst, src, low, high) for src, dst, low, high in rows]
+    return ListedPhase([step_of(rows)], reduce=True), ListedPhase([step_of(back)])
+
+
+def powers_only(p: Problem) -> tuple[Phase, ...]:
+    order = {1: 0, 2: 1, 4: 2, 8: 3}[p.num_ranks]
+    steps = [
+        step_of([(rank, rank ^ (1 << bit), 0, p.num_bytes) for rank in range(p.num_ranks)])
+        for bit in range(order)
+    ]
+    return (ListedPhase(steps, reduce=True),)
+
+
+def ring_as_a_schedule(p: Problem) -> Schedule:
+    return Schedule(p.op, "mine", p.num_ranks, p.num_bytes, ring(p), p.layout, element_bytes=p.element_bytes)
+
+
+def test_a_right_algorithm_passes_as_phases_and_as_a_schedule() -> None:
+    for build in (ring, ring_as_a_schedule):
+        assert check_schedule(build, "all_reduce", cases=40).num_cases == 40
+
+
+PLANTED: list[tuple[Any, str, str]] = [
+    (short_ring, "all_reduce", "sends .* takes at least|ends without the sum"),
+    (gapped_ring, "all_reduce", "of 5 sends|of 5 receives|of 5 ends without"),
+    (hasty_ring, "all_reduce", "ends without the sum"),
+    (racing_broadcast, "broadcast", "if messages arrive early|ends without the values"),
+    (talkative_ring, "all_reduce", "it holds them already"),
+    (redundant_broadcast, "broadcast", "it holds them already"),
+    (echoing_broadcast, "broadcast", "to member 0: it holds them already"),
+    (detour, "scatter", "no result depends on them"),
+    (miscounted_ring, "all_gather", r"`sent_bytes` of its phases|at least"),
+    (doubled_broadcast, "broadcast", "two messages from member"),
+    (named_star, "all_reduce", "regions have other names"),
+    (moody, "all_reduce", "other messages when built again"),
+    (powers_only, "all_reduce", r"KeyError at test_testing_laws.py:\d+: 3"),
+]
+
+
+@pytest.mark.parametrize(("build", "op", "line"), PLANTED)
+def test_each_law_catches_a_planted_bug(build: Any, op: str, line: str) -> None:
+    with pytest.raises(LawError, match=line) as caught:
+        check_schedule(build, op, seed=1, cases=300)
+    assert len(caught.value.program.splitlines()) <= 15
+    if "moody" in str(build):
+        return  # draws anew
+    with pytest.raises(LawError) as again:
+        caught.value.case.check(build)
+    assert again.value.problem == caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "planted", "line"),
+    [
+        ("time_collective", DeadlockError("deadlock: nobody sends"), "deadlock: nobody sends"),
+        ("lower_bound_seconds", 1e9, "and no algorithm less than"),
+    ],
+)
+def test_laws_of_the_network_catch_a_planted_bug(
+    name: str, planted: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        if isinstance(planted, Exception):
+            raise planted
+        return planted
+
+    monkeypatch.setattr(f"netsim.testing.laws.{name}", wrong)
+    with pytest.raises(LawError, match=line):
+        check_schedule(ring, "all_reduce", cases=5)
+
+
+def test_a_failing_case_shrinks_to_a_program_that_shows_it() -> None:
+    with pytest.raises(LawError) as caught:
+        check_schedule(gapped_ring, "all_reduce", seed=1, cases=300)
+    case, program = caught.value.case, caught.value.program
+    assert case.call.group == tuple(range(5))
+    assert case.call.num_bytes < 10 * case.call.element_bytes
+    assert list(case.topology) == ["regions", "protocol"]
+    assert case.topology["protocol"] == "ideal"
+    assert len(program.splitlines()) <= 10
+    with pytest.raises(LawError) as again:
+        exec(program, {})
+    assert again.value.problem == caught.value.problem == program.splitlines()[0].removeprefix("# ")
+
+
+@given(st.sampled_from(["all_reduce", "all_to_all", "broadcast"]), st.data())
+def test_the_program_of_any_case_is_the_case(op: str, data: st.DataObject) -> None:
+    case = data.draw(cases(op))
+    row = next(iter(ALGORITHMS[op].values()))
+    program = case.program(row, "a line")
+    assert len(program.splitlines()) <= 15
+    found: dict[str, Any] = {}
+    exec(program.replace("\nCase(", "\ncase = Case(").partition(".check(")[0], found)
+    assert found["case"] == case
+
+
+@given(st.integers(1, 8), st.booleans(), st.data())
+def test_drawn_networks_are_files(num_hosts: int, is_detailed: bool, data: st.DataObject) -> None:
+    form = data.draw(topologies(num_hosts, num_hosts, is_detailed=is_detailed))
+    form["protocol"] = data.draw(protocols())
+    plain = Topology.from_mapping(form)
+    assert len(plain.hosts) == num_hosts
+    form |= data.draw(weather(form))
+    topology = Topology.from_mapping(form)
+    assert topology.weather
+    assert yaml.safe_load(repr(form)) == form
+    assert yaml.safe_load(compact_yaml(form, 1)) == form
+    topology.place(5, data.draw(placements(form, 5)))
+    for link in plain.links:
+        assert link.bits_per_second >= parse_bits_per_second("1 Mbit/s")
+
+
+@given(st.integers(2, 7), st.data())
+def test_drawn_calls_have_members_and_parts(num_ranks: int, data: st.DataObject) -> None:
+    call = data.draw(calls(num_ranks))
+    assert len(set(call.group)) == len(call.group) > call.root
+    assert {*call.group} <= {*range(num_ranks)}
+    assert sum(call.parts) * call.element_bytes == call.num_bytes
+    assert eval(repr(call)) == call == CallShape(*(getattr(call, each) for each in call.__match_args__))
+
+
+def test_seeds_repeat_and_differ() -> None:
+    def drawn(seed: int) -> list[Case]:
+        seen: list[Case] = []
+
+        def build(p: Problem) -> tuple[Phase, ...]:
+            seen.append(p)  # type: ignore[arg-type]
+            return ring(p)
+
+        check_schedule(build, "all_reduce", seed=seed, cases=10)
+        return seen
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_the_table_times_it_beside_each_shipped_algorithm() -> None:
+    table = compare_schedules(ring, "all_reduce", networks=["lan"], sizes=["1 MB"])
+    ((network, size, bound, seconds),) = table.rows
+    assert (network, size, [*seconds]) == (
+        "lan",
+        10**6,
+        ["ring", *ALGORITHMS["all_reduce"]][:1] + [*seconds][1:],
+    )
+    assert set(seconds) == set(ALGORITHMS["all_reduce"])
+    assert bound < min(seconds.values())
+    own = compare_schedules(ALGORITHMS["broadcast"]["tree"], "broadcast", networks=["lan"], sizes=[1000])
+    assert next(iter(own.rows[0][3])) == "tree"
+    assert str(own).splitlines()[0].split() == ["network", "size", *own.rows[0][3], "bound"]
+
+
+MINE = """\
+from netsim.collectives.schedules.schedule import ListedPhase, step_of
+
+
+def star(p):
+    rows = [(rank, 0, 0, p.num_bytes) for rank in range(1, p.num_ranks)]
+    back = [(0, rank, 0, p.num_bytes) for rank in range(1, p.num_ranks)]
+    return ListedPhase([step_of(rows)], reduce=True), ListedPhase([step_of(back)])
+
+
+def half(p):
+    return star(p)[:1]
+"""
+
+
+def test_the_command_says_whether_an_algorithm_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    command = ["check", "--operation", "all_reduce", "--cases", "20", "--topology", "lan", "--bytes", "1 MB"]
+    assert main([*command, "mine:star"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "all_reduce by mine:star: 20 cases passed (seed 0)"
+    assert out[2].split()[:3] == ["network", "size", "star"]
+    assert main([*command, "mine:half"]) == 1
+    captured = capsys.readouterr()
+    assert "error: all_reduce by half: member " in captured.err
+    with pytest.raises(LawError):
+        exec(captured.out, {})
+    for wrong, line in (
+        ("mine", "mine: expected MODULE:FUNCTION, such as mine:ring"),
+        ("nowhere:half", "nowhere:half: cannot import 'nowhere' (No module named 'nowhere')"),
+        ("mine:stars", "unknown function of mine 'stars': did you mean 'star'?"),
+        ("mine:__doc__", "mine:__doc__: is NoneType, neither a function nor an Algorithm"),
+    ):
+        assert main([*command, wrong]) == 2
+        assert line in capsys.readouterr().err
+    sys.modules.pop("mine")
+
+
+def test_without_hypothesis_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.delitem(sys.modules, "netsim.testing.worlds")
+    with pytest.raises(InputError, match=r"hypothesis is not installed: run: pip install 'netgym\[test\]'"):
+        check_schedule(ring, "all_reduce")
+    with pytest.raises(AttributeError, match="no attribute 'topologes'; it has Case"):
+        importlib.import_module("netsim.testing").topologes  # noqa: B018
+    Case(
+        CallShape("all_reduce", (0, 1), 3),
+        {"regions": {"a": {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"}}},
+    ).check(ring)
