@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_live_collectives import draw_call, ends, started, topologies
+from test_live_collectives import draw_call, ends, networks, started
 from worlds import use_sources
 
 import netsim
@@ -42,7 +42,7 @@ def compiled() -> None:
 @given(data=st.data(), protocol=st.sampled_from(PROTOCOLS))
 def test_compiled_and_interpreted_engines_agree_bit_by_bit(data: st.DataObject, protocol: Any) -> None:
     """Collectives, other transfers, and links that change or die for a while, on random networks."""
-    topology = data.draw(topologies())
+    topology = Topology.from_mapping(data.draw(networks()))
     num = len(topology.hosts)
     calls = [draw_call(data, num, after) for after in (0.0, 0.25)]
     instants = st.integers(0, 500).map(lambda number: number / 1024)

@@ -22,9 +22,10 @@ from worlds import regions_form
 from exogym_core.communicator import Communicator, run_ranks
 from netsim import Clock, Network, Protocol, Topology, schedule, start_collective
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
-from netsim.collectives.schedules.algorithms import ALGORITHMS
+from netsim.collectives.schedules.algorithms import ALGORITHMS, build
 from netsim.collectives.schedules.schedule import Schedule
 from netsim.collectives.start import start_all_to_all
+from netsim.testing import calls, topologies
 
 Start = Callable[..., Callable[[int], None]]
 ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]
@@ -146,42 +147,23 @@ def ends(
 # -- every schedule, against the reference ---------------------------------------------------------------------
 
 
-@st.composite
-def topologies(draw: st.DrawFn) -> Topology:
-    """Hosts on a random tree of routers, links of any speed, some of them slower back than forth."""
-    num = draw(st.integers(2, 5))
-    routers = [f"r{i}" for i in range(draw(st.integers(1, 3)))]
-    pairs = [(router, routers[draw(st.integers(0, i))]) for i, router in enumerate(routers[1:])]
-    pairs += [(f"h{i}", draw(st.sampled_from(routers))) for i in range(num)]
-    links = [
-        {
-            "between": list(pair),
-            "up": f"{draw(st.sampled_from([1, 3, 10, 50]))} Mbit/s",
-            "down": f"{draw(st.sampled_from([1, 10, 50]))} Mbit/s",
-            "latency": f"{draw(st.sampled_from([0, 1, 7, 30]))} ms",
-        }
-        for pair in pairs
-    ]
-    return Topology.from_mapping(
-        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": routers, "links": links, "protocol": "ideal"}
-    )
+networks = partial(topologies, 2, 5)
 
 
 def draw_call(data: st.DataObject, num: int, after: float) -> tuple[Schedule, list[float]]:
     op, algorithm = data.draw(st.sampled_from(ROWS))
-    num = 2 if op == "sendrecv" else num
-    num_bytes, root = data.draw(st.sampled_from([0, 5, 1000, 40_000])), data.draw(st.integers(0, num - 1))
-    made = schedule(op, num, num_bytes=num_bytes, algorithm=algorithm, root=root, element_bytes=1)
+    call = data.draw(calls(num, op, element_bytes=(1, 1000), most_elements=40))
+    made = build(call.problem(algorithm))
     if data.draw(st.booleans()):
-        return made, [after] * num
-    return made, [after + data.draw(st.integers(0, 200)) / 1024 for _ in range(num)]
+        return made, [after] * made.num_ranks
+    return made, [after + data.draw(st.integers(0, 200)) / 1024 for _ in range(made.num_ranks)]
 
 
 @settings(max_examples=60)
 @given(data=st.data(), protocol=st.sampled_from(WITHOUT_NOTES))
 def test_every_schedule_takes_what_its_messages_take(data: st.DataObject, protocol: Any) -> None:
     """Several collectives one after the other or at once, of one group or of two, other transfers, changing links."""
-    topology = data.draw(topologies())
+    topology = Topology.from_mapping(data.draw(networks()))
     num = len(topology.hosts)
     # Some members share a host.
     hosts = data.draw(st.lists(st.integers(0, num - 1), min_size=num, max_size=num))
@@ -222,7 +204,7 @@ def test_every_schedule_takes_what_its_messages_take(data: st.DataObject, protoc
 @settings(max_examples=30)
 @given(data=st.data())
 def test_under_gloo_all_bytes_arrive_not_sooner_than_without_notes(data: st.DataObject) -> None:
-    topology = data.draw(topologies())
+    topology = Topology.from_mapping(data.draw(networks()))
     made, arrivals = draw_call(data, len(topology.hosts), 0.0)
     hosts = range(len(topology.hosts))
     live = Network(Clock(), topology, "gloo")
@@ -413,7 +395,7 @@ def four_regions(num: int) -> Topology:
 def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
     data: st.DataObject, protocol: Any
 ) -> None:
-    topology = data.draw(topologies())
+    topology = Topology.from_mapping(data.draw(networks()))
     made, _ = draw_call(data, len(topology.hosts), 0.0)
     hosts = data.draw(st.permutations(range(len(topology.hosts))))
     found = contention_free_seconds(made, hosts, topology, Protocol.parse(protocol))
@@ -425,7 +407,7 @@ def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
 @settings(max_examples=40)
 @given(data=st.data())
 def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -> None:
-    topology = data.draw(topologies())
+    topology = Topology.from_mapping(data.draw(networks()))
     made, _ = draw_call(data, len(topology.hosts), 0.0)
     hosts = range(len(topology.hosts))
     least = undisturbed_seconds(made, hosts, topology, IDEAL)

@@ -100,8 +100,7 @@ def topologies(
     """
 
     def make(picks: Picks) -> TopologyMapping:
-        net = TopologyMapping(_topology(picks, min_hosts, max_hosts))
-        return _add_details(picks, net) if is_detailed else net
+        return TopologyMapping((_detailed if is_detailed else _topology)(picks, min_hosts, max_hosts))
 
     return _drawn(make, 32 + 5 * max_hosts + 60 * is_detailed)
 
@@ -121,11 +120,12 @@ def _regions(picks: Picks, num_hosts: int) -> dict[str, Any]:
         for name, size in zip("abc", sizes, strict=False)
     }
     pairs = list(combinations(regions, 2)) if picks.chance(2) else list(pairwise(regions))
-    wan = [
-        {"between": [*pair], "bandwidth": picks.of(BANDWIDTHS), "latency": picks.of(LATENCIES)}
-        for pair in pairs
-    ]
+    wan = [_link(picks, *pair) for pair in pairs]
     return {"regions": regions, **({"wan": wan} if wan else {})}
+
+
+def _link(picks: Picks, one: str, other: str) -> dict[str, Any]:
+    return {"between": [one, other], "bandwidth": picks.of(BANDWIDTHS), "latency": picks.of(LATENCIES)}
 
 
 def _tree(picks: Picks, num_hosts: int) -> dict[str, Any]:
@@ -145,24 +145,24 @@ def _tree(picks: Picks, num_hosts: int) -> dict[str, Any]:
     return {"hosts": hosts, **({"routers": routers} if routers else {}), "links": links}
 
 
-def _add_details(picks: Picks, net: TopologyMapping) -> TopologyMapping:
-    links = net.get("links") or net.setdefault("wan", [])
+def _detailed(picks: Picks, min_hosts: int, max_hosts: int) -> dict[str, Any]:
+    if max_hosts > 1 and picks.chance(4):
+        net = _regions(picks, max(min_hosts, 2) - 1)
+        net |= {"hosts": ["h0"], "links": [_link(picks, "h0", "a")]}
+    else:
+        net = _topology(picks, min_hosts, max_hosts)
+    links = net.setdefault("wan" if "regions" in net else "links", [])
     named = list(net.get("regions", ())) or [*net["hosts"], *net.get("routers", ())]
     known = [set(link["between"]) for link in links]
-    links += [
-        {"between": [*pair], "bandwidth": picks.of(BANDWIDTHS), "latency": picks.of(LATENCIES)}
-        for pair in combinations(named, 2)
-        if {*pair} not in known and picks.chance(4)
-    ]
+    pairs = [pair for pair in combinations(named, 2) if {*pair} not in known]
+    links += [_link(picks, *pair) for pair in pairs if picks.chance(4)]
     for link in links:
         if picks.chance(2):
             link |= {"loss": "0.07 %", "queue": 1 + picks.below(10_000)}
-    if not links:
-        del net["wan"]
+    keys: tuple[dict[str, str], ...] = ({}, {"device": "h100"}, {"region": "far"})
     if "hosts" in net:
-        keys: tuple[dict[str, str], ...] = ({}, {"device": "h100"}, {"region": "far"})
         net["hosts"] = {name: dict(picks.of(keys)) for name in net["hosts"]}
-    return net
+    return {key: value for key, value in net.items() if value}
 
 
 def protocols() -> st.SearchStrategy[str | dict[str, Any]]:

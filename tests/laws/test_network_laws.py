@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,48 +15,30 @@ from worlds import use_sources
 
 from netsim import Clock, Network, Topology
 from netsim.network.clock import Order
+from netsim.testing import protocols, topologies
 from netsim.topology.topology import FloatArray
 
-LATENCIES = ["0 s", "1 ms", "10 ms", "37 ms", "100 ms"]
-BANDWIDTHS = [1, 2, 5, 10, 100]  # Mbit/s
-PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
+IDEAL = st.just("ideal")
 
 
 @dataclass(frozen=True)
 class Case:
     """A network as a mapping, and transfers (start, from, to, bytes) over it by host index."""
 
-    bandwidths: tuple[tuple[int, int], ...]
-    latencies: tuple[str, ...]
-    joins: tuple[int, ...]
-    num_hosts: int
+    form: dict[str, Any]
     rows: tuple[tuple[float, int, int, int], ...]
-    protocol: str = "ideal"
+    protocol: str | dict[str, Any] = "ideal"
 
     def topology(self, factor: int = 1) -> Topology:
-        """A tree of hosts and routers; node i + 1 hangs on an earlier one."""
-        names = [f"h{i}" for i in range(self.num_hosts)]
-        names += [f"r{i}" for i in range(len(self.joins) + 1 - self.num_hosts)]
-        links = [
-            {
-                "between": [names[i + 1], names[join]],
-                "up": f"{self.bandwidths[i][0] * factor} Mbit/s",
-                "down": f"{self.bandwidths[i][1] * factor} Mbit/s",
-                "latency": self.latencies[i],
-            }
-            for i, join in enumerate(self.joins)
-        ]
-        hosts = {name: {} for name in names if name.startswith("h")}
-        routers = [name for name in names if name.startswith("r")]
-        return Topology.from_mapping(
-            {"hosts": hosts, "routers": routers, "links": links, "protocol": "ideal"}
-        )
+        """The network with so many times the bandwidth."""
+        plain = Topology.from_mapping(self.form)
+        links = [replace(link, bits_per_second=link.bits_per_second * factor) for link in plain.links]
+        return replace(plain, links=tuple(links))
 
 
 @st.composite
-def cases(draw: st.DrawFn, protocols: tuple[str, ...] = ("ideal",)) -> Case:
+def cases(draw: st.DrawFn, protocol: st.SearchStrategy[Any] = IDEAL) -> Case:
     num_hosts = draw(st.integers(2, 5))
-    num_nodes = num_hosts + draw(st.integers(0, 3))
     host = st.integers(0, num_hosts - 1)
     row = st.tuples(
         st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0, 1.25]),
@@ -64,17 +46,8 @@ def cases(draw: st.DrawFn, protocols: tuple[str, ...] = ("ideal",)) -> Case:
         host,
         st.sampled_from([0, 1, 1000, 100_000, 1_000_000, 3_000_000]),
     )
-    return Case(
-        tuple(
-            (draw(st.sampled_from(BANDWIDTHS)), draw(st.sampled_from(BANDWIDTHS)))
-            for _ in range(num_nodes - 1)
-        ),
-        tuple(draw(st.sampled_from(LATENCIES)) for _ in range(num_nodes - 1)),
-        tuple(draw(st.integers(0, i)) for i in range(num_nodes - 1)),
-        num_hosts,
-        tuple(sorted(draw(st.lists(row, min_size=1, max_size=12)))),
-        draw(st.sampled_from(protocols)),
-    )
+    rows = tuple(sorted(draw(st.lists(row, min_size=1, max_size=12))))
+    return Case(draw(topologies(num_hosts, num_hosts)), rows, draw(protocol))
 
 
 @dataclass
@@ -210,7 +183,7 @@ def check_scaling(case: Case, factor: int = 1000) -> None:
     )
 
 
-@given(cases(protocols=("ideal", "linux-tcp", "gloo")))
+@given(cases(protocols()))
 def test_bytes_are_conserved(case: Case) -> None:
     check_conservation(case)
 
@@ -220,7 +193,7 @@ def test_links_are_full_and_not_overfull(case: Case) -> None:
     check_capacity(case)
 
 
-@given(cases(protocols=("ideal", "linux-tcp", "gloo")))
+@given(cases(protocols()))
 def test_nothing_arrives_too_early(case: Case) -> None:
     check_lower_bound(case)
 
@@ -232,10 +205,14 @@ def test_scaling_bytes_and_bandwidth_changes_no_time(case: Case) -> None:
 
 # A hub and three hosts: transfers share links for a while, one of them two links with two others.
 CROWDED = Case(
-    ((10, 10), (5, 5), (10, 10)),
-    ("10 ms", "1 ms", "37 ms"),
-    (0, 0, 0),
-    4,
+    {
+        "hosts": ["h0", "h1", "h2", "h3"],
+        "links": [
+            {"between": ["h1", "h0"], "bandwidth": "10 Mbit/s", "latency": "10 ms"},
+            {"between": ["h2", "h0"], "bandwidth": "5 Mbit/s", "latency": "1 ms"},
+            {"between": ["h3", "h0"], "bandwidth": "10 Mbit/s", "latency": "37 ms"},
+        ],
+    },
     ((0.0, 0, 1, 1_000_000), (0.0, 0, 2, 3_000_000), (0.5, 1, 2, 1_000_000), (0.5, 1, 3, 100_000)),
 )
 

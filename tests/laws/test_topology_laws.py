@@ -16,67 +16,15 @@ from hypothesis import strategies as st
 
 from netsim import Topology, shipped_topologies
 from netsim.errors import InputError
+from netsim.testing import TopologyMapping, topologies, weather
 from netsim.topology.graph import natural_key
-
-RATES = ["1 Gbit/s", "200 Mbit/s", "1e8 bit/s"]
-LATENCIES = ["0 s", "1 ms", "2 ms", "3 ms", "0.5 ms"]  # few values, so that ties are common
 
 
 @st.composite
-def topologies(draw: st.DrawFn) -> dict[str, Any]:
-    """Files with hosts, routers, regions and links among them, connected; some with routes and weather."""
-    num_nodes = draw(st.integers(2, 8))
-    nodes = [
-        f"n{number}" for number in range(7, 7 + num_nodes)
-    ]  # n7 ... n14: natural order is not that of text
-    num_routers = draw(st.integers(0, num_nodes - 1))
-    sizes = draw(st.lists(st.integers(1, 3), max_size=2))
-    regions = {
-        name: {
-            "hosts": size,
-            "nic": draw(st.sampled_from(RATES)),
-            "latency": draw(st.sampled_from(LATENCIES)),
-        }
-        for name, size in zip(("us", "eu"), sizes, strict=False)
-    }
-    ends = [*nodes, *regions]
-    pairs = {(ends[draw(st.integers(0, position - 1))], ends[position]) for position in range(1, len(ends))}
-    pairs |= set(draw(st.lists(st.sampled_from(list(itertools.combinations(ends, 2))), max_size=8)))
-    links = [_link(draw, pair) for pair in sorted(pairs) if pair[::-1] not in pairs or pair[0] < pair[1]]
-    hosts = {
-        name: draw(st.sampled_from([{}, {"device": "h100"}, {"region": "far"}]))
-        for name in nodes[num_routers:]
-    }
-    data = {
-        "name": "drawn",
-        "hosts": hosts,
-        "routers": nodes[:num_routers],
-        "links": links,
-        "regions": regions,
-    }
-    one, other = links[0]["between"]
-    if draw(st.booleans()):
-        data["events"] = [
-            {"at": "1 s", "link": [one, other], "down": True, "for": "2 s"},
-            {"at": "1 s", "host": nodes[-1], "crash": True},
-            {"at": "0.5 s", "link": [other, one], "direction": "up", "loss": "3 %"},
-        ]
-        data["traces"] = [{"link": [one, other], "bandwidth": [["0 s", "1 Mbit/s"], ["1 min", "0 bit/s"]]}]
-        data["drift"] = [{"link": [one, other], "kind": "lognormal", "every": "1 s", "sigma": 0.1}]
-    return data
-
-
-def _link(draw: st.DrawFn, pair: tuple[str, str]) -> dict[str, Any]:
-    link: dict[str, Any] = {"between": list(pair), "latency": draw(st.sampled_from(LATENCIES))}
-    if draw(st.booleans()):
-        return {**link, "bandwidth": draw(st.sampled_from(RATES))}
-    return {
-        **link,
-        "up": draw(st.sampled_from(RATES)),
-        "down": draw(st.sampled_from(RATES)),
-        "loss": "0.07 %",
-        "queue": draw(st.integers(1, 10_000)),
-    }
+def forms(draw: st.DrawFn, max_hosts: int = 12) -> TopologyMapping:
+    """Files with all keys but routes, some with weather; of more than ten hosts natural order is not that of text."""
+    form = draw(topologies(2, max_hosts, is_detailed=True))
+    return TopologyMapping(form | draw(weather(form))) if draw(st.booleans()) else form
 
 
 def _shuffled(value: Any, order: random.Random, key: str = "") -> Any:
@@ -98,7 +46,7 @@ def _shuffled(value: Any, order: random.Random, key: str = "") -> Any:
     return value
 
 
-@given(topologies(), st.randoms(use_true_random=False))
+@given(forms(), st.randoms(use_true_random=False))
 def test_order_changes_nothing(data: dict[str, Any], order: random.Random) -> None:
     topology, other = Topology.from_mapping(data), Topology.from_mapping(_shuffled(data, order))
     assert other == topology
@@ -117,7 +65,7 @@ def test_order_changes_nothing_in_shipped_files(name: str) -> None:
         assert Topology.from_mapping(_shuffled(data, random.Random(seed))) == topology
 
 
-@given(topologies())
+@given(forms())
 def test_the_plain_form_loads_back(data: dict[str, Any]) -> None:
     topology = Topology.from_mapping(data)
     form = topology.to_mapping()
@@ -133,7 +81,7 @@ def test_the_plain_form_of_shipped_ones_loads_back(name: str) -> None:
     assert Topology.from_mapping(topology.to_mapping()) == topology
 
 
-@given(topologies())
+@given(forms(4))
 def test_routes_are_the_shortest(data: dict[str, Any]) -> None:
     """Against networkx: all simple paths, the least by latency, then links, then names."""
     topology = Topology.from_mapping(data)
@@ -157,7 +105,7 @@ def test_routes_are_the_shortest(data: dict[str, Any]) -> None:
         assert latency == pytest.approx(nx.path_weight(graph, best, "microseconds") / 1e6)
 
 
-@given(topologies(), st.data())
+@given(forms(), st.data())
 def test_workers_are_spread_evenly(data: dict[str, Any], draw: st.DataObject) -> None:
     topology = Topology.from_mapping(data)
     num_workers = draw.draw(st.integers(1, 3 * len(topology.hosts)))
@@ -176,13 +124,16 @@ def test_workers_are_spread_evenly(data: dict[str, Any], draw: st.DataObject) ->
         assert max(spare) - min(spare) <= 1 or any(counts[region] == sizes[region] for region in counts)
 
 
-@given(topologies(), st.data())
+@given(forms(), st.data())
 def test_every_misspelt_key_finds_the_right_one(data: dict[str, Any], draw: st.DataObject) -> None:
-    link = data["links"][0]
+    links = data.get("links") or [*data.get("wan", ()), *data["regions"].values()]
+    link = links[0]
     key = draw.draw(st.sampled_from(sorted(key for key in link if len(key) > 3)))
     position = draw.draw(st.integers(0, len(key) - 1))
     typo = key[:position] + draw.draw(st.sampled_from(["", key[position] * 2, "x"])) + key[position + 1 :]
     assume(typo not in ("up", "rtt", *link))
-    data["links"][0] = {typo if name == key else name: value for name, value in link.items()}
+    misspelt = {typo if name == key else name: value for name, value in link.items()}
+    link.clear()
+    link.update(misspelt)
     with pytest.raises(InputError, match=f"did you mean '{key}'"):
         Topology.from_mapping(data)
