@@ -3,17 +3,19 @@
     data = packed({"loss": 0.5, "weights": torch.ones(3)})
     unpacked(data)                          # refuses what `packed` did not make; never runs anything
 
-Values that JSON lacks (tuples, keys that are no text, tensors, bytes) are objects with the key `$`.
+Values that JSON lacks (tuples, keys that are no text, tensors, bytes) are objects with the key `$`. `reachable` walks
+nested values of any kind.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +25,10 @@ from torch import Tensor
 
 from netsim.errors import InputError
 
-__all__ = ["decode", "encode", "packed", "unpacked"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["decode", "encode", "packed", "reachable", "unpacked"]
 
 _LENGTH = struct.Struct("<Q")
 _MARK = b"netgym plain 1\n"
@@ -154,3 +159,29 @@ def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | Non
             }
             return Counter(items) if kind == "counter" else items
     raise ValueError(f"unknown kind {plain['$']!r}")
+
+
+def reachable(
+    root: object, opens: Callable[[object], bool], longest: float = math.inf, most: float = math.inf
+) -> Iterator[object]:
+    """`root` and the objects within its reach, each once: through mappings, lists, tuples, sets, and attributes.
+
+    Args:
+        root: begin here.
+        opens: whether the attributes of an object lead further.
+        longest: items of the longest mapping, list, tuple or set that leads further.
+        most: objects after which the search ends.
+    """
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting and len(seen) < most:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, Mapping | list | tuple | set):
+            items = value.values() if isinstance(value, Mapping) else value
+            waiting += items if len(value) <= longest else ()
+        elif opens(value):
+            waiting += getattr(value, "__dict__", {}).values()

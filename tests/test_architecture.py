@@ -112,7 +112,7 @@ ROOMS = {
         "errors units docstrings files topology network weather transfers collectives ranks testing cli formats probe"
     ),
     "exogym_core": (
-        "moved names plain reach meeting_place successors events communicator workers data cost strategy results "
+        "moved names plain meeting_place successors events communicator workers data cost strategy results "
         "checkpoints config run"
     ),
     "netgym": (

@@ -35,7 +35,7 @@ from exogym_core.strategy import (
     Strategy,
     build_strategy,
 )
-from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.base import StepContext
 from netgym.cli.main import main
 from netgym.tasks import MLP
 from netsim.errors import InputError

@@ -32,7 +32,7 @@ from exogym_core.strategy import (
     build_strategy,
     ensure_optim_spec,
 )
-from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.errors import InputError, UnknownNameError

@@ -32,7 +32,7 @@ from torch.utils.data import (
 )
 
 from exogym_core.data.batches import StepReader, as_tuple
-from exogym_core.reach import reachable
+from exogym_core.plain import reachable
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
 from netsim.units import format_count

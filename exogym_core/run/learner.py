@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import Source, StepSamples
-    from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.context import StepContext
+    from exogym_core.strategy.base import StepContext, Strategy
 
 __all__ = [
     "LocalStep",

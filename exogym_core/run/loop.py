@@ -22,7 +22,7 @@ from exogym_core.run.snapshots import (
     passing_buffers,
     take_shapes,
 )
-from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError

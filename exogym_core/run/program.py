@@ -444,7 +444,11 @@ class Program:
         if request.workers.kind == "stacked":
             self._decide_on_stack()
         self.compute = request.compute
-        if self.compute is not None and request.carrier.has_clock:
+        # Free work is not measured, and its speeds are not looked for.
+        has_speeds = self.compute is not None and (
+            self.compute.is_measured or self.compute.coding.speeds or self.compute.shared_cores is not None
+        )
+        if self.compute is not None and has_speeds and request.carrier.has_clock:
             shapes = [each.shape for each in self.model.parameters() if each.requires_grad]
             size = sum(map(math.prod, shapes)), request.num_nodes, request.device_of(0)
             self.compute = with_measured_speeds(
@@ -501,7 +505,7 @@ class Program:
         """Kind and number of worker processes, `auto` decided by the size of a step and their number."""
         request = self.request
         on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
-        steps = self.known_max_steps() if can_fork() else None
+        steps = self.known_max_steps() if request.workers.kind == "auto" and can_fork() else None
         return request.workers.settle(
             request.num_nodes, num_cores(), self.step_flops, num_steps=steps, on_cuda=on_cuda
         )

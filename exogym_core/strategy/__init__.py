@@ -7,7 +7,7 @@ from exogym_core.strategy.ad_psgd import ADPSGDStrategy
 from exogym_core.strategy.all_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy
 from exogym_core.strategy.async_sparta import AsyncSparseCommunicator, AsyncSPARTAStrategy
-from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.base import StepContext, Strategy
 from exogym_core.strategy.chain import (
     Chain,
     CommunicateOptimizeStrategy,
@@ -15,7 +15,6 @@ from exogym_core.strategy.chain import (
     Sites,
 )
 from exogym_core.strategy.cocodc import CoCoDCCommunicator, CoCoDCStrategy
-from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.decoupled_diloco import DecoupledDiLoCoStrategy
 from exogym_core.strategy.delayed import (
     DelayedDiLoCoCommunicator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -12,8 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from exogym_core.names import plain_numbers
-from exogym_core.strategy.context import StepContext
-from exogym_core.strategy.contradictions import refuse_contradictions
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
     OptimSpec,
@@ -31,6 +30,7 @@ from exogym_core.strategy.options import (
     mapping,
     number,
     option,
+    positive_int,
     refuse_unknown,
     take,
 )
@@ -52,7 +52,60 @@ if TYPE_CHECKING:
     from exogym_core.events import RoundPlace
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["Strategy"]
+__all__ = ["StepContext", "Strategy"]
+
+
+@dataclass(slots=True)
+class StepContext:
+    """Context of a step of this rank, passed to `Strategy.begin_step` by the loop.
+
+    Attributes:
+        number: of the step, from 0.
+        samples: of this rank.
+        samples_of: of every rank of the run; empty if all have the same number.
+        scaler: scales the loss, and so the gradients of the backward pass; None: unscaled.
+        last_micro_batch: whether the current, or just completed, backward pass completes the gradient.
+        comm: connects the ranks of the run; needed with a `count`.
+        count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
+            complete from the `last_micro_batch` on.
+        is_skipped: the update was skipped, as gradients had overflowed.
+        is_unscaled: gradients have been unscaled by `Strategy.unscale_gradients`.
+    """
+
+    number: int = 0
+    samples: int = 0
+    samples_of: Sequence[int] = ()
+    scaler: torch.amp.GradScaler | None = None
+    last_micro_batch: bool = True
+    comm: Communicator | None = None
+    is_unscaled: bool = False
+    is_skipped: bool = False
+    count: float | None = None
+    _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
+
+    @property
+    def weight(self) -> float:
+        """Weight of this rank's gradient in the mean of all ranks'."""
+        return self.weight_among(None)
+
+    def weight_among(self, ranks: Sequence[int] | None) -> float:
+        """Weight of this rank's gradient in the mean of the gradients of `ranks`; None: of all ranks.
+
+        It is this rank's samples over the mean of `ranks`'. Where the model returns counts it is this rank's count over
+        their mean: the first call of a step sums the counts of `ranks`, all of which must call it then, by an
+        all-reduce of 4 bytes that takes its time.
+        """
+        if self.count is not None and self.comm is not None and self.last_micro_batch:
+            together = self.comm if ranks is None else self.comm.group(ranks, reuse=True)
+            key = None if ranks is None else tuple(ranks)
+            if key not in self._summed:
+                total = torch.tensor([self.count], device=self.comm.device)
+                self._summed[key] = together.all_reduce(total, "sum").item()
+            return self.count * together.world_size / (self._summed[key] or 1.0)
+        if not self.samples_of:
+            return 1.0
+        among = self.samples_of if ranks is None else [self.samples_of[rank] for rank in ranks]
+        return self.samples * len(among) / sum(among)
 
 
 # Methods of a step by which a subclass may change it.
@@ -268,7 +321,7 @@ class Strategy(Stateful):
         self.model, self.comm = model, comm
         self.coding = coding
         self.max_steps, self.seed = max_steps, seed
-        refuse_contradictions(self)
+        _refuse_contradictions(self)
         self._payload_bytes_before = comm.traffic.payload_bytes
         self._init_node(model, comm.rank, self.num_nodes)
         self.prepare()
@@ -610,6 +663,32 @@ class Strategy(Stateful):
         scaler.update()
         context.is_skipped = not context.is_unscaled and scaler.get_scale() < scale
         context.is_unscaled = False
+
+
+def _refuse_contradictions(strategy: Strategy) -> None:
+    """Refuse a strategy, which has its model and its ranks, where these or its traits contradict each other.
+
+    Raises:
+        InputError: it has servers that are not judged, its rounds have no length, or a parameter is complex and it
+            brings real ones together.
+    """
+    where = strategy.where
+    if strategy.num_servers and strategy.judged != "server":
+        raise InputError(
+            f"{where}: num_servers={strategy.num_servers}, but judged={strategy.judged!r}; servers keep the model "
+            "that could be shipped: write judged = 'server'"
+        )
+    if strategy.round_steps is not None:
+        positive_int(where, "round_steps", strategy.round_steps)
+    if strategy.takes_complex or strategy.comm.world_size == 1:
+        return
+    for name, parameter in strategy.named_trainable():
+        if parameter.is_complex():
+            raise InputError(
+                f"{where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold its "
+                "real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy of your "
+                "own that does more"
+            )
 
 
 declare(Strategy)

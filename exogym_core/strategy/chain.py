@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.events import RoundPlace
-    from exogym_core.strategy.context import StepContext
+    from exogym_core.strategy.base import StepContext
 
 __all__ = ["Chain", "CommunicateOptimizeStrategy", "CommunicationModule", "Sites"]
 

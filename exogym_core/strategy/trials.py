@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.reach import reachable
+from exogym_core.plain import reachable
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
 from exogym_core.strategy.parts.exchange import low_rank_of

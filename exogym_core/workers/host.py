@@ -258,13 +258,16 @@ class SimulatedHost(ABC):
     def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
         """Run `body(comm)` on every rank of the world."""
         run = None
-        try:
-            with tracing(self.trace, self.world.hosts, warnings.warn) as recorder:
-                run = self.simulate(body, replace(sinks, recorder=recorder))
-        except InputError as problem:  # such as a disk that is full at the end
-            if run is None:
-                raise
-            warnings.warn(f"trace: {problem}", UserWarning, stacklevel=2)
+        if self.trace is None:
+            run = self.simulate(body, sinks)
+        else:
+            try:
+                with tracing(self.trace, self.world.hosts, warnings.warn) as recorder:
+                    run = self.simulate(body, replace(sinks, recorder=recorder))
+            except InputError as problem:  # such as a disk that is full at the end
+                if run is None:
+                    raise
+                warnings.warn(f"trace: {problem}", UserWarning, stacklevel=2)
         return RunResult.simulated(run, run.results, [state.traffic for state in run.states])
 
     @abstractmethod

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
-from exogym_core.reach import reachable
+from exogym_core.plain import reachable
 from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from netsim.errors import InputError, unknown_name

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.events import RoundPlace
-    from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.context import StepContext
+    from exogym_core.strategy.base import StepContext, Strategy
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.parts.average import Steps
     from exogym_core.strategy.parts.outer import OuterStep

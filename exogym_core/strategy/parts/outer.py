@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["DelayedNesterov", "GlobalModel", "OuterOptimizer", "OuterStep", "Round", "nesterov"]
 
 
+@lru_cache(maxsize=64)
 def nesterov(lr: float, momentum: float) -> OptimSpec:
-    """SGD with Nesterov momentum; without momentum plain SGD."""
+    """SGD with Nesterov momentum; without momentum plain SGD. Checked once, not on every rank."""
     return OptimSpec(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
 
