@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from exogym_core.strategy import (
     MODULES,
     AllReduceStrategy,
-    AsyncSparseCommunicator,
     AveragingCommunicator,
     Chain,
     CommunicateOptimizeStrategy,
     CommunicationModule,
-    DelayedDiLoCoCommunicator,
     DeMoStrategy,
     DiLoCoCommunicator,
     DiLoCoStrategy,
@@ -29,7 +27,6 @@ from exogym_core.strategy import (
     SPARTADiLoCoStrategy,
     SPARTAStrategy,
     Strategy,
-    StreamingDiLoCoCommunicator,
     all_reduce,
 )
 from exogym_core.strategy.parts.codecs import Int8Codec
@@ -76,32 +73,6 @@ def same_runs(first: Any, second: Any, num_ranks: int = 4) -> None:
 )
 def test_strategies_are_chains(strategy: Any, chain: Any) -> None:
     same_runs(strategy, chain)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        SparseCommunicator(p_sparta=0.3),
-        AsyncSparseCommunicator(p_sparta=0.3, interval=2, delay=1),
-        DelayedDiLoCoCommunicator(H=2),
-        StreamingDiLoCoCommunicator(H=2),
-        AveragingCommunicator(H=2),
-    ],
-)
-@pytest.mark.parametrize("sharding", ["NO_SHARD", "SHARD_GRAD_OP"])
-def test_modules_behind_sites_bring_sites_together(module: Strategy, sharding: str) -> None:
-    """Equal to one rank a site with the site's batch, at the end too, where what is in flight is applied."""
-    model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
-    joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
-    of_sites = reference.run_strategy(
-        Chain([Sites(2, sharding=sharding), module], ADAMW), model, batches, SEED
-    )
-    if sharding == "NO_SHARD" or not hasattr(module, "selection"):  # shards choose among their own values
-        alone = reference.run_strategy(Chain([module], ADAMW), model, joined, SEED)  # type: ignore[arg-type]
-        for rank, got in enumerate(of_sites.results):
-            torch.testing.assert_close(got, alone.results[rank // 2], rtol=1e-9, atol=1e-9)
-    for rank in (0, 2):
-        assert torch.equal(of_sites.results[rank], of_sites.results[rank + 1])
 
 
 def sum_of_displacements(strategy: Any) -> Tensor:

@@ -135,9 +135,11 @@ def test_iperf3_of_a_server_and_as_a_stream_of_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ping", FILES["pings"])
-def test_pings_of_other_systems(ping: dict[str, Any], tmp_path: Path) -> None:
+def test_ping_of_any_system_and_language(ping: dict[str, Any], tmp_path: Path) -> None:
     net = topology_of(tmp_path, {"ping.txt": ping["text"]}, bits_per_second=1e9)
-    assert way(net, "here.0", "192.0.2.7.0")[1] == pytest.approx(0.04)
+    one, other = ping.get("ends", ["here", "192.0.2.7"])
+    seconds = ping.get("seconds", 0.08) / 2
+    assert way(net, f"{one}.0", f"{other}.0") == pytest.approx((1e9, seconds), rel=1e-6)
     assert max(net.loss) == pytest.approx(lost_each_way(ping["loss"]), rel=1e-4)
 
 
@@ -333,56 +335,14 @@ GERMAN = (
     "100 Pakete \u00fcbertragen, 95 empfangen, 5% Paketverlust, Zeit 99ms\n"
     "rtt min/avg/max/mdev = 30,1/31,5/40,2/1,1 ms\n"
 )
-MACOS = (
-    "PING6(56=40+8+8 bytes) 2001:db8::1 --> 2001:db8::7\n"
-    "16 bytes from 2001:db8::7, icmp_seq=0 hlim=57 time=10.1 ms\n\n"
-    "200 packets transmitted, 198 packets received, 1.0% packet loss\n"
-    "round-trip min/avg/max/std-dev = 30.1/31.5/40.2/1.1 ms\n"
-)
-WINDOWS = {
-    "es": (
-        "Haciendo ping a 192.0.2.7 con 32 bytes de datos:\nEstad\u00edsticas de ping para 192.0.2.7:\n"
-        "    Paquetes: enviados = 100, recibidos = 96, perdidos = 4\n    (4% perdidos),\n"
-        "    M\u00ednimo = 30ms, M\u00e1ximo = 41ms, Media = 33ms\n"
-    ),
-    "fr": (
-        "Statistiques Ping pour 192.0.2.7:\n"
-        "    Paquets\u00a0: envoy\u00e9s = 100, re\u00e7us = 96, perdus = 4 (perte 4%),\n"
-        "    Minimum = 30ms, Maximum = 41ms, Moyenne = 33ms\n"
-    ),
-    "en": (
-        "Pinging 192.0.2.7 with 32 bytes of data:\nPackets: Sent = 100, Received = 96, Lost = 4 (4% loss),\n"
-        "    Minimum = 30ms, Maximum = 41ms, Average = 33ms\n"
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "ends", "seconds", "loss"),
-    [
-        (GERMAN, ("here", "eu.example"), 0.0301, 0.05),
-        (
-            GERMAN.replace("eu.example (192.0.2.7)", "2001:db8::7(2001:db8::7)"),
-            ("here", "2001-db8-7"),
-            0.0301,
-            0.05,
-        ),
-        (MACOS, ("2001-db8-1", "2001-db8-7"), 0.0301, 0.01),
-        *((text, ("here", "192.0.2.7"), 0.03, 0.04) for text in WINDOWS.values()),
-    ],
-    ids=["linux-de", "linux-ipv6", "macos-ping6", *WINDOWS],
-)
-def test_ping_of_any_system_and_language(
-    text: str, ends: tuple[str, str], seconds: float, loss: float, tmp_path: Path
-) -> None:
-    net = topology_of(tmp_path, {"ping.txt": text}, bits_per_second=1e9)
-    assert way(net, *(f"{end}.0" for end in ends)) == pytest.approx((1e9, seconds / 2), rel=1e-6)
-    assert max(net.loss) == pytest.approx(lost_each_way(loss), rel=1e-4)
 
 
 def test_what_a_ping_says_is_read_or_refused(tmp_path: Path) -> None:
     """A second ping was dropped, a summary in unknown words was no reply, and less than 1 ms was 0 without a word."""
-    short = WINDOWS["en"].replace("30ms", "0ms")
+    short = (
+        "Pinging 192.0.2.7 with 32 bytes of data:\nPackets: Sent = 100, Received = 96, Lost = 4 (4% loss),\n"
+        "    Minimum = 0ms, Maximum = 41ms, Average = 33ms\n"
+    )
     for text, line in (
         (GERMAN + GERMAN, r"a--b\.txt: has several pings: give each a file"),
         (GERMAN + pings(4, 4), r"a--b\.txt: has several pings: give each a file"),
@@ -394,12 +354,6 @@ def test_what_a_ping_says_is_read_or_refused(tmp_path: Path) -> None:
     assert "whole milliseconds: below 1 ms taken for 0" in text
     assert "4 of 100 pings lost, there or back: 2.02 % each way" in text
     assert "assumed in the other" not in text
-
-
-def test_a_loss_that_does_not_follow_from_its_numbers_is_refused(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, {"a--b.txt": GERMAN.replace("95 empfangen", "59 empfangen")})
-    with pytest.raises(InputError, match="5% lost does not follow from the numbers of pings beside it"):
-        read_foreign([path])
 
 
 def test_old_bidirectional_iperf3_has_both_directions(tmp_path: Path) -> None:
@@ -460,42 +414,6 @@ def test_a_run_that_windows_held_is_refused(tmp_path: Path) -> None:
 def test_other_delimiters(delimiter: str, tmp_path: Path) -> None:
     net = topology_of(tmp_path, {"a.csv": TABLE.replace(",", delimiter)})
     assert way(net, "a.0", "b.0") == pytest.approx((1e9, 0.04))
-
-
-@pytest.mark.parametrize(
-    ("table", "line"),
-    [
-        (
-            TABLE.replace("throughput", "bandwith"),
-            "a.csv:1: unknown column 'bandwith': did you mean 'bandwidth'?",
-        ),
-        (
-            TABLE.replace("rtt,", "throughput,"),
-            "a.csv:1: column 'throughput' is there twice: keep one of them",
-        ),
-        (TABLE.replace("Gbit/s\n", "Gbit/s,7\n"), "a.csv:2: expected 4 cells, got 5"),
-        ("\n" + TABLE + "\nb\n", "a.csv:5: expected 4 cells, got 1"),
-        (
-            TABLE.replace("1 Gbit/s", "0 Gbit/s"),
-            "a.csv:2: column throughput: expected a rate above zero, got '0 G",
-        ),
-        (
-            "throughput Mbit/s,a,b\na,-,0\nb,9,-\n",
-            "a.csv:2: column b: expected a rate above zero, got '0 Mbit/s'",
-        ),
-        (
-            "from,to,throughput,streams\na,b,1 Gbit/s,0\n",
-            "streams: expected a whole number of streams from 1 up, got '0'",
-        ),
-        ("from,to,rtt_ms\na,b,-5\n", "a.csv:2: column rtt_ms: expected a number from 0 up, got '-5'"),
-        ('{"rtt_ms": {"a": {"b": 80, "b": 90}}}', "'b' is there twice in one object: keep one of them"),
-    ],
-)
-def test_columns_and_keys_are_read_or_refused(table: str, line: str, tmp_path: Path) -> None:
-    name = "a.json" if table.startswith("{") else "a.csv"
-    with pytest.raises(InputError) as caught:
-        read_foreign(write(tmp_path, {name: table}))
-    assert line in str(caught.value)
 
 
 def test_what_is_not_read_stands_in_the_source(tmp_path: Path) -> None:
@@ -583,15 +501,6 @@ def test_figures_of_edges_without_units_are_named_before_anything_is_assumed(tmp
         read_foreign([path], None, Assumed(1e9))
     text = read_foreign([path], None, Assumed(1e9, 0.01)).to_yaml()
     assert "Not read: edges' bandwidth, delays, latency, weight." in text
-
-
-@pytest.mark.parametrize(
-    "figure", ['bandwidth "1 GB/s"', 'bandwidth "100 MBps"', "bandwidth_MBps 100", 'LinkLabel "10 GB"']
-)
-def test_rates_of_edges_in_bytes_are_not_taken_for_bits(tmp_path: Path, figure: str) -> None:
-    (path,) = write(tmp_path, {"a.gml": gml(f"{figure} latency_ms 5")})
-    with pytest.raises(InputError, match=r"a to b: no rate with a unit"):
-        read_foreign([path])
 
 
 @pytest.mark.parametrize(
@@ -688,20 +597,6 @@ def test_each_direction_keeps_the_streams_that_it_was_measured_with(form: str, t
     assert there == pytest.approx(100e6 * 8 / 200e6, rel=0.15)  # slow start
     assert back > 2 * there  # a single stream of the four
     assert Topology.from_mapping(net.to_mapping()).to_mapping() == net.to_mapping()
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"t.csv": "from,to,rtt,throughput,loss\na,b,80 ms,1 Gbit/s,100 %\n"},
-        {"t.csv": "loss %,a,b\na,0,100\nb,1,0\n"},
-        {"t.json": [{"from": "a", "to": "b", "rtt": "80 ms", "loss": "100 %"}]},
-    ],
-)
-def test_a_pair_that_loses_all_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
-    """It became a link without loss."""
-    with pytest.raises(InputError, match="expected a loss below 100 %: leave the pair out"):
-        read_foreign(write(tmp_path, files))
 
 
 def test_measurements_within_a_place_are_listed_as_not_read(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from netsim.testing import calls, topologies
 
 Start = Callable[..., Callable[[int], None]]
 ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]
-PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
 # Short queues overflow, and what then happens hangs on comparisons that rounding must not tip.
 WITHOUT_NOTES = ["ideal", "linux-tcp", {"preset": "linux-tcp", "queue": 30}]
 
@@ -221,14 +220,6 @@ def test_under_gloo_all_bytes_arrive_not_sooner_than_without_notes(data: st.Data
 # -- who waits for whom ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_members_with_equal_routes_that_enter_together_end_together(protocol: str) -> None:
-    """Ties stay ties: nobody is put off by rounding, whatever instant the clock shows."""
-    made = schedule("all_reduce", 6, num_bytes=6 * 12_347, algorithm="ring")
-    (done,) = ends(started, Network(Clock(), star(6), protocol), [(made, [1000.1] * 6)], range(6))
-    assert max(done) - min(done) <= (0.01 if protocol == "gloo" else 1e-9)  # gloo's threads wake apart
-
-
 def test_under_gloo_a_late_member_of_an_all_to_all_sends_before_it_asks() -> None:
     """gloo's alltoall.cc posts the send first: data leave at once, and the request for the peer's data follows them."""
     late, latency, num_bytes = 0.2, 0.025, 1 << 20
@@ -258,86 +249,6 @@ def test_a_member_that_enters_two_at_one_instant_sends_in_the_order_of_the_calls
 
 
 # -- several at once ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_groups_that_share_no_link_do_not_see_each_other(protocol: str) -> None:
-    made = schedule("all_reduce", 3, num_bytes=100_000)
-
-    def both(second: bool) -> list[float]:
-        network = Network(Clock(), star(6, bandwidth="10 Mbit/s"), protocol)
-        done = [math.inf] * 3
-        for first, ends_of in [(0, done), (3, [0.0] * 3)][: 1 + second]:
-            one = start_collective(
-                network,
-                made,
-                range(first, first + 3),
-                group=first,
-                on_done=lambda member, ends_of=ends_of: ends_of.__setitem__(member, network.env.now),
-            )
-            for member in range(3):
-                one.arrive(member)
-        network.env.run()
-        return done
-
-    assert both(True) == both(False)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_cancelled_collective_sends_nothing_more_and_notifies_no_member(protocol: str) -> None:
-    clock = Clock()
-    network = Network(clock, star(3, bandwidth="10 Mbit/s"), protocol)
-    made = schedule("all_reduce", 3, num_bytes=300_000)
-    done: list[int] = []
-    one = start_collective(network, made, range(3), group="one", on_done=done.append)
-    other: list[int] = []
-    two = start_collective(network, made, range(3), group="two", on_done=other.append)
-    for member in range(3):
-        one.arrive(member)
-        two.arrive(member)
-    clock.run(until=0.1)
-    one.cancel()
-    one.cancel()
-    assert network.num_in_flight > 0, "the other's"
-    before = network.link_bytes.sum()
-    clock.run()
-    assert done == []
-    assert sorted(other) == [0, 1, 2]
-    assert before < network.link_bytes.sum() <= before + 2 * made.sent_bytes.sum()
-    assert network.num_in_flight == 0
-
-
-def test_a_link_that_changes_elsewhere_leaves_a_collective_alone() -> None:
-    made = schedule("all_reduce", 3, num_bytes=100_000)
-
-    def done(changes: Callable[[Network], object]) -> list[float]:
-        network = Network(Clock(), star(6, bandwidth="10 Mbit/s"), "linux-tcp")
-        network.env.at(0.031, call=lambda event: changes(network) and None)
-        return ends(started, network, [(made, [0.0] * 3)], range(3))[0]
-
-    link = {(link.source, link.target): link.index for link in star(6).links}
-
-    def elsewhere(network: Network) -> None:
-        network.set_capacity(link["h4", "switch"], 5e6)
-        network.set_latency(link["switch", "h3"], 0.5)
-        network.send(4, 5, 30_000, lambda: None)
-
-    calm = done(lambda network: None)
-    assert done(elsewhere) == calm
-    assert max(done(lambda network: network.set_capacity(link["h1", "switch"], 5e6))) > max(calm)
-
-
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
-def test_the_same_again_on_warm_connections_takes_the_same(protocol: str) -> None:
-    """To the rounding of the clock, which shows 16 s more each time."""
-    made = schedule("all_reduce", 4, num_bytes=1 << 20, algorithm="gloo", element_bytes=4)
-    network = Network(Clock(), star(4), protocol)
-    calls = [(made, [16.0 * number + offset for offset in (0.0, 0.25, 0.0, 0.125)]) for number in range(6)]
-    done = ends(started, network, calls, range(4))
-    since = [[end - 16.0 * number for end in each] for number, each in enumerate(done)]
-    np.testing.assert_allclose(since[-1], since[1], rtol=0, atol=1e-12)
-    # Each message crosses two links.
-    assert network.link_bytes.sum() == pytest.approx(6 * made.sent_bytes.sum() * 2, rel=1e-12)
 
 
 def test_the_last_member_to_enter_is_notified_however_instants_are_rounded() -> None:
@@ -415,23 +326,6 @@ def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -
     arrivals = [0.0] * made.num_ranks
     (live,) = ends(started, Network(Clock(), topology, "ideal"), [(made, arrivals)], hosts)
     assert (least <= np.array(live) * (1 + 1e-9) + 1e-12).all()
-
-
-@pytest.mark.parametrize(
-    ("topology", "num", "seconds"),
-    [
-        (star, 64, 4.095),
-        (star, 256, 11.79375),
-        (four_regions, 64, 34.6626),
-        (four_regions, 256, 92.4885),
-        # SimGrid was given 1,024 chunks of ceil(1e8 / 1024) bytes; ours add up to 1e8: 768 bytes less.
-        (four_regions, 1024, 323.08909776),
-    ],
-)
-def test_rings_take_what_simgrid_says(topology: Callable[[int], Topology], num: int, seconds: float) -> None:
-    made = schedule("all_reduce", num, num_bytes=100_000_000)
-    found = contention_free_seconds(made, range(num), topology(num), IDEAL)
-    assert found.max() == pytest.approx(seconds, rel=1e-6 if num == 1024 else 1e-9)
 
 
 def test_messages_that_meet_on_a_link_are_noticed() -> None:

@@ -87,13 +87,6 @@ def test_what_follows_on_a_connection_does_not_wait_its_latency_again(
     assert log.lines == [(1.02, "first"), (1.031, "second")]
 
 
-def test_callbacks_of_one_instant_come_in_order_of_sending(clock: Clock, network: Network, log: Log) -> None:
-    for name, target in [("1", B), ("2", C), ("3", B), ("4", C)]:
-        network.send(A, target, 1000, log.on(name), connection=name)
-    clock.run()
-    assert log.lines == [(0.024, name) for name in "1234"]
-
-
 def test_within_a_host_delivery_is_at_once_but_after_send_returns(
     clock: Clock, network: Network, log: Log
 ) -> None:
@@ -102,12 +95,6 @@ def test_within_a_host_delivery_is_at_once_but_after_send_returns(
     clock.run()
     assert log.lines == [(0.0, "sent"), (0.0, "there")]
     assert network.link_bytes.sum() == 0
-
-
-def test_a_callback_may_send_on_in_the_same_instant(clock: Clock, network: Network, log: Log) -> None:
-    network.send(A, B, MEGABYTE, lambda: network.send(B, C, MEGABYTE, log.on("there")) and None)
-    clock.run()
-    assert log.lines == [(2.04, "there")]
 
 
 def test_an_aborted_transfer_gives_way(clock: Clock, network: Network, log: Log) -> None:
@@ -120,17 +107,6 @@ def test_an_aborted_transfer_gives_way(clock: Clock, network: Network, log: Log)
     assert network.link_bytes.max() == pytest.approx(1_500_000)
     with pytest.raises(InputError, match=r"no transfer 0 is in flight"):
         network.abort(doomed)
-
-
-def test_an_abort_behind_others_or_before_the_latency_is_over_frees_nothing_else(
-    clock: Clock, network: Network, log: Log
-) -> None:
-    network.send(A, B, MEGABYTE, log.on("first"))
-    doomed = network.send(A, B, MEGABYTE, log.on("never"))
-    network.send(A, B, MEGABYTE, log.on("last"))
-    assert network.abort(doomed) == 0
-    clock.run()
-    assert log.lines == [(1.02, "first"), (2.02, "last")]
 
 
 @pytest.mark.parametrize("num", [63, 64, 65, 66, 300])

@@ -257,20 +257,11 @@ def launched(calls: str, tmp_path: Path, folder: str) -> LaunchReport:
     return report
 
 
-def seconds(calls: str, tmp_path: Path, folder: str) -> float:
-    """Virtual seconds that a program takes."""
-    return launched(calls, tmp_path, folder).virtual_seconds
-
-
-def test_ranks_that_meet_by_files_between_messages_do_not_stand_still(tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", [MESSAGES, COLLECTIVES], ids=["messages", "collectives"])
+def test_ranks_that_meet_by_files_between_calls_do_not_stand_still(calls: str, tmp_path: Path) -> None:
     """They did: two waited for the clock, it for the third, and that for them, busy with looking."""
-    met = seconds(MESSAGES, tmp_path, str(tmp_path))
-    assert met == seconds(MESSAGES, tmp_path, "")
-
-
-def test_ranks_that_meet_by_files_between_collectives_do_not_stand_still(tmp_path: Path) -> None:
-    met = seconds(COLLECTIVES, tmp_path, str(tmp_path))
-    assert met == seconds(COLLECTIVES, tmp_path, "")
+    met, alone = (launched(calls, tmp_path, folder).virtual_seconds for folder in (str(tmp_path), ""))
+    assert met == alone
 
 
 # Rank 1 sleeps until rank 0 has learnt from the clock, which needs rank 1, that its message has not joined yet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from worlds import chain_form
 
 from exogym_core.strategy import (
+    AsyncSparseCommunicator,
     AveragingCommunicator,
     Chain,
     CoCoDCStrategy,
@@ -33,6 +35,8 @@ from exogym_core.strategy import (
     Sites,
     SlowMoCommunicator,
     SlowMoStrategy,
+    SparseCommunicator,
+    Strategy,
     StreamingDiLoCoStrategy,
 )
 from exogym_core.strategy.parts.fragments import fragments_of, layers_of
@@ -52,9 +56,9 @@ def results(strategy: Any, problem: dict[str, int]) -> list[Tensor]:
     return reference.run_strategy(strategy, model, batches).results
 
 
-def same(one: Any, other: Any, problem: dict[str, int]) -> None:
+def same(one: Any, other: Any, problem: dict[str, int], tolerance: float = 1e-9) -> None:
     for got, want in zip(results(one, problem), results(other, problem), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 @settings(max_examples=8)
@@ -113,13 +117,12 @@ def test_slowmo_without_momentum_is_local_averaging(problem: dict[str, int], H: 
 
 
 def test_slowmo_follows_a_schedule_and_is_diloco_without_one() -> None:
-    model, batches = reference.make_problem(3, 9, 3, 4, seed=5)
+    problem = {"num_ranks": 3, "steps": 9, "inputs": 3, "hidden": 4, "seed": 5}
+    model, batches = reference.make_problem(**problem)
     heavy_ball = partial(torch.optim.SGD, lr=0.8, momentum=0.4)
     options: dict[str, Any] = {"H": 3, "outer_lr": 0.8, "outer_momentum": 0.4}
-    plain = reference.run_strategy(SlowMoStrategy("sgd", lr=0.05, **options), model, batches).results
     diloco = DiLoCoStrategy("sgd", lr=0.05, H=3, outer_optim_spec=heavy_ball)
-    for got, want in zip(plain, reference.run_strategy(diloco, model, batches).results, strict=True):
-        torch.testing.assert_close(got, want)
+    same(SlowMoStrategy("sgd", lr=0.05, **options), diloco, problem)
     halved = {"lr_scheduler": "StepLR", "lr_scheduler_kwargs": {"step_size": 3, "gamma": 0.5}}
     strategy = SlowMoStrategy("sgd", lr=0.05, **options, **halved)
     got = reference.run_strategy(strategy, model, batches).results[0]
@@ -236,28 +239,46 @@ def test_sgp_trains_as_published_on_a_graph_of_unequal_degrees() -> None:
         torch.testing.assert_close(vector, reference.vector(replica), rtol=1e-9, atol=1e-9)
 
 
-GOSSIP = [
-    lambda *spec: DPSGDStrategy(*spec),
-    lambda *spec: SGPStrategy(*spec),
-    lambda *spec: GASLoCStrategy(*spec, H=2, graph="ring"),
-    lambda *spec: NoLoCoStrategy(*spec, H=2),
-    lambda *spec: DESLOCStrategy(*spec, H=2),
-    lambda *spec: SlowMoStrategy(*spec, H=2),
-]
+MEMBERS: dict[str, Callable[..., Strategy]] = {
+    "SPARTA": partial(SparseCommunicator, p_sparta=0.3),
+    "AsyncSPARTA": partial(AsyncSparseCommunicator, p_sparta=0.3, interval=2, delay=1),
+    "FedAvg": partial(AveragingCommunicator, H=2),
+    "DPSGD": DPSGDStrategy,
+    "SGP": SGPStrategy,
+    "GASLoC": partial(GASLoCStrategy, H=2, graph="ring"),
+    "NoLoCo": partial(NoLoCoStrategy, H=2),
+    "DESLOC": partial(DESLOCStrategy, H=2),
+    "SlowMo": partial(SlowMoStrategy, H=2),
+    "StreamingDiLoCo": partial(StreamingDiLoCoStrategy, H=3, num_fragments=2, tau=2),
+    "CoCoDC": partial(CoCoDCStrategy, H=3, num_fragments=2, tau=2, transmissions=3),
+    "DelayedDiLoCo": partial(DelayedDiLoCoStrategy, H=3),
+    "EagerDiLoCo": partial(EagerDiLoCoStrategy, H=3),
+}
+UNSHARDED = ["CoCoDC", "EagerDiLoCo"]
+WITH_CODEC = ["StreamingDiLoCo", "DelayedDiLoCo", *UNSHARDED]
 
 
-@pytest.mark.parametrize("make", GOSSIP, ids=["DPSGD", "SGP", "GASLoC", "NoLoCo", "DESLOC", "SlowMo"])
-@pytest.mark.parametrize("sharding", ["NO_SHARD", "SHARD_GRAD_OP"])
-def test_behind_sites_a_site_is_one_rank_with_the_sites_batch(make: Any, sharding: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sharding", "codec"),
+    [(name, "NO_SHARD", None) for name in MEMBERS]
+    + [(name, "SHARD_GRAD_OP", None) for name in MEMBERS if name not in UNSHARDED]
+    + [(name, "NO_SHARD", "e3m0") for name in WITH_CODEC],
+)
+def test_behind_sites_a_site_is_one_rank_with_the_sites_batch(
+    name: str, sharding: str, codec: str | None
+) -> None:
+    """At the end too, where what is in flight is applied."""
     model, batches = reference.make_problem(6, 5, 4, 6, seed=1)
     joined = [
         [tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2, 4)] for step in batches
     ]
-    made = make()
-    chain = Chain([Sites(2, sharding=sharding), *getattr(made, "modules", [made])], adamw)
-    got = reference.run_strategy(chain, model, batches)
-    want = reference.run_strategy(make(adamw), model, joined)  # type: ignore[arg-type]
-    for rank, result in enumerate(got.results):
+    make = partial(MEMBERS[name], codec=codec) if codec else MEMBERS[name]
+    got = reference.run_strategy(Chain([Sites(2, sharding=sharding), make()], adamw), model, batches).results
+    assert all(torch.equal(got[rank], got[rank + 1]) for rank in (0, 2, 4))
+    if codec or (sharding != "NO_SHARD" and "SPARTA" in name):  # shards encode and choose among their own
+        return
+    want = reference.run_strategy(Chain([make()], adamw), model, joined)  # type: ignore[arg-type]
+    for rank, result in enumerate(got):
         torch.testing.assert_close(result, want.results[rank // 2], rtol=1e-9, atol=1e-9)
 
 
@@ -284,17 +305,9 @@ def test_d_psgds_exchange_hides_behind_the_gradient() -> None:
     assert seconds("after") > 6.5
 
 
-# --- mistakes ----------------------------------------------------------------------------------------------
-
-
 # --- equalities of strategies that all agree ----------------------------------------------------------------
 
 larger_problems = reference.problems(4, 9, 4, 6)
-
-
-def bits_of(strategy: Any, problem: dict[str, int]) -> list[torch.Tensor]:
-    model, batches = reference.make_problem(**problem)
-    return reference.run_strategy(strategy, model, batches).results
 
 
 @settings(max_examples=10)
@@ -305,10 +318,7 @@ def test_streaming_of_one_fragment_without_delay_is_diloco(
     codec: str | None,
 ) -> None:
     one = StreamingDiLoCoStrategy(adamw, H=H, num_fragments=1, tau=0, alpha=0.0, outer_lr=0.7, codec=codec)
-    for got, want in zip(
-        bits_of(one, problem), bits_of(DiLoCoStrategy(adamw, H=H, codec=codec), problem), strict=True
-    ):
-        assert torch.equal(got, want)
+    same(one, DiLoCoStrategy(adamw, H=H, codec=codec), problem, tolerance=0)
 
 
 @settings(max_examples=10)
@@ -318,8 +328,7 @@ def test_streaming_of_one_fragment_without_delay_is_diloco(
 )  # phi - (phi - theta) is rounded
 def test_cocodc_of_one_fragment_without_delay_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
     one = CoCoDCStrategy(adamw, H=H, num_fragments=1, tau=0, transmissions=1, outer_lr=0.7)
-    for got, want in zip(bits_of(one, problem), bits_of(DiLoCoStrategy(adamw, H=H), problem), strict=True):
-        assert torch.equal(got, want)
+    same(one, DiLoCoStrategy(adamw, H=H), problem, tolerance=0)
 
 
 @settings(max_examples=25)
@@ -374,9 +383,8 @@ def test_cocodc_chooses_and_corrects_as_written(
 @given(problem=larger_problems, H=st.integers(1, 4))
 def test_eager_diloco_of_one_worker_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
     """Also at a run's very end, where it took a step of momentum for the others, of whom there are none."""
-    model, rounds = reference.make_problem(**{**problem, "num_ranks": 1, "steps": problem["steps"] * H})
-    got = reference.run_strategy(EagerDiLoCoStrategy(adamw, H=H), model, rounds).results[0]
-    assert torch.equal(got, reference.run_strategy(DiLoCoStrategy(adamw, H=H), model, rounds).results[0])
+    problem |= {"num_ranks": 1, "steps": problem["steps"] * H}
+    same(EagerDiLoCoStrategy(adamw, H=H), DiLoCoStrategy(adamw, H=H), problem, tolerance=0)
 
 
 @settings(max_examples=8)
@@ -388,26 +396,6 @@ def test_delayed_without_momentum_loses_nothing(problem: dict[str, int], H: int)
     model, batches = reference.make_problem(**problem)
     for got in reference.run_strategy(strategy, model, batches).results:
         torch.testing.assert_close(got, reference.vector(model))
-
-
-@pytest.mark.parametrize(
-    "kind", [StreamingDiLoCoStrategy, CoCoDCStrategy, DelayedDiLoCoStrategy, EagerDiLoCoStrategy]
-)
-@pytest.mark.parametrize("codec", [None, "e3m0"])
-def test_behind_sites_it_is_one_rank_a_site_with_the_sites_batch(kind: Any, codec: str | None) -> None:
-    model, batches = reference.make_problem(4, 7, 4, 6, seed=1)
-    joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
-    options = {"num_fragments": 2, "tau": 2} if kind is StreamingDiLoCoStrategy else {}
-    if kind is CoCoDCStrategy:
-        options = {"num_fragments": 2, "tau": 2, "transmissions": 3}
-    alone = kind(adamw, H=3, codec=codec, **options)
-    of_sites = Chain([Sites(2), kind(H=3, codec=codec, **options)], adamw)
-    got = reference.run_strategy(of_sites, model, batches).results
-    want = reference.run_strategy(alone, model, joined).results  # type: ignore[arg-type]
-    for rank in range(4):
-        assert torch.equal(got[rank], got[rank // 2 * 2])
-        if codec is None:
-            torch.testing.assert_close(got[rank], want[rank // 2], rtol=1e-9, atol=1e-9)
 
 
 def test_what_overlaps_costs_no_time_that_training_covers() -> None:

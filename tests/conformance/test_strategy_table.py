@@ -12,7 +12,7 @@ import async_references as events
 import pytest
 import strategy_reference as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategy_table import SEED, TABLE, Row
 from torch import Tensor, nn
@@ -34,13 +34,16 @@ rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 
 @rows
 @settings(max_examples=8)
+@example({"num_ranks": 4, "steps": 6, "inputs": 3, "hidden": 4, "seed": 1})
 @given(problem=problems)
 def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, problem: dict[str, int]) -> None:
+    """And replicas agree to the bit where rounds of 1, 2 and 3 steps have exchanged everything."""
     model, batches = reference.make_problem(**problem)
     run = reference.run_strategy(row.make(), model, batches, SEED)
     expected = row.algorithm(copy.deepcopy(model), batches)
     for got, replica in zip(run.results, expected, strict=True):
         torch.testing.assert_close(got, reference.vector(replica), rtol=row.tolerance, atol=row.tolerance)
+        assert row.apart or len(batches) % 6 or torch.equal(got, run.results[0])
     n = problem["num_ranks"]
     payload = sum(row.payload(model, step, n) for step in range(1, len(batches) + 1))
     sent = sum(traffic.bytes_sent for traffic in run.traffic)
@@ -53,33 +56,16 @@ def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, probl
 
 
 @rows
-@pytest.mark.parametrize(
-    ("num_steps", "laws"),
-    [(7, ["judged", "state"]), (12, ["bytes", "round", "generator", "processes", "gloo"])],
-)
-def test_keeps_the_laws_that_netgym_check_asks_for(row: Row, num_steps: int, laws: list[str]) -> None:
-    problem = Workload(*reference.make_problem(3, num_steps, 4, 6, seed=1), SEED)
+def test_keeps_the_laws_that_netgym_check_asks_for(row: Row) -> None:
+    problem = Workload(*reference.make_problem(3, 11, 4, 6, seed=1), SEED)
+    laws = ["judged", "state", "bytes", "round", "generator", "processes", "gloo"]
     assert find_faults(row.make(), problem, laws) == []
-
-
-@rows
-@settings(max_examples=4)
-@given(problem=problems)
-def test_replicas_agree_where_all_is_exchanged(row: Row, problem: dict[str, int]) -> None:
-    if row.apart:
-        return
-    model, batches = reference.make_problem(**{**problem, "steps": 6})
-    results = reference.run_strategy(row.make(), model, batches, SEED).results
-    for result in results[1:]:
-        assert torch.equal(results[0], result)
 
 
 # --- asynchronous ones, as queues of events -----------------------------------------------------------------
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 SAMPLES = 4  # of a batch
-
-Reference = "Callable[[events.World, nn.Module, reference.Batches], tuple[list[nn.Module], list[Tensor]]]"
 
 
 def of_one_server(n: int, H: int, strategy: Strategy, rule: Any) -> tuple[Strategy, Any]:  # noqa: N803

@@ -1,21 +1,14 @@
-"""Sites as processes: fit, and loops of their own; some are killed, some come late, and nothing is lost."""
+"""Sites as processes: some are killed, some come late, and nothing is lost."""
 
 from __future__ import annotations
 
 import json
-import re
-import signal
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from experiments import experiment
-from forks import Fork, run_script
+from forks import Fork
 from leaks import leaks
-
-from netgym.cli.main import main
 
 EXPERIMENT = experiment(
     name="apart",
@@ -98,7 +91,6 @@ sites = [site(0), site(1)]
 seen("rendezvous", "site 1 has joined")
 sites.append(site(2))
 seen("site0", "step [0-9]+ of")
-time.sleep(0.5)
 os.kill(sites[1], signal.SIGKILL)
 ended(sites[1:2])
 seen("rendezvous", "without site 1")
@@ -128,19 +120,19 @@ def drive(folder: Path, script: str, experiment: str, sites: int = 3) -> list[st
 
 def test_all_sites_keep_the_same_run_though_one_was_killed_and_came_again(tmp_path: Path) -> None:
     """The killed one's folder, too, holds every row of everybody, from the start to the end."""
-    assert drive(tmp_path, DISTURBED, EXPERIMENT.replace("STEPS", "600")) == ["[0, 0, 0]", "130"]
+    assert drive(tmp_path, DISTURBED, EXPERIMENT.replace("STEPS", "400")) == ["[0, 0, 0]", "130"]
     files = ["metrics/DiLoCo.csv", "metrics/DiLoCo.validation.csv"]
     folders = [tmp_path / f"out{number}" for number in range(3)]
     for name in files:
         texts = [(folder / name).read_text() for folder in folders]
         assert texts[0] == texts[1] == texts[2]
     rows = (folders[1] / files[0]).read_text().splitlines()
-    assert len(rows) == 1 + 600
+    assert len(rows) == 1 + 400
     (summary,) = json.loads((folders[1] / "summary.json").read_text())
     assert [peer["rank"] for peer in summary["dropped_peers"]].count(1) >= 1
     assert summary["wall_seconds"] > 0
     last = [path.name for path in (folders[1] / "checkpoints" / "DiLoCo").iterdir()]
-    assert last == ["step-00000600"]
+    assert last == ["step-00000400"]
 
 
 ALL_KILLED = """
@@ -162,10 +154,10 @@ ended([at])
 
 def test_nothing_is_lost_when_all_sites_and_the_rendezvous_are_killed_at_once(tmp_path: Path) -> None:
     """Their last checkpoints are of unlike steps, and the rows between them were told to processes that are gone."""
-    assert drive(tmp_path, ALL_KILLED, EXPERIMENT.replace("STEPS", "300"))[0] == "[0, 0, 0]"
+    assert drive(tmp_path, ALL_KILLED, EXPERIMENT.replace("STEPS", "100"))[0] == "[0, 0, 0]"
     texts = [(tmp_path / f"out{number}" / "metrics" / "DiLoCo.csv").read_text() for number in range(3)]
     assert texts[0] == texts[1] == texts[2]
-    assert len(texts[0].splitlines()) == 1 + 300
+    assert len(texts[0].splitlines()) == 1 + 100
 
 
 WHOLE = """
@@ -231,7 +223,6 @@ SHARED_DISTURBED = """
 os.environ["NETGYM_CHECKPOINTS"] = os.path.abspath("scratch")  # the second process of a site has a disk of its own
 sites = [shared_site(0), shared_site(1)]
 seen("site0-0", "step [0-9]+ of")
-time.sleep(0.5)
 os.kill(sites[1][1], signal.SIGKILL)
 os.kill(sites[1][0], signal.SIGTERM)
 lost = ended(sites[1])
@@ -250,78 +241,17 @@ def test_a_site_of_two_processes_that_was_killed_resumes_from_its_own_disk(tmp_p
 
     Each of its processes has a disk of its own for checkpoints.
     """
-    experiment = SHARED_EXPERIMENT.replace("STEPS", "300").replace("every: 50", "every: 150")
+    experiment = SHARED_EXPERIMENT.replace("STEPS", "200").replace("every: 50", "every: 100")
     assert drive(tmp_path, SHARED_DISTURBED, experiment, 2) == ["9 143", "[0, 0, 0, 0]"]
     for name in ("DiLoCo.csv", "DiLoCo.validation.csv"):
         texts = [(tmp_path / f"out{number}" / "metrics" / name).read_text() for number in range(2)]
         assert texts[0] == texts[1]
-    assert len((tmp_path / "out1" / "metrics" / "DiLoCo.csv").read_text().splitlines()) == 1 + 300
+    assert len((tmp_path / "out1" / "metrics" / "DiLoCo.csv").read_text().splitlines()) == 1 + 200
     (summary,) = json.loads((tmp_path / "out1" / "summary.json").read_text())
     assert {2, 3} <= {peer["rank"] for peer in summary["dropped_peers"]}
-    last = tmp_path / "out1" / "checkpoints" / "DiLoCo" / "step-00000300"
+    last = tmp_path / "out1" / "checkpoints" / "DiLoCo" / "step-00000200"
     assert [path.name for path in last.glob("rank-*.json")] == ["rank-0002.json"]
     parts = [
-        path for path in (tmp_path / "scratch").rglob("part-00000300/rank-*.json") if "out1" in path.parts
+        path for path in (tmp_path / "scratch").rglob("part-00000200/rank-*.json") if "out1" in path.parts
     ]
     assert [path.name for path in parts] == ["rank-0003.json"]
-
-
-# --- sites with a loop of their own -------------------------------------------------------------------------
-
-SCRIPT = """
-import time
-import torch
-from exogym_core import DiLoCoOptimizer
-from netgym.sites.communicator import SiteCommunicator
-
-with SiteCommunicator.from_environment() as comm:
-    weight = torch.nn.Parameter(torch.zeros(1000))
-    optimizer = DiLoCoOptimizer(
-        communicator=comm, batch_size=1, num_inner_steps=5, params=[weight],
-        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        averaging_timeout="30 s", timeout_waiting_for_peers="3 s",
-    )
-    while optimizer.local_epoch < 400 and (optimizer.local_epoch < 8 or len(optimizer.averaged_ranks) < 2):
-        weight.grad = weight.detach() - (1.0 + comm.rank)
-        optimizer.step()
-        time.sleep(0.01)
-        if optimizer.local_step % 5 == 0:
-            print(optimizer.local_epoch, optimizer.averaged_ranks, round(weight[7].item(), 5), flush=True)
-"""
-
-
-def test_sites_continue_without_a_killed_one_and_with_a_late_one(tmp_path: Path) -> None:
-    (tmp_path / "site.py").write_text(SCRIPT)
-    shared = {"NETGYM_SECRET": "known to this test alone"}
-    with ExitStack() as opened:
-
-        def start(body: Callable[..., Any], *arguments: Any, **more: str) -> Fork:
-            process = Fork(body, *arguments, folder=tmp_path, environment=shared | more)
-            opened.callback(process.kill)
-            return process
-
-        options = ["--sites", "3", "--wait", "3 s", "--listen", "127.0.0.1:0"]
-        at = start(main, ["rendezvous", *options])
-        at.wait_for(lambda: "\n" in at.out)
-        found = re.search(r"NETGYM_RENDEZVOUS=(\S+)", at.out)
-        assert found is not None
-        first, victim = (
-            start(run_script, "site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE=number) for number in "01"
-        )
-        first.wait_for(lambda: re.search(r"^\d+ \[.*(0|0, 1)\] ", first.out, re.MULTILINE) is not None)
-        assert " [0, 1] " in first.out
-        victim.send_signal(signal.SIGKILL)
-        first.wait_for(lambda: " [0] " in first.out)
-        late = start(run_script, "site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE="2")
-        rest, output = first.end(), late.end()
-        assert (rest.returncode, output.returncode) == (0, 0), rest.stderr + output.stderr
-        rounds = {line.partition(" ")[0]: line for line in rest.stdout.splitlines()}
-        assert any(" [0] " in line for line in rounds.values())
-        *_, last = output.stdout.splitlines()
-        assert " [0, 2] " in last
-        assert all(rounds[line.partition(" ")[0]] == line for line in output.stdout.splitlines())
-        at.send_signal(signal.SIGINT)
-        log = at.end()
-    assert log.returncode == 130
-    assert "site 1 is lost: " in log.stdout + log.stderr
-    assert "site 0 has finished" in log.stdout + log.stderr

@@ -144,13 +144,6 @@ def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
     assert {name: float(value) for name, value in results[1].items()} == expected
 
 
-def test_every_call_gives_what_it_is_defined_to() -> None:
-    code, out, err = launch("-n", "3", "--compute", "marks", str(PROGRAMS / "calls.py"), "netsim")
-    assert code == 0, err
-    assert "all calls are right" in out
-    assert "of virtual time" in out
-
-
 # Rows of programs/table.py that differ from gloo's, with the reason.
 OTHER_THAN_GLOO = {"extreme float16 AVG 0": "halves are added up in fp32, where gloo's sum overflows"}
 
@@ -539,107 +532,87 @@ def failing(tmp_path: Path, text: str) -> str:
     return str(script)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "dist.all_reduce(torch.ones(2 + dist.get_rank()))",
-            "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:3",
-        ),
-        (
-            "dist.recv(torch.ones(1), 1 - dist.get_rank())",
-            "deadlock: rank 0 waits for rank 1 in recv(float32[1]) at program.py:3",
-        ),
-        (
-            "raise KeyError('oops') if dist.get_rank() else dist.barrier()",
-            "rank 1 failed at program.py:3: KeyError",
-        ),
-        (
-            "x, rank = torch.ones(2), dist.get_rank()\n"
-            "dist.broadcast(x, 0) if rank else dist.all_reduce(x)\n"
-            "dist.all_reduce(x) if rank else dist.broadcast(x, 0)",
-            "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:4; "
-            "rank 1 called broadcast(float32[2], src=0) at program.py:4",
-        ),
-        (
-            "import os, signal\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
-            "the process of rank 1 ended: killed by signal 9 (SIGKILL)",
-        ),
-        (
-            "def down(): return down()\nif dist.get_rank(): down()\ndist.barrier()",
-            "rank 1 failed at program.py:3: RecursionError",
-        ),
-        (
-            "dist.broadcast(torch.ones(1), 17)",
-            "RuntimeError: broadcast: invalid root rank: 17; use 0 to 1",
-        ),
-        (
-            "dist.reduce(torch.ones(1), 2)",
-            "RuntimeError: reduce: invalid root rank: 2; use 0 to 1",
-        ),
-        (
-            "x = torch.ones(1)\ndist.reduce_scatter(x, [x] * 3)",
-            "RuntimeError: reduce_scatter: a list of 3 tensors; give one for each of 2 ranks",
-        ),
-        (
-            "x = torch.ones(1)\ndist.all_to_all([x] * 3, [x] * 3)",
-            "RuntimeError: all_to_all: a list of 3 tensors; give one for each of 2 ranks",
-        ),
-        (
-            "dist.all_reduce(torch.ones(2, dtype=torch.float8_e4m3fn))",
-            'RuntimeError: netsim: SUM of torch.float8_e4m3fn has no meaning: "add_stub" not implemented',
-        ),
-        (
-            "import netgym\nnetgym.advance(1e300)",
-            "netgym.advance(1e+300) at program.py:4: give seconds from 0 to 1e+09",
-        ),
-        (
-            "import datetime\nseconds = datetime.timedelta(seconds=-1)\n"
-            "dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1], timeout=seconds))",
-            "rank 0, all_reduce(float32[1], op=sum) at program.py:5: Timed out waiting 0ms",
-        ),
-        (
-            "import datetime\nx = torch.ones(1)\ndist.isend(x, 1 - dist.get_rank())\n"
-            "dist.irecv(x, 1 - dist.get_rank()).wait(datetime.timedelta(seconds=-5))\nraise KeyError('through')",
-            "rank 0 failed at program.py:7: KeyError: 'through'",
-        ),
-        (
-            "import os, tempfile\nfolder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)\n"
-            "dist.all_reduce(torch.ones(1))\nraise KeyError('through')",
-            "rank 0 failed at program.py:8: KeyError: 'through'",
-        ),
-        (
-            "dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)",
-            "RuntimeError: netsim: BAND of torch.float32 has no meaning",
-        ),
-        (
-            "x = torch.ones(1)\ndist.scatter(x, [x] * 3 if dist.get_rank() == 0 else None)",
-            "RuntimeError: scatter: a list of 3 tensors; give one for each of 2 ranks",
-        ),
-    ],
-    ids=[
-        "mismatch",
-        "deadlock",
-        "exception",
-        "swapped",
-        "dead",
-        "recursion",
-        "root of broadcast",
-        "root of reduce",
-        "list of reduce_scatter",
-        "list of all_to_all",
-        "dtype",
-        "advance",
-        "time-out of a group",
-        "time-out of a wait",
-        "folder that is gone",
-        "reduction",
-        "list of scatter",
-    ],
-)
-def test_errors_are_reported_with_the_scripts_line(
-    launch_here: Launch, text: str, message: str, tmp_path: Path
-) -> None:
+ERRORS = {
+    "mismatch": (
+        "dist.all_reduce(torch.ones(2 + dist.get_rank()))",
+        "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:3",
+    ),
+    "deadlock": (
+        "dist.recv(torch.ones(1), 1 - dist.get_rank())",
+        "deadlock: rank 0 waits for rank 1 in recv(float32[1]) at program.py:3",
+    ),
+    "exception": (
+        "raise KeyError('oops') if dist.get_rank() else dist.barrier()",
+        "rank 1 failed at program.py:3: KeyError",
+    ),
+    "swapped": (
+        "x, rank = torch.ones(2), dist.get_rank()\n"
+        "dist.broadcast(x, 0) if rank else dist.all_reduce(x)\n"
+        "dist.all_reduce(x) if rank else dist.broadcast(x, 0)",
+        "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:4; "
+        "rank 1 called broadcast(float32[2], src=0) at program.py:4",
+    ),
+    "dead": (
+        "import os, signal\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
+        "the process of rank 1 ended: killed by signal 9 (SIGKILL)",
+    ),
+    "recursion": (
+        "def down(): return down()\nif dist.get_rank(): down()\ndist.barrier()",
+        "rank 1 failed at program.py:3: RecursionError",
+    ),
+    "root of broadcast": (
+        "dist.broadcast(torch.ones(1), 17)",
+        "RuntimeError: broadcast: invalid root rank: 17; use 0 to 1",
+    ),
+    "root of reduce": (
+        "dist.reduce(torch.ones(1), 2)",
+        "RuntimeError: reduce: invalid root rank: 2; use 0 to 1",
+    ),
+    "list of reduce_scatter": (
+        "x = torch.ones(1)\ndist.reduce_scatter(x, [x] * 3)",
+        "RuntimeError: reduce_scatter: a list of 3 tensors; give one for each of 2 ranks",
+    ),
+    "list of all_to_all": (
+        "x = torch.ones(1)\ndist.all_to_all([x] * 3, [x] * 3)",
+        "RuntimeError: all_to_all: a list of 3 tensors; give one for each of 2 ranks",
+    ),
+    "dtype": (
+        "dist.all_reduce(torch.ones(2, dtype=torch.float8_e4m3fn))",
+        'RuntimeError: netsim: SUM of torch.float8_e4m3fn has no meaning: "add_stub" not implemented',
+    ),
+    "advance": (
+        "import netgym\nnetgym.advance(1e300)",
+        "netgym.advance(1e+300) at program.py:4: give seconds from 0 to 1e+09",
+    ),
+    "time-out of a group": (
+        "import datetime\nseconds = datetime.timedelta(seconds=-1)\n"
+        "dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1], timeout=seconds))",
+        "rank 0, all_reduce(float32[1], op=sum) at program.py:5: Timed out waiting 0ms",
+    ),
+    "time-out of a wait": (
+        "import datetime\nx = torch.ones(1)\ndist.isend(x, 1 - dist.get_rank())\n"
+        "dist.irecv(x, 1 - dist.get_rank()).wait(datetime.timedelta(seconds=-5))\nraise KeyError('through')",
+        "rank 0 failed at program.py:7: KeyError: 'through'",
+    ),
+    "folder that is gone": (
+        "import os, tempfile\nfolder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)\n"
+        "dist.all_reduce(torch.ones(1))\nraise KeyError('through')",
+        "rank 0 failed at program.py:8: KeyError: 'through'",
+    ),
+    "reduction": (
+        "dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)",
+        "RuntimeError: netsim: BAND of torch.float32 has no meaning",
+    ),
+    "list of scatter": (
+        "x = torch.ones(1)\ndist.scatter(x, [x] * 3 if dist.get_rank() == 0 else None)",
+        "RuntimeError: scatter: a list of 3 tensors; give one for each of 2 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", ERRORS)
+def test_errors_are_reported_with_the_scripts_line(launch_here: Launch, mistake: str, tmp_path: Path) -> None:
+    text, message = ERRORS[mistake]
     code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
     assert code in (1, 2)
     assert message in err.splitlines()[0]

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,73 +65,6 @@ def test_streaming_ends_where_torchfts_does(name: str) -> None:
     run = reference.run_strategy(strategy, model, batches, finish=False)
     for got, numbers in zip(run.results, NUMBERS["torchft"][name], strict=True):
         torch.testing.assert_close(got, fp64(numbers), rtol=1e-12, atol=1e-14)
-
-
-class Meeting:
-    """What torchft asks of its manager, of threads: everybody's tensor becomes their mean."""
-
-    _use_async_quorum = False
-
-    def __init__(self, rank: int, barrier: threading.Barrier, brought: dict[int, Tensor]) -> None:
-        self.rank, self.barrier, self.brought, self.rounds = rank, barrier, brought, 0
-
-    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> Meeting:
-        self.brought[self.rank] = tensor.clone()
-        self.barrier.wait(60)
-        mean = reference.mean([self.brought[rank] for rank in sorted(self.brought)])
-        self.barrier.wait(60)
-        tensor.copy_(mean)
-        return self
-
-    def wait(self) -> None:
-        """The mean is there."""
-
-    def current_step(self) -> int:
-        return self.rounds
-
-    def should_commit(self) -> bool:
-        self.rounds += 1
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        """Quorums and checkpoints, which threads of one process do without."""
-        return lambda *_: None
-
-
-@pytest.mark.parametrize("name", TORCHFT)
-def test_streaming_equals_torchft(name: str) -> None:
-    """Its own class, where it is installed, on the same toy; it counts so that its fragments leave when ours do."""
-    local_sgd = pytest.importorskip("torchft.local_sgd")
-    (n, steps, seed), fragments, options = TORCHFT[name]
-    model, batches = reference.make_problem(n, steps, 3, 4, seed + 100)
-    model.scale = nn.Parameter(model.scale.detach().reshape(1))
-    barrier, brought = threading.Barrier(n), {}
-    replicas = [copy.deepcopy(model) for _ in range(n)]
-
-    def train(rank: int) -> None:
-        replica = replicas[rank]
-        parts = [nn.ParameterDict({name: getattr(replica, name) for name in part}) for part in fragments]
-        inner = torch.optim.AdamW(replica.parameters(), lr=0.01)
-        outer = [torch.optim.SGD(p.parameters(), lr=0.7, momentum=0.9, nesterov=True) for p in parts]
-        meeting = Meeting(rank, barrier, brought)
-        with local_sgd.DiLoCo(meeting, parts, inner, outer, pin_memory=False, **options) as diloco:
-            diloco._local_step = -options["fragment_sync_delay"]
-            for step in batches:
-                inner.zero_grad()
-                replica(step[rank]).backward()
-                inner.step()
-
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    strategy = StreamingDiLoCoStrategy(
-        {"name": "adamw", "lr": 0.01}, outer_lr=0.7, fragments=fragments, **options
-    )
-    run = reference.run_strategy(strategy, model, batches, finish=False)
-    for got, replica in zip(run.results, replicas, strict=True):
-        torch.testing.assert_close(got, reference.vector(replica), rtol=1e-12, atol=1e-14)
 
 
 class Two(nn.Module):
