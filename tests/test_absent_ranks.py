@@ -288,21 +288,6 @@ def test_a_late_rank_is_left_out_and_named_and_an_ended_one_hangs_no_other() -> 
     assert sent[1] == sent[0]
 
 
-def test_all_present_is_the_weighted_average_bit_for_bit() -> None:
-    def body(comm: Communicator) -> tuple[list[int], bool]:
-        generator = torch.Generator().manual_seed(comm.rank)
-        mine = torch.randn(513, generator=generator)
-        plain, weighted = mine.clone(), mine * (comm.rank + 1.0)
-        members = comm.average_present(plain, 1.0)
-        expected = comm.all_reduce(mine.clone(), "avg")
-        own = mine.clone()
-        comm.average_present(own, 1.0, weight=comm.rank + 1.0)
-        expected_weighted = comm.all_reduce(weighted).div_(6.0)
-        return members, torch.equal(plain, expected) and torch.equal(own, expected_weighted)
-
-    assert run_ranks(body, 3, TOPOLOGY).results == [([0, 1, 2], True)] * 3
-
-
 def test_the_average_is_charged_as_an_all_reduce_among_those_present() -> None:
     def body(comm: Communicator) -> tuple[float, int]:
         if comm.rank < 2:

@@ -792,7 +792,7 @@ def test_another_plain_attribute_of_ones_own_model_is_refused_on_the_way_on(tmp_
 SCRIPT = """\
 import sys, torch
 from exogym_core import LocalTrainer
-from exogym_core.strategy import State, Strategy
+from exogym_core.strategy import Strategy
 
 class Model(torch.nn.Linear):
     def forward(self, batch):

@@ -103,24 +103,6 @@ def test_the_others_wait_in_their_call(protocol: str) -> None:
     assert stormy.exposed_seconds[1] < 1
 
 
-@pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "processes"])
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_the_error_of_a_wait_for_a_lost_host_names_it(workers: Any, protocol: str) -> None:
-    def body(comm: Communicator) -> None:
-        comm.advance(1.0)
-        comm.all_reduce(torch.zeros(1000))
-
-    with pytest.raises(DeadlockError) as error:
-        run_ranks(body, 3, star(crash("b", 0.25)), protocol=protocol, workers=workers)
-    assert str(error.value) == (
-        "host b crashed at 0.25 s and never comes back, and rank 0 in all_reduce, rank 1 on a crashed host, "
-        "rank 2 in all_reduce wait for the network: let an event bring it back\n"
-        "  rank 0: in all_reduce: ranks 0, 1, 2; rank 1 has not come\n"
-        "  rank 1: on a crashed host\n"
-        "  rank 2: in all_reduce: ranks 0, 1, 2; rank 1 has not come"
-    )
-
-
 def test_a_rank_that_no_other_waits_for_is_reported_too() -> None:
     with pytest.raises(DeadlockError) as error:
         run_ranks(compute, 3, star(crash("b", 2.5)))

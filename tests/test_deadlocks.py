@@ -31,23 +31,6 @@ star = partial(star_form, "abcd")
 
 @PROTOCOLS
 @WEATHERS
-def test_a_receive_without_a_send_is_reported_in_any_weather(weather: str, protocol: str) -> None:
-    """The clock could go on for ever: it used to, without a word."""
-
-    def body(comm: Communicator) -> None:
-        comm.advance(1.0)
-        if comm.rank == 0:
-            comm.recv(torch.zeros(1))
-
-    with pytest.raises(DeadlockError) as error:
-        run_ranks(body, 3, star(**ENDLESS[weather]), protocol=protocol)
-    assert str(error.value) == (
-        "deadlock: rank 0 in firstsent waits for an event that cannot happen\n  rank 0: in firstsent"
-    )
-
-
-@PROTOCOLS
-@WEATHERS
 def test_a_server_ends_when_its_last_client_has_whatever_the_weather(weather: str, protocol: str) -> None:
     """It learns that no letter can come at the very instant from which that is so, and not at a turn of weather."""
 

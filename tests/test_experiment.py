@@ -26,7 +26,6 @@ from exogym_core.communicator.arguments import reduce_op_name
 from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler
-from exogym_core.strategy.parts.selectors import slice_bounds
 from netgym.cli.main import main
 from netgym.experiment.experiment import Experiment
 from netgym.tasks import build_model, build_task
@@ -465,13 +464,6 @@ def test_null_in_a_schedule_means_its_default():
     resolve_scheduler("lambda_cosine", options)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     assert build_scheduler(optimizer, "lambda_cosine", options, 10).get_last_lr() == [1.0]
-
-
-def test_bounds_of_a_random_selection_do_not_overflow():
-    """At 3e10 values and p=0.02 the product of the last place and the size passed 2 ** 63."""
-    places = torch.arange(600_000_000 - 3, 600_000_001)
-    bounds = slice_bounds(places, 30_000_000_000, 600_000_000)
-    assert bounds.tolist() == [30_000_000_000 - 50 * behind for behind in (3, 2, 1, 0)]
 
 
 @pytest.mark.parametrize(("of_trainer", "of_fit"), [("", "cpu"), ("auto", "cpu"), (None, ""), ("", "auto")])

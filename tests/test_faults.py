@@ -13,7 +13,6 @@ import pytest
 from worlds import star
 
 import netsim
-from exogym_core.communicator import run_ranks
 from netsim import Background, Clock, Drift, Faults, HostEvent, LinkEvent, Network, Topology, Trace, Weather
 from netsim.errors import DeadlockError
 from netsim.topology.weather import Entry
@@ -125,25 +124,6 @@ def test_tcp_needs_the_way_back(protocol: str) -> None:
         finish(star(events=events), ONE, protocol=protocol)[0]
         > finish(star(), ONE, protocol=protocol)[0] + 0.9
     )
-
-
-def test_loss_holds_from_its_event_on() -> None:
-    flow = (0.0, "a", "b", 20 * MEGABYTE)
-    far = {"events": [both("b", at="0 s", latency="50 ms")]}
-    calm = finish(star(**far), flow, protocol="linux-tcp")[0]
-    lossy = {"events": [*far["events"], both("a", at="10 s", loss="1 %")]}
-    at_once = {"events": [*far["events"], both("a", at="0 s", loss="1 %")]}
-    assert calm < finish(star(**lossy), flow, protocol="linux-tcp")[0] < finish(
-        star(**at_once), flow, protocol="linux-tcp"
-    )[0]  # fmt: skip
-
-
-def test_round_trips_that_grow_slow_a_window_down() -> None:
-    near = {"protocol": {"preset": "linux-tcp", "window": "64 KiB"}}
-    topology = star(**near, events=[both("a", at="1 s", latency="500 ms")])
-    flow = (0.0, "a", "b", 4 * MEGABYTE)
-    ended = time_flows(topology, [flow])[0]
-    assert ended == pytest.approx(1 + 3 * MEGABYTE / (65536 / 1.02), rel=0.1)
 
 
 # -- background and drift ------------------------------------------------------------------------------------
@@ -321,19 +301,6 @@ RECURRING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("weather", [{}, RECURRING])
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_a_link_that_is_down_for_ever_is_named_with_the_waiting_ranks(
-    weather: dict[str, Any], protocol: str
-) -> None:
-    topology = star(events=FOREVER, **weather)
-    with pytest.raises(DeadlockError) as error:
-        time_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
-    line = str(error.value).splitlines()[0]
-    assert "link switch->b went dead at 0.5 s and never comes back" in line
-    assert "transfer 2 (a to b, 1000000 bytes) can never arrive" in line
-
-
 def test_a_dead_link_is_found_though_a_steady_sender_never_ends() -> None:
     """Offered more than its link carries, its transfers followed each other for ever, and the run with them."""
     links = [
@@ -351,13 +318,6 @@ def test_a_dead_link_is_found_though_a_steady_sender_never_ends() -> None:
         DeadlockError, match=re.escape("link b->hub went dead at 0.03 s and never comes back")
     ):
         netsim.collective(topology, "all_gather", num_bytes="640 kB", algorithm="ring", protocol="ideal")
-
-
-def test_a_host_that_never_returns_is_named() -> None:
-    with pytest.raises(
-        DeadlockError, match=r"^host b crashed at 0.1 s and never comes back, and transfer 1 \(a to b"
-    ):
-        finish(star(events=[{"host": "b", "at": "0.1 s", "crash": True}]), (0.5, "a", "b", 1.0))
 
 
 @pytest.mark.parametrize(
@@ -378,21 +338,6 @@ def test_drift_to_nothing_passes() -> None:
         "drift": [{"link": ["a", "switch"], "kind": "regime", "every": "1 s", "levels": ["0 %", "100 %"]}]
     }
     assert finish(star(**weather), ONE)[0] > 1.02
-
-
-def test_ranks_meet_the_weather_of_their_topology() -> None:
-    import torch
-
-    def seconds(**weather: Any) -> float:
-        run = run_ranks(lambda comm: comm.all_reduce(torch.zeros(250_000)), 3, star(**weather))
-        assert run.virtual_seconds is not None
-        return run.virtual_seconds
-
-    calm = seconds()
-    assert seconds(**RECURRING) > calm
-    assert seconds(events=[both("b", at="0.1 s", down=True, **{"for": "2 s"})]) == pytest.approx(calm + 2)
-    crashed = seconds(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "2 s"}])
-    assert calm + 2 < crashed < 2 * calm + 2
 
 
 # -- TCP gives up --------------------------------------------------------------------------------------------
@@ -427,27 +372,6 @@ def test_tcp_gives_up_when_it_has_tried_for_long_enough_itself() -> None:
         finish(topology, (75.0, "a", "b", MEGABYTE), protocol="linux-tcp")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
-def test_ranks_whose_connection_is_given_up_are_reported(protocol: str, num_ranks: int) -> None:
-    import torch
-
-    def body(comm: Any) -> None:
-        comm.advance(1.0)  # when the link is dead already: nothing of it is kept off the network
-        comm.all_reduce(torch.zeros(250_000))
-
-    with pytest.raises(DeadlockError) as error:
-        run_ranks(body, num_ranks, out_of_order(1000), protocol=protocol)
-    line = str(error.value)
-    assert line.startswith(
-        f"link b->switch, link switch->b went dead at 0.5 s and stayed so for longer than {protocol} waits (924.6 s)"
-    )
-    assert "rank 0 in all_reduce, rank 1 in all_reduce" in line
-    assert run_ranks(body, num_ranks, out_of_order(900), protocol=protocol).virtual_seconds == pytest.approx(
-        900.5, abs=30
-    )
-
-
 def test_a_host_that_is_away_for_too_long_is_given_up() -> None:
     topology = star(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "1000 s"}])
     message = r"^host b crashed at 0.1 s and stayed so for longer than linux-tcp waits \(924.6 s\), and transfer 1 \(a"
@@ -464,9 +388,6 @@ def test_background_that_is_given_up_is_lost_and_counted() -> None:
     assert network.num_in_flight == 0
     assert network.link_bytes.max() + network.dropped_bytes == pytest.approx(MEGABYTE)
     assert network.link_bytes.max() < MEGABYTE / 2
-
-
-# -- collectives: every tier agrees with events ---------------------------------------------------------------
 
 
 # -- the documentation ---------------------------------------------------------------------------------------

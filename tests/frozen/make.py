@@ -107,7 +107,7 @@ PARTS = {
         _some(1, 5),
     ),
     "runs": Part(frozen_runs.names, frozen_runs.answer, {"times": _GRID_TIMES}, frozen_runs.tested),
-    "verdicts": Part(frozen_verdicts.names, frozen_verdicts.answer, {"ends": _GRID_TIMES}, _some(1, 3)),
+    "verdicts": Part(frozen_verdicts.names, frozen_verdicts.answer, {"ends": _GRID_TIMES}),
     "commands": Part(frozen_commands.names, frozen_commands.answer, {"json": _TIMES}, frozen_commands.tested),
 }
 

@@ -9,14 +9,8 @@ run again, in processes, to the same bits. The last line of output is a JSON obj
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import random
-import signal
 import sys
-import time
-import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +19,9 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "differential"))
 
+from numbered import soak
 from rank_programs import CARRIERS, Drawing, Program, outcome
 
-SECONDS_FOR_ONE = 120
 _TIMES = (0.0, 0.003, 0.01, 0.0301, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 _RATES = ("64 kbit/s", "1 Mbit/s", "20 Mbit/s", "1 Gbit/s")
 
@@ -136,46 +130,6 @@ def simulate(number: int) -> str:
     return "finished"
 
 
-def main() -> None:
-    """Read the command line, and simulate."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--scenarios", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more after so long")
-    parser.add_argument("--out", type=Path, default=Path("build/soak"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _too_long)
-    ends, found = {"finished": 0, "deadlock": 0}, {}
-    deadline, num_run = time.monotonic() + options.seconds, 0
-    for number in range(options.first, options.first + options.scenarios):
-        if time.monotonic() > deadline:
-            break
-        num_run += 1
-        signal.alarm(SECONDS_FOR_ONE)
-        try:
-            ends[simulate(number)] += 1
-        except Exception as error:
-            found[number] = "".join(traceback.format_exception(error))[-1500:]
-        finally:
-            signal.alarm(0)
-    spent = {
-        "first": options.first,
-        "scenarios": num_run,
-        **ends,
-        "cpu_seconds": round(time.process_time(), 1),
-    }
-    text = json.dumps({**spent, "found": found})
-    with (options.out / "faults.jsonl").open("a") as file:
-        file.write(text + "\n")
-    print(text)
-    sys.exit(1 if found else 0)
-
-
-def _too_long(number: int, frame: Any) -> None:
-    raise TimeoutError(f"more than {SECONDS_FOR_ONE} s")
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    soak(__doc__, "scenarios", 2000, simulate)

@@ -9,12 +9,9 @@ to OUT too.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 from experiments import fit_until
+from numbered import soak
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -217,32 +215,5 @@ def _resumed(number: int, num_ranks: int) -> list[str]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategies", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("build/soak"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    began, failed = time.monotonic(), []
-    for number in range(options.first, options.first + options.strategies):
-        for line in disagreements(number):
-            strategy = drawn(number)
-            failed.append(
-                {"number": number, "strategy": f"{type(strategy).__name__}{strategy._given[0]}", "line": line}
-            )
-            print(json.dumps(failed[-1]), flush=True)
-    summary = {
-        "soak": "own strategies",
-        "strategies": options.strategies,
-        "failed": len(failed),
-        "seconds": round(time.monotonic() - began),
-    }
-    print(json.dumps(summary))
-    with (options.out / "own_strategies.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**summary, "failures": failed}) + "\n")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    soak(__doc__, "strategies", 300, disagreements)

@@ -8,16 +8,15 @@ object, appended to OUT too, with the questions whose answer was another after o
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from numbered import soak
 
 import netgym
 from netsim import Protocol, Topology, collective
@@ -113,35 +112,13 @@ def plans_depend_on_order(mapping: dict[str, Any], draw: random.Random) -> list[
         return [f"plan of {name}" for name in STRATEGIES if together[name] != alone[name]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--networks", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("build/soak"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[int, list[str]] = {}
-    for number in range(options.first, options.first + options.networks):
-        draw = random.Random(number)
-        mapping = network(draw)
-        different = depends_on_order(mapping, draw, 4)
-        if number % 10 == 0:
-            different += plans_depend_on_order(mapping, draw)
-        if different:
-            found[number] = different
-    spent = {
-        "first": options.first,
-        "networks": options.networks,
-        "cpu_seconds": round(time.process_time(), 1),
-    }
-    text = json.dumps({**spent, "found": found})
-    with (options.out / "orders.jsonl").open("a") as file:
-        file.write(text + "\n")
-    print(text)
-    sys.exit(1 if found else 0)
+def different_answers(number: int) -> list[str]:
+    """Questions about the network of a number whose answers depend on others; of every tenth, plans too."""
+    draw = random.Random(number)
+    mapping = network(draw)
+    different = depends_on_order(mapping, draw, 4)
+    return different + (plans_depend_on_order(mapping, draw) if number % 10 == 0 else [])
 
 
 if __name__ == "__main__":
-    main()
+    soak(__doc__, "networks", 300, different_answers)
