@@ -106,6 +106,8 @@ def test_equal_strategies_get_labels_of_their_own(write: Any) -> None:
 def test_one_strategy_can_be_chosen(write: Any) -> None:
     experiment = Experiment.load(write(SMALL))
     assert [entry.label for entry in experiment.only("DiLoCo").strategies] == ["DiLoCo"]
+    several = experiment.only("DiLoCo", "AllReduce", "DiLoCo")
+    assert [entry.label for entry in several.strategies] == ["DiLoCo", "AllReduce"]
     with pytest.raises(UnknownNameError, match="unknown strategy 'Diloco': did you mean 'DiLoCo'"):
         experiment.only("Diloco")
 

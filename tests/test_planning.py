@@ -321,16 +321,30 @@ def test_a_plan_of_some_steps_is_what_a_run_of_them_takes(strategy: Strategy, st
     assert made.days * 86_400 == pytest.approx(trained_as(strategy, steps).virtual_seconds, abs=1e-9)
 
 
+class Hiding(Own):
+    """Says that each step sends the same, which most do: nothing."""
+
+    round_steps = 1
+
+
 def test_what_does_not_say_when_it_sends_is_simulated_or_refused() -> None:
     """An own strategy that averages every 50 steps was planned with 0 bytes, steadily."""
     found = measure(Own(50), setting())  # 31,250 steps: 32 times 977
     assert found.bytes_per_worker > 0
     assert found.seconds_per_step > 0.05
     assert not found.steady
-    with pytest.raises(RefusedPlanError, match="sends nothing in its first 977 steps, and does not declare"):
+    with pytest.raises(RefusedPlanError, match="sends nothing in its first 977 steps, so a plan"):
         measure(Own(2_000), setting())
     few = replace(setting(), tokens=float(setting().tokens_a_round(30)))
-    assert "Own sends nothing in its first 30 steps" in measure(Own(50), few).remarks
+    alone = "every worker trains on its own"
+    assert f"Own sends nothing in its 30 steps: {alone}" in measure(Own(50), few).remarks
+    for strategy in (Declared(50), build_strategy("DiLoCo", H=50), build_strategy("AsyncDiLoCo", H=50)):
+        remarks = " ".join(measure(strategy, few).remarks)
+        assert f"nothing is sent in 30 steps, before the first round of 50 ends: {alone}" in remarks
+    with pytest.raises(RefusedPlanError, match="Hiding sends nothing in its first 1,000 steps, so a plan"):
+        measure(Hiding(1_777), setting())
+    late = measure(build_strategy("StreamingDiLoCo", H=40, num_fragments=2), few)
+    assert not any("nothing is sent" in remark for remark in late.remarks)
     declared = measure(Declared(2_000), setting())
     assert declared.bytes_per_worker == found.bytes_per_worker / 19
     assert declared.steady
@@ -342,12 +356,71 @@ def test_a_declared_round_that_is_none_is_reported() -> None:
     class Wrong(Declared):
         round_steps = 3
 
-    with pytest.raises(RefusedPlanError, match="its rounds of 3 steps do not send the same: declare in"):
+    with pytest.raises(RefusedPlanError, match=r"rounds of 3 steps do not send the same: .* step 4 differs"):
         measure(Wrong(4), setting())
     for period in (0, 2.5, True):
         Wrong.round_steps = period  # type: ignore[assignment]
         with pytest.raises(InputError, match="must be a whole number of steps"):
             measure(Wrong(4), setting())
+
+
+class Changing(Declared):
+    """Sends twice as much in each round from step 30 on, or from `beyond` on; it counts steps itself, or asks."""
+
+    def __init__(self, every: int, beyond: int = 30, counts: bool = False) -> None:
+        super().__init__(every)
+        self.beyond, self.counts, self.count = beyond, counts, 0
+
+    def step(self) -> None:
+        self.count += 1
+        step = self.count - 1 if self.counts else self.local_step
+        if step >= self.beyond and step % self.every == 0:
+            self.comm.all_reduce(torch.cat([each.detach().flatten() for each in self.trainable]))
+        super().step()
+
+
+class Paired(Hiding):
+    """Exchanges with a neighbour every `every` steps."""
+
+    def step(self) -> None:
+        self.optimizer_step()
+        if (self.local_step + 1) % self.every == 0:
+            flat = torch.cat([parameter.detach().flatten() for parameter in self.trainable])
+            sent = self.comm.isend(flat, self.comm.rank ^ 1)
+            self.comm.recv(torch.empty_like(flat), self.comm.rank ^ 1)
+            sent.wait()
+        Strategy.step(self)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step"),
+    [
+        (Paired(29), 29),
+        (Hiding(7), 7),
+        (Hiding(300), 300),
+        (Changing(1), 31),
+        (Changing(1, counts=True), 31),
+        (Changing(5), 31),
+        (Changing(1, 20_000), 31_250),
+        (Changing(50, 3_000), 3_851),
+        (Changing(1, 900, counts=True), 901),
+    ],
+)
+def test_a_round_that_differs_later_in_the_run_is_reported(strategy: Strategy, step: int) -> None:
+    """The beginning was planned as if it were the whole run, an average every seven steps as 0 bytes."""
+    with pytest.raises(RefusedPlanError, match=f"the one that begins with step {step:,} differs: declare in"):
+        measure(strategy, setting())
+
+
+@pytest.mark.parametrize(("name", "options"), TABLE, ids=str)
+def test_rounds_of_shipped_strategies_are_verified_as_one_s_own_are(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans compare their first rounds alone."""
+    monkeypatch.setattr("netgym.planning.measure._is_shipped", lambda strategy: False)
+    monkeypatch.setattr("netgym.planning.measure._MOST_STEPS", 60)
+    where = setting()
+    measure(build_strategy(name, **options), replace(where, tokens=float(where.tokens_a_round(2_000))))
 
 
 @pytest.mark.parametrize(

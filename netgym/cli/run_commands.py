@@ -430,9 +430,14 @@ def run(asked: RunArguments, strategy: str | None = given(metavar="NAME"), trace
 
 @click.command()
 @takes(RunArguments)
-def compare(asked: RunArguments) -> None:
-    """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run."""
-    resumed = asked.resumed()
+def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy", metavar="NAME")) -> None:
+    """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run.
+
+    Args:
+        strategies: Strategy to train [all]. May be repeated.
+    """
+    resumed = asked.resumed(strategy=strategies)
     if resumed is not None:
         return asked.resume_run(resumed)
-    return asked.train(asked.load())
+    loaded = asked.load()
+    return asked.train(loaded.only(*strategies) if strategies else loaded)

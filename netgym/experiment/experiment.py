@@ -208,17 +208,20 @@ class Experiment:
                 return f"{placed}: each computes at full speed ({unknown})"
         return f"{placed}: those beyond a host's devices share them"
 
-    def only(self, name: str) -> Experiment:
-        """Copy with the one strategy of that name or label.
+    def only(self, *names: str) -> Experiment:
+        """Copy with the strategies of these names or labels, in this order.
 
         Raises:
-            UnknownNameError: the experiment has none of that name.
+            UnknownNameError: the experiment has none of a name.
         """
-        chosen = [entry for entry in self.strategies if name in (entry.label, entry.name)]
-        if not chosen:
-            labels = [str(entry.label) for entry in self.strategies]
-            raise self.document.error(("strategies",), unknown_name("strategy", name, labels))
-        return replace(self, strategies=tuple(chosen[:1]))
+        chosen = {}
+        for name in names:
+            entry = next((each for each in self.strategies if name in (each.label, each.name)), None)
+            if entry is None:
+                labels = [str(each.label) for each in self.strategies]
+                raise self.document.error(("strategies",), unknown_name("strategy", name, labels))
+            chosen[entry.label] = entry
+        return replace(self, strategies=tuple(chosen.values()))
 
     def build_task(self) -> Task:
         """The task, its data loaded."""

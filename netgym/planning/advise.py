@@ -25,7 +25,7 @@ from netgym.planning.rings import first_hosts, ring_orders
 from netgym.planning.step_ratio import Ratio, steps_range
 from netgym.planning.sweep import is_sooner
 from netsim.errors import InputError
-from netsim.units import format_bytes, format_seconds
+from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -318,6 +318,12 @@ class Advice:
                 self._leave(row, days, f"{reason}: netgym plan does")
                 return None
             made = measure(strategy, setting)
+            assert made.steps is not None
+            paid = min(self._dollars / made.cost, 1.0) if self._dollars and made.cost else 1.0
+            if made.steps * paid < made.steps_per_round:
+                run = f"the run of {format_count(int(made.steps * paid), 'step')}"
+                self._leave(row, days, f"{run} ends before its first round of {made.steps_per_round:,}")
+                return None
         except Exception as error:
             reason = refusal(error)
             self._leave(row, days, reason.removeprefix(f"plan: {type(strategy).__name__}: "))

@@ -252,6 +252,8 @@ _MOST_STEPS, _MOST_STEPS_OF_ALL = (
     1_000,
     20_000,
 )  # of a strategy that does not declare its rounds, and of all ranks
+_MOST_CALLS = 20_000  # of a rank, whose rounds are compared
+_ALONE = "every worker trains on its own"
 _MOST_DEVICES = 1024  # of a worker, tried
 _A_CENTURY = 36_525  # days
 _LONGER = 2  # times as long by crashes: below, a century is the budget's
@@ -298,9 +300,10 @@ class Measured:
         if declared.period is not None and (self.rounds.has_pairs or _differs_together(self.rounds, setting)):
             self.rounds = self.rounds_of(_ROUNDS_OF_NEW_PEERS)  # such requests cannot be lengthened
         self.are_peers_new = self.rounds.has_pairs and self.rounds.peers_change
+        walked = self._verify(period, start)
         figures = self.rounds.on(setting)
         remarks += _silence_remarks(
-            strategy, setting, figures, period, is_declared=declared.period is not None
+            strategy, setting, figures, max(walked, period * len(figures.round_seconds))
         )
         steps = setting.num_steps()
         budget = None if steps is None else -(-steps // period)
@@ -318,11 +321,6 @@ class Measured:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
         pace = self._pace(figures)
-        if declared.period is not None and not self.are_peers_new and not self.rounds.repeats:
-            raise RefusedPlanError(
-                f"plan: {name}: its rounds of {format_count(period, 'step')} do not send the same: declare in "
-                "round_steps after how many steps it repeats, or None (docs/own-strategy.md)"
-            )
         pace = pace._replace(remarks=(*remarks, *pace.remarks))
         if setting.dollars is not None:
             self.setting = setting = self._paid(name, period, pace)
@@ -330,6 +328,35 @@ class Measured:
         if setting.until is not None:
             self.plan = self.plan.ended(setting.until)
         self.plan = self.plan.with_band(setting.computing_range(), is_of_money=setting.dollars is not None)
+
+    def _verify(self, period: int, start: int) -> int:
+        """Verify that rounds send the same; return how many steps were verified one after the other.
+
+        Of shipped strategies, which tests verify, the first rounds are compared. Of others rank 0 takes up to a
+        thousand steps, and rounds later in the run: the last ones, and those at a half, a quarter, ... of it.
+
+        Raises:
+            RefusedPlanError: a round differs from the first ones.
+        """
+        first, number, most = self.rounds, self.rounds.num_rounds, self.setting.max_steps // period
+        late: list[int] = []
+        if not (first.runs_together or _is_shipped(self.strategy)):
+            calls, steps = max(first.calls_a_round // self.setting.num_ranks, 1), _most_steps(self.setting)
+            number = max(number, min(steps // period, _MOST_CALLS // calls, most - start // period))
+            while (most - 2) * period >= start + number * period and len(late) < max(steps // period, 1):
+                late.insert(0, (most - 2) * period)
+                most //= 2
+        stretches = [(start, number, first.num_rounds - 2), *((step, 2, 1) for step in late)]
+        for step, num_rounds, settled in stretches:
+            unlike = self.rounds_of(num_rounds, start=step).unlike(first, settled)
+            if unlike is not None:
+                raise RefusedPlanError(
+                    f"plan: {type(self.strategy).__name__}: its rounds of {format_count(period, 'step')} do not send "
+                    f"the same: the one that begins with step {step + unlike * period + 1:,} differs: declare in "
+                    "round_steps after how many steps it repeats, or None, and in warmup_steps how many first steps "
+                    "differ (docs/own-strategy.md)"
+                )
+        return number * period
 
     def _priced(self, name: str, period: int, pace: Pace) -> Plan:
         """The plan for the setting's tokens, crashes included."""
@@ -361,7 +388,12 @@ class Measured:
                 f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
             )
         if steps is not None:
-            seconds, egress = self._bill(steps, period, pace)
+            seconds, egress, is_silent = self._bill(steps, period, pace)
+            if is_silent and setting.num_ranks > 1:
+                remarks += (
+                    f"nothing is sent in {format_count(steps, 'step')}, before the first round of {period:,} ends: "
+                    f"{_ALONE}; bytes and utilisation are those of a round",
+                )
             days = seconds / SECONDS_A_DAY
             hourly = setting.hourly_dollars()
             workers = None if hourly is None else days * 24 * hourly
@@ -429,7 +461,7 @@ class Measured:
         num_rounds = len(figures.round_seconds)
 
         def bill(number: int) -> tuple[float, float]:
-            seconds, egress = self._bill(number * period, period, pace)
+            seconds, egress, _ = self._bill(number * period, period, pace)
             return longer * seconds, egress
 
         rounds = setting.affordable_rounds(bill)
@@ -437,8 +469,8 @@ class Measured:
         counted = max(rounds - missed / setting.num_ranks, 1e-9)
         return replace(setting, tokens=counted * setting.tokens_a_round(period))
 
-    def _bill(self, steps: int, period: int, pace: Pace) -> tuple[float, float]:
-        """Seconds of a run of so many steps, to the end of what is in flight, and the dollars of its traffic.
+    def _bill(self, steps: int, period: int, pace: Pace) -> tuple[float, float, bool]:
+        """Seconds of `steps` steps to the end of what is in flight, dollars of traffic, and whether nothing is sent.
 
         Whole rounds are played until they repeat, and the remaining steps after them. Where ranks go their own pace or
         may be absent, and where rounds are means, the pace is all there is.
@@ -454,7 +486,7 @@ class Measured:
             or self.rounds.has_absences
         ):
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
-            return pace.seconds_until(steps / period) + at_end, a_round * steps / period
+            return pace.seconds_until(steps / period) + at_end, a_round * steps / period, not whole
         quiet, played = 0.0, min(whole, num_rounds)
         if played and figures.quiet_seconds is not None:
             quiet, remainder = remainder * figures.quiet_seconds, 0
@@ -465,9 +497,12 @@ class Measured:
             few = min(played, self.rounds.num_rounds)
             figures = self.rounds_of(few, remainder=remainder).on(setting, max(played, few))
         later = whole - played
-        return figures.end_seconds + later * pace.seconds + quiet, charged(
-            figures.link_bytes
-        ) + later * a_round
+        dollars = charged(figures.link_bytes) + later * a_round
+        return (
+            figures.end_seconds + later * pace.seconds + quiet,
+            dollars,
+            not (whole or any(figures.link_bytes)),
+        )
 
     def _through_weather(
         self, figures: RoundFigures, budget: int | None
@@ -599,8 +634,7 @@ def _extent(
     name = type(strategy).__name__
     if declared.period is None:
         steps = setting.max_steps
-        most = max(min(_MOST_STEPS, _MOST_STEPS_OF_ALL // setting.num_ranks), 1)
-        period = -(-steps // -(-steps // most))
+        period = -(-steps // -(-steps // _most_steps(setting)))
         over = "all" if period == steps and setting.tokens is not None else "the first"
         text = f"{name} does not declare round_steps: figures are means over {over} {format_count(period, 'step')}"
         return period, 1, 0, (text,)
@@ -611,23 +645,33 @@ def _extent(
 
 
 def _silence_remarks(
-    strategy: Strategy, setting: Setting, figures: RoundFigures, period: int, *, is_declared: bool
+    strategy: Strategy, setting: Setting, figures: RoundFigures, steps: int
 ) -> tuple[str, ...]:
-    """A remark where nothing was sent in the simulated steps.
+    """A remark where nothing is sent in the `steps` simulated, which are all of the run.
 
     Raises:
-        RefusedPlanError: the strategy does not declare how long a round is, and later steps may send.
+        RefusedPlanError: later steps may send.
     """
     if setting.num_ranks == 1 or any(counts[-1] for counts in figures.payload_bytes):
         return ()
-    name, steps = type(strategy).__name__, period * len(figures.round_seconds)
-    text = f"sends nothing in its first {format_count(steps, 'step')}"
-    if is_declared or (setting.tokens is not None and steps >= setting.max_steps):
-        return (f"{name} {text}",)
+    name = type(strategy).__name__
+    if setting.tokens is not None and steps >= setting.max_steps:
+        return (f"{name} sends nothing in its {format_count(setting.max_steps, 'step')}: {_ALONE}",)
     raise RefusedPlanError(
-        f"plan: {name} {text}, and does not declare how long a round is: write round_steps = ... in the class "
-        "(docs/own-strategy.md)"
+        f"plan: {name} sends nothing in its first {format_count(steps, 'step')}, so a plan does not know what it "
+        "sends: declare in round_steps after how many steps it repeats (docs/own-strategy.md)"
     )
+
+
+def _most_steps(setting: Setting) -> int:
+    """Steps of a strategy that are simulated, or verified, one by one."""
+    return max(min(_MOST_STEPS, _MOST_STEPS_OF_ALL // setting.num_ranks), 1)
+
+
+def _is_shipped(strategy: Strategy) -> bool:
+    """True if all classes of a strategy and its chain are those of the package."""
+    parts = (strategy, *getattr(strategy, "modules", ()))
+    return all(type(part).__module__.startswith("exogym_core.") for part in parts)
 
 
 def _differs_together(rounds: SimulatedRounds, setting: Setting) -> bool:
@@ -747,7 +791,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
         return 0.0, 0.0
     period, _, start, _ = _extent(strategy, setting, _declared(strategy, setting))
     rounds = _first_rounds(strategy, setting)
-    if start or rounds.has_pairs or not rounds.repeats:
+    if start or rounds.has_pairs or rounds.unlike(rounds, rounds.num_rounds - 2) is not None:
         return 0.0, 0.0
     steps, durations = setting.max_steps, setting.durations()
     try:

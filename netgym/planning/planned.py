@@ -514,8 +514,7 @@ def _experiment_of(
     if is_run and not trust:
         experiment.require_trusted(folder)
     if path is not None and strategies:
-        chosen = [each for name in dict.fromkeys(strategies) for each in experiment.only(name).strategies]
-        experiment = replace(experiment, strategies=tuple(chosen))
+        experiment = experiment.only(*strategies)
     return experiment, bandwidth, remarks
 
 

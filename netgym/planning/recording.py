@@ -232,10 +232,15 @@ class Recording:
         calls = (request.call for stream in self.streams for request in stream if isinstance(request, Post))
         return any(len(call.ranks) < self.num_ranks for call in calls)
 
-    @property
-    def repeats(self) -> bool:
-        """True if the last two rounds of each rank request the same, or there are fewer than three."""
-        return all(_repeats(stream) for stream in self.streams)
+    def rounds_of(self, rank: int, *kinds: type) -> list[list[Hashable]]:
+        """Requests of these kinds of a rank from mark to mark, without numbers that go on from round to round."""
+        rounds: list[list[Hashable]] = [[]]
+        for request in self.stream(rank):
+            if isinstance(request, Mark):
+                rounds.append([])
+            elif isinstance(request, kinds):
+                rounds[-1].append(_without_numbers(request))
+        return rounds[:-1]
 
     def lengthened(self, num_marks: int) -> Recording:
         """Recording with the part between the last two marks repeated, until each rank has so many marks.

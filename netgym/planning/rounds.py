@@ -26,6 +26,7 @@ from netgym.planning.planned_rank import planned_rank, without_updates
 from netgym.planning.recording import (
     REPEATS,
     ClockReadError,
+    Computing,
     Recording,
     by_step,
     extrapolated,
@@ -38,6 +39,7 @@ from netgym.planning.recording import (
 )
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, RankError
+from netsim.ranks import Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -428,10 +430,16 @@ class SimulatedRounds:
         assert self._recording is not None
         return len(set(self._recording.peers())) > 1
 
-    @property
-    def repeats(self) -> bool:
-        """True if the last two rounds request the same, as far as requests are known without a network."""
-        return self._recording is None or self._recording.kinds is None or self._recording.repeats
+    def unlike(self, others: SimulatedRounds, first: int) -> int | None:
+        """First of these rounds, from `first` on, in which rank 0 requests something else than in the last of `others`.
+
+        None where all request the same, or the others' requests depend on the time or on other ranks.
+        """
+        if others.runs_together or self._recording is None:
+            return None
+        kinds = (Post, Wait) if self.runs_together else (Post, Wait, Computing)  # together it is in seconds
+        like, rounds = (each._recording.rounds_of(0, *kinds) for each in (others, self))  # type: ignore[union-attr]
+        return next((place for place in range(first, len(rounds)) if rounds[place] != like[-1]), None)
 
     def on(
         self,
