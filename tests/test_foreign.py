@@ -346,7 +346,7 @@ def test_what_a_ping_says_is_read_or_refused(tmp_path: Path) -> None:
     for text, line in (
         (GERMAN + GERMAN, r"a--b\.txt: has several pings: give each a file"),
         (GERMAN + pings(4, 4), r"a--b\.txt: has several pings: give each a file"),
-        (GERMAN.replace(" ms", " usec"), r"a--b\.txt: this ping has no summary of round trips in ms"),
+        (GERMAN.replace(" ms", " usec"), r"a--b\.txt: no summary of round trips in ms ends this ping"),
     ):
         with pytest.raises(InputError, match=line):
             read_foreign(write(tmp_path, {"a--b.txt": text}))
@@ -406,8 +406,13 @@ def test_a_run_that_windows_held_is_refused(tmp_path: Path) -> None:
     del run["end"]["streams"]
     with pytest.raises(InputError, match=r"held at windows of 16.78 MB"):
         read_foreign(write(tmp_path, {"a.json": run}))
-    with pytest.raises(InputError, match="nothing arrived in this run"):
-        read_foreign(write(tmp_path, {"a.json": iperf(0.0, 80_000)}))
+    for run, line in (
+        (iperf(0.0, 80_000), "nothing arrived in this run"),
+        (iperf(1e8, -5), "a run of iperf3 with -5 as a rate, round trip"),
+        (iperf(1e8, 5, streams=0), "a run of iperf3 with 0 as a rate"),
+    ):
+        with pytest.raises(InputError, match=line):
+            read_foreign(write(tmp_path, {"a.json": run}))
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
@@ -546,6 +551,10 @@ def test_what_nodes_and_graphs_have_is_read_or_listed(tmp_path: Path) -> None:
     default = default.replace('<data key="latency">5 ms</data>', "")
     net = topology_of(tmp_path, {"a.graphml": default}, bits_per_second=1e9, latency_seconds=0.02)
     assert way(net, "a", "b")[1] == pytest.approx(0.007)
+    whole = gml("latency_ms 5").replace("graph [", 'graph [ delay_unit "s"')
+    builder = read_foreign(write(tmp_path, {"c.gml": whole}), None, Assumed(1e9))
+    assert "Not read: the graph's delay_unit." in builder.to_yaml()
+    assert any("delay_unit: not read" in remark for remark in builder.remarks)
     two = graphml(latency="5 ms").replace("</graphml>", '<graph edgedefault="undirected"/></graphml>')
     with pytest.raises(InputError, match=r"b\.graphml: has several graphs: keep one of them"):
         read_foreign(write(tmp_path, {"b.graphml": two}))

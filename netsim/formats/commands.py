@@ -110,6 +110,8 @@ def _read_whole_network(path: Path, text: str, assumed: Assumed) -> TopologyBuil
 
 
 def _read_measurements(path: Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
+    if re.search(r"^\[ *ID\] *Interval", text, re.MULTILINE):
+        raise InputError(f"{path}: a table of iperf3: give what iperf3 -J writes")
     json_begins = re.search(r"^\s*[{[]", text, re.MULTILINE)
     if json_begins is not None and not is_ping(text):
         before = text[: json_begins.start()].strip()

@@ -55,7 +55,7 @@ from netsim.units import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "GOODPUT_SHARE",
@@ -194,6 +194,7 @@ class Pairs:
         return builder
 
     def _link(self, one: str, other: str, assumed: Assumed, taken: dict[str, str]) -> LinkLine:
+        hint = f" (not read: {'; '.join(self.not_read)})" if self.not_read else ""
         there = self.routes.get((one, other), OneWay())
         back = self.routes.get((other, one), OneWay())
         trips = [route.rtt_seconds for route in (there, back) if route.rtt_seconds is not None]
@@ -206,7 +207,9 @@ class Pairs:
         streams: Sequence[int | None] = [route.streams for route in measured] if rates else (None, None)
         if not rates:
             if assumed.bits_per_second is None:
-                raise InputError(f"{one} to {other}: no throughput was measured: assume one with --bandwidth")
+                raise InputError(
+                    f"{one} to {other}: no throughput was measured{hint}: assume one with --bandwidth"
+                )
             rates = [assumed.bits_per_second] * 2
             notes.append(f"rate assumed: {rate(assumed.bits_per_second)}")
         elif measured[0] is measured[1]:
@@ -219,7 +222,9 @@ class Pairs:
             latency = assumed.latency_seconds
             notes.append(f"latency assumed: {milliseconds(latency)}")
         else:
-            raise InputError(f"{one} to {other}: no round trip was measured: assume a latency with --latency")
+            raise InputError(
+                f"{one} to {other}: no round trip was measured{hint}: assume a latency with --latency"
+            )
         losses = {route.loss for route in (there, back) if route.loss is not None}
         if len(losses) > 1:
             notes.append("loss: the larger, for both directions")
@@ -349,17 +354,23 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
     lowered = [cell.lower() for cell in header]
     if twice := [name for name, num in Counter(lowered).items() if name and num > 1]:
         raise InputError(f"{path}:1: column {twice[0]!r} is there twice: keep one of them")
-    for number, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(row)}")
+
+    def whole_rows() -> Iterator[tuple[int, list[str]]]:
+        for number, row in rows[1:]:
+            if len(row) != len(header):
+                raise InputError(
+                    f"{path}:{number}: expected {format_count(len(header), 'cell')}, got {len(row)}"
+                )
+            yield number, row
+
     square = _SQUARE.fullmatch(header[0]) if header else None
-    objects = [(number, dict(zip(lowered, row, strict=True))) for number, row in rows[1:]]
+    objects = ((number, dict(zip(lowered, row, strict=True))) for number, row in whole_rows())
     if {"id", "name"} <= set(lowered) and not set(lowered) & set(_TO):
         servers.update({row["id"]: row["name"] for _, row in objects})
         return
     if square is not None:
         what, unit = square[1].lower(), square[2]
-        for number, (source, *cells) in rows[1:]:
+        for number, (source, *cells) in whole_rows():
             for target, cell in zip(header[1:], cells, strict=True):
                 if cell.lower() not in _NO_FIGURE and (source != target or cell != "0"):
                     where = f"column {target}"
@@ -372,7 +383,7 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
 def _read_rows(
     path: str | Path,
     columns: Sequence[str],
-    rows: Sequence[tuple[int, Mapping[str, str]]],
+    rows: Iterable[tuple[int, Mapping[str, str]]],
     pairs: Pairs,
     servers: Mapping[str, str],
 ) -> None:
@@ -391,8 +402,10 @@ def _read_rows(
             with locate_errors(f"{path}:1"):
                 raise unknown_name("column", name, [*_COLUMNS, *_FROM, *_TO])
     used = set[str]()
+    num_left_out = 0
     for number, row in rows:
         if any(row.get(tier, "").upper() not in ("PREMIUM", "") for tier in _TIERS):
+            num_left_out += 1
             continue
         source, target = row.get(source_key, ""), row.get(target_key, "")
         source, target = servers.get(source, source), servers.get(target, target)
@@ -409,6 +422,10 @@ def _read_rows(
         if found.keys() - {"streams"}:  # skyplane's tables have rows of what could not be measured
             note = f"{', '.join(figures)} ({Path(path).name}:{number})"
             pairs.add(source, target, **found, note=note)
+    if num_left_out:
+        pairs.not_read.append(
+            f"{Path(path).name}: {format_count(num_left_out, 'row')} of other tiers than premium"
+        )
     if named := [
         name for name in columns if name and (name in others or (name in known and name not in used))
     ]:
@@ -423,17 +440,15 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
     before, cells = pairs.num_read, list[tuple[Any, Any, str, Any]]()
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         if "averages" in data[0]:
-            for entry in data:
-                for route in entry.get("averages", []):
+            for number, entry in enumerate(data, 1):
+                routes = entry.get("averages", [])
+                if not isinstance(routes, list) or not all(isinstance(route, dict) for route in routes):
+                    raise InputError(f"{path}:{number}: averages: expected a list of objects")
+                for route in routes:
                     cells.append((entry.get("region"), route.get("regionTo"), "rtt_ms", route.get("average")))
         else:
-            rows = [
-                {str(key).lower(): "" if value is None else str(value) for key, value in row.items()}
-                for row in data
-            ]
-            _read_rows(
-                path, sorted({key for row in rows for key in row}), list(enumerate(rows, 1)), pairs, {}
-            )
+            rows = [(number, _lowered(f"{path}:{number}", row)) for number, row in enumerate(data, 1)]
+            _read_rows(path, sorted({key for _, row in rows for key in row}), rows, pairs, {})
     elif isinstance(data, dict):
         is_cloudping = isinstance(data.get("data"), dict)
         tables = {
@@ -450,10 +465,24 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
     for source, target, name, value in cells:
         if value is not None:
             where = f"{printable(source)} to {printable(target)}"
-            pairs.read(path, (str(source), str(target)), name, str(value), "", where)
+            if not all(isinstance(place, str) and place for place in (source, target)):
+                raise InputError(f"{path}: {where}: expected names of places")
+            pairs.read(path, (source, target), name, str(value), "", where)
     if pairs.num_read == before:
         raise InputError(f"{path}: no table of routes was found: see 'netsim import --help' for the layouts")
     pairs.sources.append(f"{Path(path).name}: {format_count(pairs.num_read - before, 'measurement')}.")
+
+
+def _lowered(where: str, row: Mapping[Any, Any]) -> dict[str, str]:
+    """A row of a table in JSON, as one in CSV has it."""
+    cells: dict[str, str] = {}
+    for key, value in row.items():
+        name = str(key).lower()
+        if name in cells or not isinstance(value, str | int | float | None):
+            problem = "is there twice" if name in cells else f"expected text or a number, got {shown(value)}"
+            raise InputError(f"{where}: {printable(key)}: {problem}")
+        cells[name] = "" if value is None else str(value)
+    return cells
 
 
 def _value(where: str, column: str, text: str) -> float:
@@ -467,8 +496,10 @@ def _value(where: str, column: str, text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise InputError(f"{where}: expected a number from 0 up, got {shown(text)}")
-    if kind == "bits_per_second" and not value:
-        raise InputError(f"{where}: expected a rate above zero, got {shown(text)}: leave the pair out")
+    if kind != "loss" and not value:
+        raise InputError(
+            f"{where}: expected more than zero, got {shown(text)}: leave the cell empty if it is not known"
+        )
     if kind == "loss" and value == 1:
         raise InputError(f"{where}: expected a loss below 100 %: leave the pair out")
     return value
@@ -525,7 +556,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
             )
         streams = int(test.get("num_streams", len(start["connected"])))
         limits = [test.get("target_bitrate") or start.get("target_bitrate"), test.get("fqrate")]
-        limit = min((float(each) for each in limits if each), default=0.0) * max(streams, 1)
+        limit = min((float(each) for each in limits if each), default=0.0) * streams
         window = float(start.get("sock_bufsize") or 0.0)
         local, remote = connected[0]["local_host"], connected[0]["remote_host"]
         directions = [_direction_of(end, "")]
@@ -547,8 +578,13 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     fastest = max(received for received, _ in directions)
     if not min(received for received, _ in directions):
         raise FailedMeasurementError(f"{path}: nothing arrived in this run of iperf3")
+    for figure in (streams, *trips, *(received for received, _ in directions)):
+        if not 0 < figure < math.inf:
+            raise InputError(
+                f"{path}: a run of iperf3 with {figure:g} as a rate, round trip or number of streams"
+            )
     # Of a buffer between half and all is a window; without a round trip any may have been too small.
-    windows = 8 * window * max(streams, 1) / (min(trips) * 1e-6) if trips else math.inf
+    windows = 8 * window * streams / (min(trips) * 1e-6) if trips else math.inf
     for option, is_held, most in (
         ("-b", limit and fastest >= _AT_THE_LIMIT * limit, rate(limit)),
         ("-w", window and (not trips or fastest >= windows / 2), f"windows of {format_bytes(window)}"),
@@ -570,7 +606,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
             other,
             bits_per_second=received,
             rtt_seconds=min(trips) * 1e-6 if trips else None,
-            streams=max(streams, 1),
+            streams=streams,
             note=f"iperf3 with {streams} stream{'s' if streams > 1 else ''}{lost}",
         )
     pairs.sources.append(f"{Path(path).name}: iperf3{f', {when}' if when else ''}.")
@@ -609,7 +645,7 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
         if lost and float(lost[0].replace(",", ".")) == 100:
             raise FailedMeasurementError(f"{path}: nothing came back of this ping")
         raise InputError(
-            f"{path}: this ping has no summary of round trips in ms: run it to its end, with LC_ALL=C"
+            f"{path}: no summary of round trips in ms ends this ping: let it end, in English (LC_ALL=C)"
         )
     (trips,) = statistics or windows
     least, mean = (float(each.replace(",", ".")) for each in trips.groups()[-2:])

@@ -180,10 +180,11 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
         for key in facts
         if key != "label" and (key.lower() not in _COORDINATES or _coordinates(facts) is None)
     }
-    builder.not_read += [f"edges' {', '.join(sorted(not_read))}"] if not_read else []
-    builder.not_read += [f"nodes' {', '.join(sorted(of_nodes))}"] if of_nodes else []
+    of_graph = graph.graph.keys() - {"node_default", "edge_default"}
+    for whose, names in (("edges'", not_read), ("nodes'", of_nodes), ("the graph's", of_graph)):
+        builder.not_read += [f"{whose} {', '.join(sorted(names))}"] if names else []
     builder.not_read += [f"{format_count(num_loops, 'edge')} of a node with itself"] if num_loops else []
-    telling = sorted(key for key in not_read | of_nodes if _QUANTITIES.search(key))
+    telling = sorted(key for key in not_read | of_nodes | of_graph if _QUANTITIES.search(key))
     if telling:
         builder.remarks.append(
             f"{', '.join(telling)}: not read (a name or suffix that is not known, not one figure from 0 up with its"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MEAN_WINDOWS", "PRESETS", "Protocol", "WindowLimit", "mean_window_segments", "window_limit"]
 
 _DEFAULT = "linux-tcp"
+_CONNECTIONS = ("persistent", "per-transfer")
 
 _SEGMENT_BYTES = 1448  # payload of a full frame: 1500 bytes less IPv4 (20), TCP (20) and its time stamp (12)
 _FRAME_BYTES = 1514  # what such a frame counts on the wire, Ethernet header included
@@ -79,6 +81,18 @@ class Protocol:
     give_up_seconds: float = math.inf
     algorithms: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _read_one_of(_CONNECTIONS, self.connections)
+        _read_one_of(tuple(MEAN_WINDOWS), self.congestion)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in ("float", "int", "float | None") and value is not None:
+                number = float(value) if isinstance(value, Real) else -1.0
+                may_be_zero = field.name in ("ack_share", "software_seconds")
+                if not (number > 0 or (number == 0 and may_be_zero)):
+                    least = "of at least 0" if may_be_zero else "above 0"
+                    raise InputError(f"Protocol: {field.name} must be a number {least}, got {shown(value)}")
+
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
         """Parse the protocol of `spec`: a name, a mapping or None (`linux-tcp`).
@@ -96,7 +110,7 @@ class Protocol:
         if isinstance(spec, Protocol):
             return spec
         if spec is None or isinstance(spec, str):
-            return _preset(spec or _DEFAULT)
+            return _preset(_DEFAULT if spec is None else spec)
         if not isinstance(spec, Mapping):
             raise InputError(f"protocol: expected a name or a mapping, got {spec!r}")
         settings = {str(key): value for key, value in spec.items()}
@@ -244,7 +258,7 @@ def _read_one_of(choices: Sequence[str], value: Any) -> str:
 _SETTINGS: dict[str, tuple[str, Any]] = {
     "streams": ("streams", _read_count),
     "window": ("window_bytes", _read_window),
-    "connections": ("connections", partial(_read_one_of, ("persistent", "per-transfer"))),
+    "connections": ("connections", partial(_read_one_of, _CONNECTIONS)),
     "congestion": ("congestion", partial(_read_one_of, tuple(MEAN_WINDOWS))),
     "queue": ("queue_packets", _read_count),
     "software": ("software_seconds", parse_seconds),

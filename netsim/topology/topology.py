@@ -25,6 +25,7 @@ from netsim.topology import shipped_topologies
 from netsim.topology.file import likely_names, plain_form, read_topology
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.weather import Weather
+from netsim.units import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -285,6 +286,8 @@ class Topology:
 
 def _find(path_or_name: str | Path) -> Path:
     """File of a shipped topology's name, or of a path."""
+    if not isinstance(path_or_name, str | os.PathLike):
+        raise InputError(f"Topology.load: expected a name or a path, got {shown(path_or_name)}")
     path = Path(path_or_name)
     shipped = shipped_topologies()
     is_name = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
