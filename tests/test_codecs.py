@@ -22,7 +22,6 @@ from exogym_core.strategy import (
     Chain,
     DGCStrategy,
     DiLoCoStrategy,
-    DionStrategy,
     FedAvgStrategy,
     LocalSGDStrategy,
     MuLoCoStrategy,
@@ -285,16 +284,6 @@ def test_powersgd_at_full_rank_is_allreduce(problem: dict[str, int]) -> None:
     )
 
 
-@settings(max_examples=5)
-@given(problem=problems)
-def test_powersgd_before_it_starts_is_allreduce(problem: dict[str, int]) -> None:
-    assert_same(
-        PowerSGDStrategy(MOMENTUM_SGD, approximation_rank=1, start_powerSGD_iter=6),
-        AllReduceStrategy(MOMENTUM_SGD),
-        problem,
-    )
-
-
 @settings(max_examples=8)
 @given(problem=problems, H=st.integers(1, 3))
 def test_sparseloco_that_sends_everything_is_diloco_without_momentum(
@@ -333,19 +322,6 @@ def test_dgc_that_sends_everything_without_momentum_is_allreduce(problem: dict[s
 @given(problem=problems)
 def test_both_ways_of_counting_votes_give_the_same_bits(problem: dict[str, int]) -> None:
     assert_same(SignSGDStrategy(vote="servers"), SignSGDStrategy(vote="all"), problem, tolerance=0.0)
-
-
-@settings(max_examples=8)
-@given(problem=problems)
-def test_dion_on_many_ranks_is_dion_on_one_with_the_mean_gradient(problem: dict[str, int]) -> None:
-    """Ranks that all have the same batches do what one of them does alone."""
-    model, batches = reference.make_problem(**problem)
-    alike = [[step[0]] * len(step) for step in batches]
-    alone = [[step[0]] for step in batches]
-    many, one = (
-        reference.run_strategy(DionStrategy(), model, each, SEED).results[0] for each in (alike, alone)
-    )
-    torch.testing.assert_close(many, one, rtol=1e-7, atol=1e-7)
 
 
 @settings(max_examples=8)

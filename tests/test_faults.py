@@ -289,7 +289,6 @@ def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> Non
 
 # -- progress ------------------------------------------------------------------------------------------------
 
-FOREVER = [both("b", at="0.5 s", down=True)]
 RECURRING: dict[str, Any] = {
     "drift": [{"link": ["a", "switch"], "kind": "regime", "every": "1 s", "levels": ["100 %", "50 %"]}],
     "background": [

@@ -362,17 +362,6 @@ def raising(name: str) -> Any:
                 raise StopIteration
             return samples()[index]
 
-    class Keyed(Dataset[Any]):
-        def __len__(self) -> int:
-            return 40
-
-        def __getitem__(self, index: int) -> Any:
-            return {"inputs": torch.ones(6), "labels": torch.ones(1)}
-
-    class Named(Squares):
-        def forward(self, inputs: Any = None, labels: Any = None) -> Any:
-            return self.layer(inputs.float()).mean()
-
     def accuracy(model: Any, batch: Any) -> Any:
         return "good"
 
@@ -380,16 +369,11 @@ def raising(name: str) -> Any:
         if row["step"] == 2:
             raise StopIteration
 
-    def partly(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(list(parameters)[:1], lr=0.1)
-
     return {
         "samples": lambda: {"data": Short()},
         "validation": lambda: {"validation": Short()},
         "accuracy": lambda: {"validation": samples(8), "accuracy": accuracy},
         "listener": lambda: {"on_event": listener},
-        "named": lambda: {"model": Named(), "data": Keyed()},
-        "optimizer": lambda: {"strategy": FedAvgStrategy(optim_spec=partly)},
     }[name]()
 
 
@@ -403,14 +387,6 @@ def raising(name: str) -> Any:
             r"^fit: accuracy \(test_fit_out.py:\d+\) returned 'good'; return the fraction right, a number",
         ),
         ("listener", "^fit: on_event stopped the run at step 2; the trainer's `result` has what was done"),
-        (
-            "named",
-            r"^fit: a first batch fails: AttributeError.*this one takes inputs, labels: wrap it in a module",
-        ),
-        (
-            "optimizer",
-            r"^optimizer OptimSpec\(partly\): leaves out 'layers.0.bias' \(3 of 4 parameters\): give it all",
-        ),
     ],
 )
 def test_odd_failures_are_a_line_that_names_the_users_code(name: str, line: str) -> None:

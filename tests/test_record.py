@@ -73,32 +73,6 @@ def test_a_folder_that_is_a_link_is_not_written_through(name: str, tmp_path: Pat
     assert [path.read_bytes() for path in outside.iterdir()] == [b"mine"]
 
 
-def test_a_taken_log_name_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = [FolderLogger("mine", {"H": 3}).path.name for _ in range(3)]
-    assert names == ["mine", "mine-2", "mine-3"]
-    assert json.loads((tmp_path / "logs" / "mine" / "config.json").read_text()) == {"H": 3}
-
-
-def test_logs_have_exo_gyms_columns_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    logger = FolderLogger("mine", {})
-    step = {"step": 1, "examples_trained": 8, "train_loss": 0.5, "train_perplexity": 1.6, "lr": 0.1}
-    logger.event({"kind": "step", **step, "virtual_seconds": 2.0, "extra": 1})
-    logger.event({"kind": "step", **step, "step": 2})
-    logger.event({"kind": "validation", "step": 0, "local_loss": 1.0, "global_loss": 2.0})
-    logger.close()
-    lines = (logger.path / "train.csv").read_text().splitlines()
-    assert lines[0].startswith(
-        "step,examples_trained,train_loss,train_perplexity,lr,virtual_seconds,bytes_sent"
-    )
-    assert lines[1].endswith(",1")
-    assert lines[2].endswith(",")
-    assert [line.count(",") for line in lines] == [lines[0].count(",")] * 3
-    header = (logger.path / "validation.csv").read_text().splitlines()[0]
-    assert header.startswith("step,local_loss,local_perplexity,global_loss,global_perplexity,virtual_seconds")
-
-
 def test_a_pipe_in_place_of_a_folders_file_is_never_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

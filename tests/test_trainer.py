@@ -400,29 +400,6 @@ def test_an_iterable_trains_and_ends_after_its_epochs():
         fit(data=Stream(), max_steps=None)
 
 
-def test_batches_may_be_anything():
-    class OfMapping(MLP):
-        def forward(self, batch):
-            return super().forward((batch["x"], batch["y"]["label"]))
-
-    data = [{"x": inputs, "y": {"label": label}} for inputs, label in samples()]
-    assert fit(OfMapping(6, [5], 3), data).fit_result.complete
-
-
-def test_collate_and_drop_last_of_the_loader():
-    seen = []
-
-    def collate(samples):
-        seen.append(len(samples))
-        return torch.utils.data.default_collate(samples)
-
-    result = fit(
-        data=samples(21), max_steps=None, dataloader_kwargs={"collate_fn": collate, "drop_last": True}
-    ).fit_result
-    assert len(result.history) == 2
-    assert set(seen) == {4}
-
-
 # --- mistakes --------------------------------------------------------------------------------------------------
 
 

@@ -151,13 +151,6 @@ class TestCompare:
         assert again.name == "small-2"
         assert results_of(first) == results_of(again) == results_of(stored)
 
-    def test_a_stored_experiment_runs_again_to_the_same_digest(self, netgym: Netgym) -> None:
-        _, out, _ = netgym("run", netgym.experiment, "--strategy", "DiLoCo")
-        *_, digest, folder = out.splitlines()
-        _, again, _ = netgym("run", Path(folder) / "experiment.yaml")
-        assert digest.startswith("digest ")
-        assert again.splitlines()[-2] == digest
-
     def test_a_stored_experiment_needs_no_other_file(self, netgym: Netgym) -> None:
         network, trace = netgym.folder / "stormy.yaml", netgym.folder / "trace.csv"
         network.write_text(STORMY)
@@ -274,16 +267,11 @@ def long_run(tmp_path: Path) -> Iterator[Fork]:
     run.kill()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_a_signal_ends_the_run_in_order(
-    long_run: Fork, netgym: Netgym, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    long_run.send_signal(number)
+def test_a_signal_ends_the_run_in_order(long_run: Fork, netgym: Netgym, tmp_path: Path) -> None:
+    long_run.send_signal(signal.SIGTERM)
     ended = long_run.end()
     err = ended.stderr
-    assert ended.returncode == code, err
+    assert ended.returncode == 143, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("interrupted: results so far are in out, marked incomplete")
     entry, *others = json.loads((tmp_path / "out" / "summary.json").read_text())

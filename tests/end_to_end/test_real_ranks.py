@@ -27,7 +27,8 @@ from netgym.tasks import build_model
 
 inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=1)
+# An own, different start on every process: rank 0's is the one that counts.
+model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=int(os.environ.get("RANK", 0)))
 restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 is_real = "RANK" in os.environ
 

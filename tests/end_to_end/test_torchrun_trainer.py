@@ -1,4 +1,4 @@
-"""fit, and a loop of one's own, in processes that torchrun has started."""
+"""A loop of one's own in processes that torchrun has started, and what `fit` refuses there."""
 
 from __future__ import annotations
 
@@ -15,46 +15,6 @@ from exogym_core import Trainer
 from exogym_core.strategy import AllReduceStrategy, AsyncDiLoCoStrategy
 from netgym.tasks import MLP
 from netsim.errors import InputError
-
-SCRIPT = """
-import json, os, sys, warnings
-warnings.simplefilter("error")
-import torch
-from torch.utils.data import TensorDataset
-from exogym_core import Trainer
-from exogym_core.strategy import DiLoCoStrategy
-from netgym.tasks import build_model
-
-inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-# An own, different start on every process: rank 0's is the one that counts.
-model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=int(os.environ.get("RANK", 0)))
-arguments = json.loads(sys.argv[1])
-trained = Trainer(model, data, data).fit(strategy=DiLoCoStrategy(H=2), device="cpu", max_steps=5, batch_size=4,
-                                         val_interval=2, **arguments)
-result = trained.fit_result
-print(json.dumps({
-    "losses": [row["train_loss"] for row in result.history],
-    "validation": [row["global_loss"] for row in result.validation],
-    "bytes_sent": result.bytes_sent,
-    "ranks": len(result.rank_states),
-    "weights": trained.state_dict()["layers.0.weight"].sum().item(),
-}))
-"""
-
-
-def test_processes_of_torchrun_train_together_as_simulated_ranks_do(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    real, alone = json.dumps({"transport": "gloo"}), json.dumps({"num_nodes": 2})
-    ends = ranks(2, run_script, "script.py", real, folder=tmp_path)
-    ends.append(Fork(run_script, "script.py", alone, folder=tmp_path).end())
-    assert [end.returncode for end in ends] == [0, 0, 0], [end.stderr for end in ends]
-    first, second, simulated = (json.loads(end.stdout.splitlines()[-1]) for end in ends)
-    for name in ("losses", "validation", "weights"):
-        assert first[name] == pytest.approx(simulated[name], rel=1e-4)
-    assert first["bytes_sent"] == simulated["bytes_sent"]
-    assert (first["ranks"], second["ranks"]) == (1, 1), "no rank has all models"
-    assert second["losses"] == [], "rank 0 keeps the rows"
 
 
 def test_num_nodes_must_be_torchruns(monkeypatch):
