@@ -98,11 +98,12 @@ def twice_faults() -> None:
     netsim.Faults(network)
 
 
-def late_fault(entry: Any) -> None:
+def late_fault(*entries: Any) -> None:
     network = netsim.Network(netsim.Clock(), chain())
     applied = netsim.Faults(network)
     network.env.run(until=5.0)
-    applied.add(entry)
+    for entry in entries:
+        applied.add(entry)
 
 
 def watched_twice() -> None:
@@ -131,7 +132,7 @@ for each in (
         mlp,
     ),
     *(optimizer, reproduce, run_ranks, samples, trained, utilisation, watched_twice),
-    *(Algorithm, Background, LinkEvent, Trace, late_fault, twice_faults),
+    *(Algorithm, Background, LinkEvent, Trace, chain, late_fault, twice_faults),
     *(input_file, parse_collectives, simulate_weather),
 ):
     NAMES[each.__name__] = each

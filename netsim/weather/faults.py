@@ -35,7 +35,7 @@ from netsim.network.clock import Clock, Order
 from netsim.network.network import MOST_BYTES, BackgroundConnection, Network
 from netsim.network.trace import Recorder
 from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, OfLink, Trace, Weather
-from netsim.units import format_count, format_list
+from netsim.units import format_count, format_list, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -301,6 +301,10 @@ class Faults:
     """
 
     def __init__(self, network: Network, weather: Weather | None = None) -> None:
+        if not isinstance(network, Network) or not isinstance(weather, Weather | None):
+            raise InputError(
+                f"Faults: expected a Network and a Weather, got {shown(network)} and {shown(weather)}"
+            )
         if network.has_faults:
             raise InputError(
                 "Faults: this network has its Faults already: add entries to those with add(...)"
@@ -310,6 +314,7 @@ class Faults:
         self._conditions = Conditions(network)
         self._steps: list[tuple[float, int, _Step, Iterator[_Step]]] = []
         self._num_entries = 0
+        self._claims = set[tuple[object, ...]]()
         self._links_at = cache(self._find_links_at)
         self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
         self._turn_at = math.inf
@@ -419,7 +424,12 @@ class Faults:
     # -- the clock -------------------------------------------------------------------------------------------
 
     def _plan(self, entry: Entry) -> None:
-        links = entry.links(self._network.topology) if isinstance(entry, OfLink) else ()
+        topology = self._network.topology
+        links = entry.links(topology) if isinstance(entry, OfLink) else ()
+        claims = entry.claims(topology) if isinstance(entry, OfLink) else set()
+        if not self._claims.isdisjoint(claims):
+            raise InputError(f"{entry}: a second one of its kind on this link: give one")
+        self._claims |= claims
         self._num_entries += 1
         self._push(self._num_entries, _STEPS[type(entry)](self, entry, links, self._num_entries))
 
@@ -638,7 +648,7 @@ def simulate_weather(
         until_seconds: virtual time of its end.
         most_changes: number of changes after which it ends.
     """
-    if not 0 <= until_seconds < math.inf:
+    if not isinstance(until_seconds, int | float) or not 0 <= until_seconds < math.inf:
         raise InputError(
             f"simulate_weather: until_seconds must be finite and not negative, got {until_seconds!r}"
         )

@@ -55,8 +55,9 @@ class Algorithm:
         for name in ("build", "num_messages"):
             if not callable(getattr(self, name)):
                 raise InputError(f"Algorithm: {name} must be a function, got {shown(getattr(self, name))}")
-        if not isinstance(num := self.num_messages(2), Real):
-            raise InputError(f"Algorithm: num_messages(2) must be a number, got {shown(num)}")
+        for name, value in (("num_messages(2)", self.num_messages(2)), ("most_bytes", self.most_bytes)):
+            if not isinstance(value, Real):
+                raise InputError(f"Algorithm: {name} must be a number, got {shown(value)}")
 
 
 _MOST_SEGMENTED_BYTES = 1e13  # ten million segments, a gigabyte of memory
@@ -130,7 +131,7 @@ _SHIPPED = {algorithm for rows in ALGORITHMS.values() for algorithm in rows.valu
 
 def algorithm_names(op: str) -> tuple[str, ...]:
     """The algorithms for `op`, its default first. Raises UnknownNameError for an unknown operation."""
-    if op not in ALGORITHMS:
+    if op not in OPERATIONS:
         raise unknown_name("collective", str(op), OPERATIONS)
     return tuple(ALGORITHMS[op])
 
@@ -179,7 +180,11 @@ def _build(p: Problem, algorithm: Algorithm) -> Schedule:
         _check_small(_small(p), algorithm)
     except Exception as error:
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-        hint = "" if algorithm.needs_regions else " (to read regions an algorithm needs needs_regions=True)"
+        hint = (
+            ""
+            if kind or algorithm.needs_regions
+            else " (to read regions an algorithm needs needs_regions=True)"
+        )
         line = " ".join(f"{kind}{error}".split())
         raise InputError(f"{p.op} by {p.algorithm}: {line}{hint}") from (error if kind else None)
     return made
