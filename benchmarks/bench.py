@@ -137,6 +137,18 @@ def collective(*row: Any) -> float:
     return float(collectives.seconds_a_collective(*row))
 
 
+def schedule_cases(op: str, num_cases: int = 500) -> float:
+    """Processor seconds of a case of `check_schedule`, by the operation's first algorithm."""
+    from netsim.collectives.schedules.algorithms import ALGORITHMS
+    from netsim.testing import check_schedule
+
+    row = next(iter(ALGORITHMS[op].values()))
+    check_schedule(row, op, cases=20, seed=1)
+    began = time.process_time()
+    check_schedule(row, op, cases=num_cases, seed=0)
+    return (time.process_time() - began) / num_cases
+
+
 def equal_steps(num_steps: int = 2_000) -> float:
     """Processor seconds of a rank's step: `advance` and `all_reduce` of 4 kB, 8 ranks in threads."""
     import torch
@@ -170,6 +182,7 @@ def rank_steps(steps: int) -> float:
 
 
 ROWS: dict[str, Callable[[], float | None]] = {
+    **{f"a case of check_schedule, {op}": partial(schedule_cases, op) for op in ("all_reduce", "broadcast")},
     "netgym --help": partial(command, "netgym", "--help"),
     "netgym list": partial(command, "netgym", "list"),
     "netsim show lan": partial(command, "netsim", "show", "lan"),

@@ -298,7 +298,7 @@ def cases(operation: str, *, max_ranks: int = 9) -> st.SearchStrategy[Case]:
         call = _call(picks, num_ranks, operation, _LARGE_ELEMENTS, 500, False)
         return Case(call, topology, _placement(places, topology, num_ranks))
 
-    return _drawn(make, 140 + 3 * max_ranks + max_ranks**2)
+    return _drawn(make, 140 + 3 * max_ranks + OPERATIONS[operation].num_parts(max_ranks))
 
 
 def hold_for_all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -374,3 +375,23 @@ def test_without_hypothesis_one_line_says_what_to_install(monkeypatch: pytest.Mo
         CallShape("all_reduce", (0, 1), 3),
         {"regions": {"a": {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"}}},
     ).check(ring)
+
+
+def test_the_page_shows_what_its_programs_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing_collectives.md").read_text()
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```", page, re.S | re.M)
+    (_, mine), (_, failing), (_, fixed), (_, table) = blocks[:4]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("mine.py").write_text(mine)
+    assert main(["check", "mine:ring", "--operation", "all_reduce"]) == 1
+    assert capsys.readouterr().out == failing
+    sys.modules.pop("mine")
+    exec(fixed, {"__name__": "__main__"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == table.splitlines()[0]
+    assert [line.split() for line in printed if " 1 MB " in line] == [
+        line.split() for line in table.splitlines()[2:]
+    ]

@@ -14,11 +14,11 @@ from netsim.errors import InputError
 from netsim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from netsim.collectives.schedules.schedule import Schedule
 
-__all__ = ["Message", "check_bytes", "check_result", "check_use", "messages", "play"]
+__all__ = ["Message", "check_bytes", "check_result", "messages", "play"]
 
 Array = npt.NDArray[Any]
 
@@ -64,12 +64,16 @@ def check_bytes(schedule: Schedule) -> None:
             )
 
 
-def check_result(schedule: Schedule) -> None:
+def check_result(schedule: Schedule, *, is_strict: bool = False) -> None:
     """Play a schedule on random numbers; raise InputError if a member ends without the operation's result.
 
     It takes 8 bytes of memory for each member and element, so a schedule of a few kilobytes is the one to check. Each
     message arrives as late as its phase's window allows, which shows members that pass on what they may not have yet;
     then, where windows are wider than a step, as early as possible.
+
+    Args:
+        schedule: the collective.
+        is_strict: a message with bytes that its receiver holds already, or that no result depends on, is an error too.
     """
     operation, num = OPERATIONS[schedule.op], schedule.num_ranks
     if not operation.has_size:
@@ -81,45 +85,44 @@ def check_result(schedule: Schedule) -> None:
                     f"member {member} of {num} may finish before member {others.argmin()} has begun"
                 )
         return
-    bounds = -(-schedule.layout // schedule.element_bytes)
-    draw = np.random.default_rng(0)
+    bounds = (-(-schedule.layout // schedule.element_bytes)).tolist()
     # What a member does not hold yet is random too, and shows in every result.
-    values = draw.integers(0, 2**63, (num, int(bounds[-1])), np.uint64)
-    result = np.zeros(int(bounds[-1]), np.uint64)
+    values = np.random.default_rng(0).integers(0, 2**63, (num, bounds[-1]), np.uint64)
+    result = np.zeros(bounds[-1], np.uint64)
+    taken = np.zeros((num, bounds[-1]), bool)
     for member in range(num):
         for part in operation.parts_of(operation.gives, schedule, member):
             elements = slice(bounds[part], bounds[part + 1])
             result[elements] += values[member][elements]
-    for is_late in (True, False) if any(phase.window > 1 for phase in schedule.phases) else (True,):
-        held = list(values.copy())
-        play(schedule, held, is_late=is_late)
-        for member in range(num):
-            for part in operation.parts_of(operation.takes, schedule, member):
-                elements = slice(bounds[part], bounds[part + 1])
-                if (wrong := held[member][elements] != result[elements]).any():
-                    at = int(schedule.layout[part]) + int(wrong.argmax()) * schedule.element_bytes
-                    what = "the sum" if operation.gives is Side.ALL else "the values"
-                    when = "" if is_late else " if messages arrive early"
-                    raise InputError(
-                        f"member {member} of {num} ends without {what} of the bytes from {at} on{when}"
-                    )
-
-
-def check_use(schedule: Schedule) -> None:
-    """Raise InputError for a message with bytes that its receiver holds already, or that no result depends on."""
-    operation, num = OPERATIONS[schedule.op], schedule.num_ranks
-    if not operation.has_size:
-        return
-    bounds = -(-schedule.layout // schedule.element_bytes)
-    held = list(np.random.default_rng(0).integers(0, 2**63, (num, int(bounds[-1])), np.uint64))
-    play(schedule, held, refuses_known=True)
-    # Backwards: elements that a member needs from here on, and of messages in flight, the last to arrive first.
-    needed = np.zeros((num, int(bounds[-1])), bool)
-    for member in range(num):
         for part in operation.parts_of(operation.takes, schedule, member):
-            needed[member, bounds[part] : bounds[part + 1]] = True
+            taken[member, bounds[part] : bounds[part + 1]] = True
+    order = list(messages(schedule))
+    for is_late in (True, False) if any(phase.window > 1 for phase in schedule.phases) else (True,):
+        held = values.copy()
+        play(schedule, held, order=order if is_late else messages(schedule, is_late=False))
+        if (wrong := taken & (held != result)).any():
+            member, element = divmod(int(wrong.argmax()), bounds[-1])
+            what = "the sum" if operation.gives is Side.ALL else "the values"
+            raise InputError(
+                f"member {member} of {num} ends without {what} of the bytes from {element * schedule.element_bytes} on"
+                f"{'' if is_late else ' if messages arrive early'}"
+            )
+    if is_strict:
+        play(schedule, values, order=order, refuses_known=True)
+        _check_use(schedule, order, taken)
+
+
+def _check_use(schedule: Schedule, order: list[tuple[Message, bool]], needed: npt.NDArray[np.bool_]) -> None:
+    """Raise InputError for a message with bytes that no result depends on.
+
+    Args:
+        schedule: the collective.
+        order: its messages, as they leave and arrive.
+        needed: by member and element, those that the operation takes; changed.
+    """
+    # Backwards: elements that a member needs from here on, and of messages in flight, the last to arrive first.
     in_flight: deque[Array] = deque()
-    for message, has_arrived in reversed(list(messages(schedule))):
+    for message, has_arrived in reversed(order):
         _, src, dst, low, high, reduce = message
         if not has_arrived:
             needed[src, low:high] |= in_flight.popleft()
@@ -134,10 +137,10 @@ def check_use(schedule: Schedule) -> None:
 
 def play(
     schedule: Schedule,
-    held: Sequence[Array],
+    held: Sequence[Array] | Array,
     combine: Callable[[Array, Array], Array] = np.add,
     *,
-    is_late: bool = True,
+    order: Iterable[tuple[Message, bool]] | None = None,
     refuses_known: bool = False,
 ) -> None:
     """Carry out a schedule on the layouts that its members hold, one number an element, in place.
@@ -146,14 +149,14 @@ def play(
         schedule: the collective.
         held: layout of each member; of a collective without bytes every message carries all of it.
         combine: reduction of what is there and what arrives.
-        is_late: messages arrive as late as windows allow; else at once.
+        order: its messages as they leave and arrive; None: they arrive late.
         refuses_known: raise InputError for bytes that replace equal ones.
 
     Raises InputError as `messages` does.
     """
     is_whole = not OPERATIONS[schedule.op].has_size
     in_flight: deque[Array] = deque()
-    for message, has_arrived in messages(schedule, is_late=is_late):
+    for message, has_arrived in messages(schedule) if order is None else order:
         _, src, dst, low, high, reduce = message
         elements = slice(None) if is_whole else slice(low, high)
         if has_arrived:
