@@ -73,7 +73,7 @@ def _methods(owner: type) -> list[tuple[str, Any]]:
         (name, member)
         for name, member in vars(owner).items()
         if not name.startswith("_") and not (owner.__name__ == "Communicator" and name in OF_THE_RUN)
-        if (callable(member) or isinstance(member, property)) and not isinstance(member, type)
+        if (callable(member) or type(member) is property) and not isinstance(member, type)
         if member.__doc__
     ]
 

@@ -6,11 +6,14 @@ import math
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from exogym_core.names import plain_numbers
 from exogym_core.strategy.optimizers import (
@@ -45,14 +48,14 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch.optim.lr_scheduler import LRScheduler
-
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
     from exogym_core.events import RoundPlace
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["StepContext", "Strategy"]
+__all__ = ["RankState", "StepContext", "Strategy"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -114,11 +117,72 @@ _STEP_METHODS = {
     *("optimizer_step", "step", "communicate"),
 }
 
-# Attributes that a member of a chain has from it.
-_SHARED = (
-    *("model", "comm", "rank", "num_nodes", "seed", "max_steps", "coding", "where"),
-    *("optim", "site", "local_step", "context"),
-)
+
+class RankState:
+    """State of a rank that its strategies share: those of a chain have the chain's; see `Strategy` for what each is.
+
+    Attributes:
+        whole: the strategy that was set up; None before.
+        payload_bytes: sent before this step.
+    """
+
+    model: nn.Module
+    comm: Communicator
+    optim: Optimizer
+    site: Site
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.whole: Strategy | None = None
+        self.max_steps = 1
+        self.seed = 0
+        self.coding: Coding | None = None
+        self.scheduler: LRScheduler | None = None
+        self.lr_callbacks: list[Callable[[float], None]] = []
+        self.context = StepContext()
+        self.local_step = 0
+        self.nbytes = 0
+        self.payload_bytes = 0
+
+    def begin(
+        self,
+        whole: Strategy,
+        model: nn.Module,
+        comm: Communicator,
+        max_steps: int,
+        seed: int,
+        coding: Coding | None,
+    ) -> None:
+        """Take what `Strategy.setup` is given."""
+        self.whole, self.model, self.comm, self.coding = whole, model, comm, coding
+        self.max_steps, self.seed, self.local_step = max_steps, seed, 0
+        self.payload_bytes = comm.traffic.payload_bytes
+
+
+class OfRank(property, Generic[T]):
+    """An attribute of a strategy that its `RankState` holds."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__init__(
+            attrgetter(f"rank_state.{name}"),
+            lambda strategy, value: setattr(strategy.rank_state, name, value),
+        )
+
+    if TYPE_CHECKING:
+
+        def __get__(self, strategy: object, owner: type | None = None) -> T: ...  # type: ignore[override]
+
+        def __set__(self, strategy: object, value: T) -> None: ...
+
+
+class UpdateOptions(Options):
+    """Options of the local update, which every strategy has; see `Strategy`."""
+
+    lr_scheduler: LRSchedulerLike | None = option(None)
+    lr_scheduler_kwargs: Mapping[str, Any] | None = option(None, mapping)
+    optim_spec: Any = option(None)
+    lr: float | None = option(None, number)
+    max_norm: float | None = option(None, number)
 
 
 class Strategy(Stateful):
@@ -154,7 +218,6 @@ class Strategy(Stateful):
 
     Attributes:
         model, comm, optim: this rank's model, communicator and optimizer, from `setup` on.
-        rank, num_nodes: this rank's number and the number of workers, from `setup` on.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None: the rate is constant.
         sites, patience: options of sites, and of waiting for absent ranks.
@@ -177,6 +240,7 @@ class Strategy(Stateful):
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             missing declarations; undeclared attributes are not kept.
         default_optim: the default optimizer.
+        rank_state: attributes that members of a chain have in common with it.
         context: the current step.
         coding: cost of coding in virtual time, as passed to `setup`; None: free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
@@ -197,15 +261,10 @@ class Strategy(Stateful):
         accepted: names of the constructor's arguments, and whether each is optional.
     """
 
-    lr_scheduler: LRSchedulerLike | None = option(None)
-    lr_scheduler_kwargs: Mapping[str, Any] | None = option(None, mapping)
-    optim_spec: Any = option(None)
-    lr: float | None = option(None, number)
-    max_norm: float | None = option(None, number)
     positional: ClassVar[tuple[str, ...]] = ("lr_scheduler", "lr_scheduler_kwargs")
 
     registry: ClassVar[dict[str, type[Strategy]]] = {}
-    Options: ClassVar[type[Any]] = Options
+    Options: ClassVar[type[Any]] = UpdateOptions
     declared: ClassVar[tuple[str, ...]] = ()
     members: ClassVar[dict[str, type[Any]]] = {}
     common: ClassVar[tuple[str, ...]] = ()
@@ -232,20 +291,28 @@ class Strategy(Stateful):
     outer: Any = None
     num_rounds: Any = None
 
-    model: nn.Module
-    comm: Communicator
-    optim: Optimizer
-    rank: int
-    num_nodes: int
-    site: Site
+    rank_state: RankState
+    model = OfRank["nn.Module"]()
+    comm = OfRank["Communicator"]()
+    optim = OfRank[Optimizer]()
+    site = OfRank[Site]()
+    where = OfRank[str]()
+    max_steps = OfRank[int]()
+    seed = OfRank[int]()
+    coding = OfRank["Coding | None"]()
+    scheduler = OfRank[LRScheduler | None]()
+    lr_callbacks = OfRank["list[Callable[[float], None]]"]()
+    context = OfRank[StepContext]()
+    local_step = OfRank[int]()
+    nbytes = OfRank[int]()
     workers: Everyone
     _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-    _is_member = False
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Keep the constructor's arguments, for logs."""
         strategy = super().__new__(cls)
         strategy._given = (arguments, options)
+        strategy.rank_state = RankState(cls.__name__)
         return strategy
 
     def __init_subclass__(
@@ -264,7 +331,7 @@ class Strategy(Stateful):
         declare(cls, part)
 
     def __init__(self, *positional: Any, **given: Any) -> None:
-        cls, self.where = type(self), type(self).__name__
+        cls = type(self)
         if positional and isinstance(positional[0], nn.Module):
             raise InputError(
                 f"{self.where}: the first argument is a model; the Trainer gives it to the strategy, "
@@ -287,15 +354,7 @@ class Strategy(Stateful):
         self.lr_scheduler = options.lr_scheduler and resolve_scheduler(
             options.lr_scheduler, self.lr_scheduler_kwargs
         )
-        self.scheduler: LRScheduler | None = None
-        self.lr_callbacks: list[Callable[[float], None]] = []
-        self.context = StepContext()
-        self.coding: Coding | None = None
-        self.max_steps = 1
-        self.seed = 0
-        self.local_step = 0
-        self.nbytes = 0
-        self._payload_bytes_before = 0
+        self.max_norm: float | None = options.max_norm
 
     # --- called by the loop --------------------------------------------------------------------------------
 
@@ -317,13 +376,10 @@ class Strategy(Stateful):
                 f"{self.where}: has no step(), which calls what it does: write self.local_update(), "
                 "self.communicate(self.local_step + 1) and super().step() in one, or make it a member of a Chain"
             )
-        self.rank, self.num_nodes = comm.rank, self.workers_among(comm.world_size)
-        self.model, self.comm = model, comm
-        self.coding = coding
-        self.max_steps, self.seed = max_steps, seed
+        self.rank_state.begin(self, model, comm, max_steps, seed, coding)
+        num_nodes = self.num_nodes
         _refuse_contradictions(self)
-        self._payload_bytes_before = comm.traffic.payload_bytes
-        self._init_node(model, comm.rank, self.num_nodes)
+        self._init_node(model, comm.rank, num_nodes)
         self.prepare()
         if self.scheduler is None:
             self._setup_scheduler()
@@ -338,9 +394,7 @@ class Strategy(Stateful):
             raise InputError(
                 f"{whole.where}: {type(self).__name__} mixes single ranks, not sites; leave Sites out"
             )
-        for name in _SHARED:
-            setattr(self, name, getattr(whole, name))
-        self._is_member = True
+        self.rank_state = whole.rank_state
         self.workers = self.patience.workers(self)
         self.prepare()
 
@@ -354,11 +408,11 @@ class Strategy(Stateful):
 
     def begin_step(self, context: StepContext) -> None:
         """Begin the step that `context` describes."""
-        self.context = context
+        self.rank_state.context = context
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
-        if not self._is_member:
+        if self.rank_state.whole is self:
             self.site.listen(last_micro_batch, self.context)
 
     def local_update(self) -> None:
@@ -384,9 +438,10 @@ class Strategy(Stateful):
             if self.rank == 0:
                 for callback in self.lr_callbacks:
                     callback(self.learning_rate)
-        self.local_step += 1
-        self.nbytes = self.comm.traffic.payload_bytes - self._payload_bytes_before
-        self._payload_bytes_before += self.nbytes
+        state = self.rank_state
+        state.local_step += 1
+        state.nbytes = state.comm.traffic.payload_bytes - state.payload_bytes
+        state.payload_bytes += state.nbytes
 
     def skip_step(self) -> None:
         """Count a skipped step: advance only the schedule."""
@@ -450,6 +505,16 @@ class Strategy(Stateful):
         charged = ChargedCodec(codec, self.charge)
         self.coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
         return charged
+
+    @cached_property
+    def rank(self) -> int:
+        """This rank's number, from `setup` on."""
+        return self.comm.rank
+
+    @cached_property
+    def num_nodes(self) -> int:
+        """The number of workers, from `setup` on."""
+        return self.workers_among(self.comm.world_size)
 
     @property
     def overlaps_backward(self) -> bool:
@@ -563,27 +628,27 @@ class Strategy(Stateful):
     def declared_state(self) -> dict[str, str]:
         """Attributes that are state, by key; without those of the chain in a member."""
         own = super().declared_state()
-        of_all = Strategy.state.attributes if self._is_member else {}
+        is_member = self.rank_state.whole not in (None, self)
+        of_all = Strategy.state.attributes if is_member else {}
         return {key: name for key, name in own.items() if key not in of_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, which `state_dict` returned, after `setup` with the same options."""
         super().load_state_dict(state)
-        self._payload_bytes_before = self.comm.traffic.payload_bytes
+        self.rank_state.payload_bytes = self.comm.traffic.payload_bytes
 
     # --- for subclasses ------------------------------------------------------------------------------------
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Enter this rank's site and build `self.optim`; called by `setup`."""
-        self.local_step = 0
         self.enter_site()
         # As in EXO Gym, a subclass may have set `optim_spec` after this constructor, to any form of it.
         spec = ensure_optim_spec(self.optim_spec)
-        self.optim = self.site.build(spec, self.model)
+        self.rank_state.optim = self.site.build(spec, self.model)
 
     def enter_site(self) -> None:
         """Connect this rank to its site and to other sites."""
-        self.site = self.sites.enter(self)
+        self.rank_state.site = self.sites.enter(self)
         self.workers = self.patience.workers(self)
 
     def prepare(self) -> None:
@@ -592,7 +657,7 @@ class Strategy(Stateful):
     def _setup_scheduler(self) -> None:
         """Build the learning-rate schedule on `self.optim`."""
         if self.lr_scheduler:
-            self.scheduler = build_scheduler(
+            self.rank_state.scheduler = build_scheduler(
                 self.optim, self.lr_scheduler, self.lr_scheduler_kwargs or {}, self.max_steps
             )
 
@@ -692,4 +757,4 @@ def _refuse_contradictions(strategy: Strategy) -> None:
 
 
 declare(Strategy)
-Strategy.common = tuple(Strategy.Options.names())
+Strategy.common = tuple(UpdateOptions.names())

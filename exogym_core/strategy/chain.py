@@ -210,17 +210,6 @@ class Chain(Strategy):
         super().step()
 
     @property
-    def local_step(self) -> int:
-        """Number of completed steps, the same for all members."""
-        return self._local_step
-
-    @local_step.setter
-    def local_step(self, number: int) -> None:
-        self._local_step = number
-        for each in self.modules:
-            each.local_step = number
-
-    @property
     def round_steps(self) -> int | None:  # type: ignore[override]
         """Least common multiple of the members' periods, if all declare one."""
         each = [member.round_steps for member in self.modules]
