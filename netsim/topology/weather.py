@@ -212,6 +212,7 @@ class LinkEvent(OfLink):
         up, down, bandwidth, latency, loss: exactly one: the link comes up or goes down, or its new bits per second,
             seconds or share of packets.
         for_: seconds, after which the previous value returns; None for good.
+        is_endless: False: an event is over.
     """
 
     at: Duration
@@ -248,6 +249,7 @@ class HostEvent(Entry):
         host: name of the host.
         up, crash: exactly one.
         for_: seconds from a crash to the return; None for good.
+        is_endless: False: an event is over.
     """
 
     at: Duration
@@ -284,6 +286,7 @@ class Trace(OfLink):
         link, direction: as of a LinkEvent.
         bandwidth, latency: exactly one: (instant, bits per second or seconds from then on), ascending in time; before
             the first, the link's own value holds. The name of a CSV file is read with the topology file that has it.
+        is_endless: False: rows come to an end.
     """
 
     bandwidth: _Rates = None
