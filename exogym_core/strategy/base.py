@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from exogym_core.events import RoundPlace
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["RankState", "StepContext", "Strategy"]
+__all__ = ["SharedState", "StepContext", "Strategy"]
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ _STEP_METHODS = {
 }
 
 
-class RankState:
+class SharedState:
     """State of a rank that its strategies share: those of a chain have the chain's; see `Strategy` for what each is.
 
     Attributes:
@@ -159,13 +159,13 @@ class RankState:
         self.payload_bytes = comm.traffic.payload_bytes
 
 
-class OfRank(property, Generic[T]):
-    """An attribute of a strategy that its `RankState` holds."""
+class Shared(property, Generic[T]):
+    """An attribute of a strategy that its `SharedState` holds."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         super().__init__(
-            attrgetter(f"rank_state.{name}"),
-            lambda strategy, value: setattr(strategy.rank_state, name, value),
+            attrgetter(f"shared_state.{name}"),
+            lambda strategy, value: setattr(strategy.shared_state, name, value),
         )
 
     if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Strategy(Stateful):
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             missing declarations; undeclared attributes are not kept.
         default_optim: the default optimizer.
-        rank_state: attributes that members of a chain have in common with it.
+        shared_state: attributes that members of a chain have in common with it.
         context: the current step.
         coding: cost of coding in virtual time, as passed to `setup`; None: free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
@@ -291,20 +291,20 @@ class Strategy(Stateful):
     outer: Any = None
     num_rounds: Any = None
 
-    rank_state: RankState
-    model = OfRank["nn.Module"]()
-    comm = OfRank["Communicator"]()
-    optim = OfRank[Optimizer]()
-    site = OfRank[Site]()
-    where = OfRank[str]()
-    max_steps = OfRank[int]()
-    seed = OfRank[int]()
-    coding = OfRank["Coding | None"]()
-    scheduler = OfRank[LRScheduler | None]()
-    lr_callbacks = OfRank["list[Callable[[float], None]]"]()
-    context = OfRank[StepContext]()
-    local_step = OfRank[int]()
-    nbytes = OfRank[int]()
+    shared_state: SharedState
+    model = Shared["nn.Module"]()
+    comm = Shared["Communicator"]()
+    optim = Shared[Optimizer]()
+    site = Shared[Site]()
+    where = Shared[str]()
+    max_steps = Shared[int]()
+    seed = Shared[int]()
+    coding = Shared["Coding | None"]()
+    scheduler = Shared[LRScheduler | None]()
+    lr_callbacks = Shared["list[Callable[[float], None]]"]()
+    context = Shared[StepContext]()
+    local_step = Shared[int]()
+    nbytes = Shared[int]()
     workers: Everyone
     _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
@@ -312,7 +312,7 @@ class Strategy(Stateful):
         """Keep the constructor's arguments, for logs."""
         strategy = super().__new__(cls)
         strategy._given = (arguments, options)
-        strategy.rank_state = RankState(cls.__name__)
+        strategy.shared_state = SharedState(cls.__name__)
         return strategy
 
     def __init_subclass__(
@@ -376,7 +376,7 @@ class Strategy(Stateful):
                 f"{self.where}: has no step(), which calls what it does: write self.local_update(), "
                 "self.communicate(self.local_step + 1) and super().step() in one, or make it a member of a Chain"
             )
-        self.rank_state.begin(self, model, comm, max_steps, seed, coding)
+        self.shared_state.begin(self, model, comm, max_steps, seed, coding)
         num_nodes = self.num_nodes
         _refuse_contradictions(self)
         self._init_node(model, comm.rank, num_nodes)
@@ -394,7 +394,7 @@ class Strategy(Stateful):
             raise InputError(
                 f"{whole.where}: {type(self).__name__} mixes single ranks, not sites; leave Sites out"
             )
-        self.rank_state = whole.rank_state
+        self.shared_state = whole.shared_state
         self.workers = self.patience.workers(self)
         self.prepare()
 
@@ -408,11 +408,11 @@ class Strategy(Stateful):
 
     def begin_step(self, context: StepContext) -> None:
         """Begin the step that `context` describes."""
-        self.rank_state.context = context
+        self.shared_state.context = context
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
-        if self.rank_state.whole is self:
+        if self.shared_state.whole is self:
             self.site.listen(last_micro_batch, self.context)
 
     def local_update(self) -> None:
@@ -438,7 +438,7 @@ class Strategy(Stateful):
             if self.rank == 0:
                 for callback in self.lr_callbacks:
                     callback(self.learning_rate)
-        state = self.rank_state
+        state = self.shared_state
         state.local_step += 1
         state.nbytes = state.comm.traffic.payload_bytes - state.payload_bytes
         state.payload_bytes += state.nbytes
@@ -628,14 +628,14 @@ class Strategy(Stateful):
     def declared_state(self) -> dict[str, str]:
         """Attributes that are state, by key; without those of the chain in a member."""
         own = super().declared_state()
-        is_member = self.rank_state.whole not in (None, self)
+        is_member = self.shared_state.whole not in (None, self)
         of_all = Strategy.state.attributes if is_member else {}
         return {key: name for key, name in own.items() if key not in of_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, which `state_dict` returned, after `setup` with the same options."""
         super().load_state_dict(state)
-        self.rank_state.payload_bytes = self.comm.traffic.payload_bytes
+        self.shared_state.payload_bytes = self.comm.traffic.payload_bytes
 
     # --- for subclasses ------------------------------------------------------------------------------------
 
@@ -644,11 +644,11 @@ class Strategy(Stateful):
         self.enter_site()
         # As in EXO Gym, a subclass may have set `optim_spec` after this constructor, to any form of it.
         spec = ensure_optim_spec(self.optim_spec)
-        self.rank_state.optim = self.site.build(spec, self.model)
+        self.shared_state.optim = self.site.build(spec, self.model)
 
     def enter_site(self) -> None:
         """Connect this rank to its site and to other sites."""
-        self.rank_state.site = self.sites.enter(self)
+        self.shared_state.site = self.sites.enter(self)
         self.workers = self.patience.workers(self)
 
     def prepare(self) -> None:
@@ -657,7 +657,7 @@ class Strategy(Stateful):
     def _setup_scheduler(self) -> None:
         """Build the learning-rate schedule on `self.optim`."""
         if self.lr_scheduler:
-            self.rank_state.scheduler = build_scheduler(
+            self.shared_state.scheduler = build_scheduler(
                 self.optim, self.lr_scheduler, self.lr_scheduler_kwargs or {}, self.max_steps
             )
 
