@@ -276,27 +276,6 @@ def test_steps_of_own_runs_are_applied_and_named(
     assert any("1 seed, so how much seeds differ is not known" in line for line in output["unknown"])
 
 
-def test_data_parallel_is_planned_at_its_best() -> None:
-    """Its buckets are searched as others' fragments are: no smaller or larger ones are sooner."""
-    network = {
-        "regions": {name: {"hosts": 1, "nic": "10 Gbit/s", "latency": "10 us"} for name in "abc"},
-        "wan": [
-            {"between": list(pair), "bandwidth": "1 Gbit/s", "rtt": "100 ms"} for pair in ("ab", "bc", "ca")
-        ],
-        "protocol": "ideal",
-    }
-    model = planned_model("llama-2m", 64, num_layers=1, width=512, mlp_width=2048, vocab_size=32_000)
-    where = Setting(model, Topology.from_mapping(network), Compute.parse("1 s"), 3, 8, 1e8)
-    monkeypatched = pytest.MonkeyPatch()
-    with monkeypatched.context() as patch:
-        patch.setattr("netgym.planning.advise.CANDIDATES", (("AllReduce", {}),))
-        rows = advise(where)["ranked"]
-    best = min(row["days"] for row in rows if row["strategy"] == "AllReduce")
-    for num_bytes in (2_000_000, 26_214_400, 4 * model.num_parameters):
-        other = measure(build_strategy("AllReduce", bucket_bytes=num_bytes), where)
-        assert best <= other.days * 1.02
-
-
 UNLIKE = (
     ("AllReduce", {}),
     ("AllReduce", {"codec": "bf16"}),

@@ -53,6 +53,36 @@ from netsim import Topology
 from netsim.errors import InputError
 from netsim.ranks import Advance, Mark
 
+ENCODED, DECODED = 1000, 4000  # bytes a second: slow enough to see
+
+
+def both(encode: int, decode: int) -> BothWays:
+    return BothWays.model_construct(encode=encode, decode=decode)
+
+
+SPEEDS = Coding({"": both(ENCODED, DECODED)})
+CODING: list[tuple[Any, Coding]] = [
+    (None, Coding({})),
+    ("free", Coding({})),
+    ("measured", Coding.model_construct(None)),
+    ("2 GB/s", Coding({"": both(2 * 10**9, 2 * 10**9)})),
+    ({"encode": "1 kB/s", "decode": "4 kB/s"}, SPEEDS),
+    (
+        {"int8": "1 MB/s", "fp16": {"encode": "2 MiB/s", "decode": "1 B/s"}},
+        Coding({"fp16": both(2**21, 1), "int8": both(10**6, 10**6)}),
+    ),
+]
+UPDATES: list[tuple[Any, Updates]] = [
+    (None, Updates({})),
+    ("free", Updates({})),
+    ("measured", Updates.model_construct(None)),
+    ("2 GB/s", Updates.model_validate({"other": "2 GB/s"})),
+    (
+        {"SGD with momentum": "1 kB/s", "AdamW": "3 B/s"},
+        Updates.model_validate({"AdamW": "3 B/s", "SGD with momentum": "1000 B/s"}),
+    ),
+]
+
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
@@ -75,6 +105,8 @@ from netsim.ranks import Advance, Mark
             {"fixed": "1 s", "stragglers": {"fraction": "1 %", "slowdown": 5}},
             Compute(fixed=1.0, stragglers=Stragglers(fraction=0.01, slowdown=5.0)),
         ),
+        *(({"fixed": "1 s", "coding": spec}, Compute(fixed=1.0, coding=made)) for spec, made in CODING),
+        *(({"fixed": "1 s", "updates": spec}, Compute(fixed=1.0, updates=made)) for spec, made in UPDATES),
     ],
 )
 def test_specs_parse_and_come_back(spec, expected):
@@ -256,38 +288,6 @@ def test_without_spread_every_step_is_equal():
 
 # --- what compressing costs ---------------------------------------------------------------------------------
 
-ENCODED, DECODED = 1000, 4000  # bytes a second: slow enough to see
-
-
-def both(encode: int, decode: int) -> BothWays:
-    return BothWays.model_construct(encode=encode, decode=decode)
-
-
-SPEEDS = Coding({"": both(ENCODED, DECODED)})
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (None, Coding({})),
-        ("free", Coding({})),
-        ("measured", Coding.model_construct(None)),
-        ("2 GB/s", Coding({"": both(2 * 10**9, 2 * 10**9)})),
-        ({"encode": "1 kB/s", "decode": "4 kB/s"}, SPEEDS),
-        (
-            {"int8": "1 MB/s", "fp16": {"encode": "2 MiB/s", "decode": "1 B/s"}},
-            Coding({"fp16": both(2**21, 1), "int8": both(10**6, 10**6)}),
-        ),
-    ],
-)
-def test_coding_specs_parse_and_come_back(spec: Any, expected: Coding) -> None:
-    parsed = Coding.model_validate(spec)
-    assert parsed == expected
-    assert Coding.model_validate(parsed.model_dump()) == parsed
-    compute = Compute.parse({"fixed": "1 s", "coding": spec})
-    assert compute.coding == parsed
-    assert Compute.parse(compute.to_mapping()) == compute
-
 
 def coding_seconds(strategy: Strategy, coding: Coding | None, num_ranks: int = 2, steps: int = 2) -> float:
     """Virtual seconds on a network where nothing but coding takes time worth telling."""
@@ -455,28 +455,6 @@ def test_no_shipped_strategy_encodes_for_nothing(name: str) -> None:
 NUM_BYTES = 4 * (6 * 6 + 6)  # of the model that `fit` trains
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (None, Updates({})),
-        ("free", Updates({})),
-        ("measured", Updates.model_construct(None)),
-        ("2 GB/s", Updates.model_validate({"other": "2 GB/s"})),
-        (
-            {"SGD with momentum": "1 kB/s", "AdamW": "3 B/s"},
-            Updates.model_validate({"AdamW": "3 B/s", "SGD with momentum": "1000 B/s"}),
-        ),
-    ],
-)
-def test_update_specs_parse_and_come_back(spec: Any, expected: Updates) -> None:
-    parsed = Updates.model_validate(spec)
-    assert parsed == expected
-    assert Updates.model_validate(parsed.model_dump()) == parsed
-    compute = Compute.parse({"fixed": "1 s", "updates": spec})
-    assert compute.updates == parsed
-    assert Compute.parse(compute.to_mapping()) == compute
-
-
 def test_every_step_of_an_optimizer_is_charged_by_its_kind() -> None:
     """Local and outer ones; those that are not named take the speed of `other`."""
 
@@ -503,16 +481,6 @@ def test_an_optimizer_without_a_speed_is_not_free() -> None:
     line = r"compute\.updates: has no speed for SGD with momentum, only for AdamW; add one, or one for other"
     with pytest.raises(InputError, match=line):
         fit(DiLoCoStrategy(H=3, optim_spec="adamw"), compute=compute)
-
-
-def test_updates_change_no_value_and_resume(tmp_path: Any) -> None:
-    compute = {"fixed": "10 ms", "updates": "1 kB/s"}
-    strategy = DiLoCoStrategy(H=2, optim_spec="adamw")
-    whole = fit(strategy, compute=compute, checkpoint_interval=2, save_dir=tmp_path)
-    free = fit(strategy, compute="10 ms")
-    assert [row["train_loss"] for row in whole.history] == [row["train_loss"] for row in free.history]
-    resumed = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=whole.checkpoint_folder)
-    assert resumed.virtual_seconds == whole.virtual_seconds
 
 
 def test_measured_updates_are_stored_and_run_again_as_they_are() -> None:
@@ -644,7 +612,8 @@ def test_devices_of_hosts_are_not_shared_as_well(num_cores: int, seconds: float)
 
 def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:
     options: dict[str, Any] = {
-        "compute": {"fixed": "10 ms", "jitter": 0.5, "coding": "1 MB/s", "shared_cores": 2},
+        "compute": {"fixed": "10 ms", "jitter": 0.5, "shared_cores": 2}
+        | dict.fromkeys(("coding", "updates"), "1 MB/s"),
         "num_nodes": 4,
         "topology": "wan-4-regions",
         "checkpoint_interval": 3,
@@ -652,6 +621,8 @@ def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:
     }
     strategy = DiLoCoStrategy(H=3, optim_spec="adamw", codec="int8")
     threads = fit(strategy, **options, save_dir=tmp_path)
+    free = fit(strategy, **{**options, "compute": "10 ms"})
+    assert [row["train_loss"] for row in threads.history] == [row["train_loss"] for row in free.history]
     assert (
         threads.virtual_seconds
         > fit(strategy, **{**options, "compute": {**options["compute"], "shared_cores": 4}}).virtual_seconds

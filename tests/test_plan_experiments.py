@@ -306,11 +306,8 @@ def test_dollars_of_traffic_alone_are_reported_so(capsys: pytest.CaptureFixture[
     assert "egress only" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
 def test_an_interrupted_plan_keeps_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows that were made are printed; lines through points that are missing are not."""
     made: list[str] = []
@@ -318,7 +315,7 @@ def test_an_interrupted_plan_keeps_what_it_has(
 
     def cut(*given: Any) -> Any:
         if len(made) == 3:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGHUP)
         made.append(given[-1])
         return whole(*given)
 
@@ -327,7 +324,7 @@ def test_an_interrupted_plan_keeps_what_it_has(
         "plan --model llama-2m --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4"
     )
     words += " --device a100 --sequence 64 --sweep wan.bandwidth=1Gbit/s,10Gbit/s,100Gbit/s --json"
-    assert main(words.split()) == code
+    assert main(words.split()) == 129
     printed = capsys.readouterr()
     assert [row["name"] for row in json.loads(printed.out)["plans"]] == ["DiLoCo", "AllReduce", "DiLoCo"]
     assert json.loads(printed.out)["break_even"] == []

@@ -219,14 +219,6 @@ def test_debug_shows_the_traceback(netgym: Netgym) -> None:
     assert "Traceback" in err
 
 
-def test_list_shows_every_section(netgym: Netgym) -> None:
-    code, out, _ = netgym("list")
-    assert code == 0
-    for name in ("SPARTA+DiLoCo", "digits", "gpt", "wan-4-regions", "rtx-4090", "linux-tcp"):
-        assert f"  {name} " in out or f"  {name}\n" in out
-    assert netgym("list", "tasks")[1].startswith("tasks\n  digits ")
-
-
 def test_list_names_each_strategys_paper(netgym: Netgym) -> None:
     lines = netgym("list", "strategies")[1].splitlines()[1:]
     style = r"  \S+ +[^\[\]]+\. \[(arXiv|openreview) \w[^\[\]]*\]"
@@ -234,22 +226,6 @@ def test_list_names_each_strategys_paper(netgym: Netgym) -> None:
         line for line in lines if not re.fullmatch(style, line) or "(arXiv" in line or "et al." in line
     ] == []
     assert next(line for line in lines if line.startswith("  NoLoCo ")).endswith(" [arXiv 2506.10911]")
-
-
-def test_validate_takes_experiments_and_topologies(netgym: Netgym) -> None:
-    network = netgym.folder / "net.yaml"
-    network.write_text(
-        "name: n\nhosts: {a: {}, b: {}}\nlinks:\n  - {between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}\n"
-    )
-    assert netgym("validate", "small.yaml")[:2] == (
-        0,
-        "small.yaml: valid: experiment of 4 workers with AllReduce, DiLoCo, SPARTA+DiLoCo\n",
-    )
-    assert netgym("validate", "net.yaml")[:2] == (0, "net.yaml: valid: topology of 2 hosts and 2 links\n")
-    network.write_text(network.read_text().replace("1 ms", "1"))
-    code, _, err = netgym("validate", "net.yaml")
-    assert code == 2
-    assert err.startswith("error: net.yaml:4: links[0].latency: ")
 
 
 def test_version_and_help(netgym: Netgym) -> None:

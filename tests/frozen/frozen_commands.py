@@ -5,19 +5,18 @@ They are started as `pyproject.toml` names them, each in a process of its own.
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forks import Fork
 from frozen_networks import digest
 
-__all__ = ["answer", "names", "tested"]
+__all__ = ["answer", "names"]
 
 _ROOT = Path(__file__).parents[2]
 _FILES = {
@@ -68,11 +67,6 @@ strategies:
 """,
     "mistaken.yaml": "task: digits\nworkers: {cuont: 4}\nsteps: none\nstrategies: [AlReduce]\n",
 }
-_TESTED = (
-    "netsim show wan-4-regions",
-    "netsim collective wan-4-regions all_reduce --bytes 25MB --json",
-    "netgym list --json",
-)
 
 
 def names() -> list[str]:
@@ -110,7 +104,6 @@ def names() -> list[str]:
         "netsim collective lan broadcast --bytes 1MB --root lan.9",
         "netsim collective lan sendrecv --bytes 1MB --ranks lan.0,lan.1",
     ]
-    schemas = [f"netgym schema {name}" for name in ("topology", "experiment", "flows")]
     listed = [
         "netgym list",
         "netgym list --json",
@@ -118,12 +111,7 @@ def names() -> list[str]:
     ]
     experiments = ("experiment.yaml", "mistaken.yaml", "stormy.yaml", "broken.yaml")
     validated = [f"netgym validate {name}{form}" for name in experiments for form in ("", " --json")]
-    return [*shown, *checked, *timed, *collectives, *wrong, *schemas, *listed, *validated]
-
-
-def tested(every: Sequence[str]) -> list[str]:
-    """Few: each is a process."""
-    return [name for name in every if name in _TESTED]
+    return [*shown, *checked, *timed, *collectives, *wrong, *listed, *validated]
 
 
 def answer(name: str) -> dict[str, Any]:
@@ -131,19 +119,16 @@ def answer(name: str) -> dict[str, Any]:
     command, *arguments = name.split()
     with open(_ROOT / "pyproject.toml", "rb") as file:
         module, function = tomllib.load(file)["project"]["scripts"][command].split(":")
-    code = f"import sys; from {module} import {function}; sys.argv[0] = '{command}'; sys.exit({function}())"
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
+    environment = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
+
+    def run() -> None:
+        sys.argv = [command, *arguments]
+        sys.exit(getattr(importlib.import_module(module), function)())
+
     with tempfile.TemporaryDirectory() as folder:
         for file_name, text in _FILES.items():
             (Path(folder) / file_name).write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = Fork(run, folder=folder, environment=environment).end()
     result = {"given": digest([name, _FILES]), "status": done.returncode, "stderr": done.stderr.splitlines()}
     try:
         return {**result, "json": json.loads(done.stdout)}
