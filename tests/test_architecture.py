@@ -113,10 +113,10 @@ ROOMS = {
     ),
     "exogym_core": (
         "moved names plain meeting_place successors events communicator workers data cost strategy results "
-        "checkpoints config run"
+        "checkpoints config run testing"
     ),
     "netgym": (
-        "command_options tasks strategy sites strategy_check experiment cli planning studies launch "
+        "command_options testing tasks strategy sites strategy_check experiment cli planning studies launch "
         "results commands"
     ),
 }

@@ -17,8 +17,8 @@ from typing import Any
 import confused
 import pytest
 import torch
-from conformance_cases import TRANSPORTS, run
 from forks import Fork, run_script
+from transports import TRANSPORTS, run
 
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo.communicator import GlooCommunicator

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance_cases import OPERATIONS, TRANSPORTS, Case, carry_out, check, run
+from transports import TRANSPORTS, run
 
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
+from exogym_core.testing import check_communicator
 from exogym_core.workers.gloo.ranks import GlooHost
-from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
-from exogym_core.workers.run import run_ranks
+from exogym_core.workers.run import Transport, run_ranks
 from exogym_core.workers.torchrun.side_channel import SideChannel
 from netsim.errors import DeadlockError, InputError, RankError
 from netsim.files.signed import shared_secret
@@ -64,14 +64,9 @@ def test_rows_are_handed_over_as_they_come() -> None:
     assert sorted(row["step"] for rank, row in seen if rank == 1) == [0, 1]
 
 
-@pytest.mark.parametrize("host", [GlooHost(2, check=False), GlooHost(2, method="spawn")])
-def test_the_real_transport_without_checks_and_in_fresh_processes(host: GlooHost) -> None:
-    cases = [
-        Case(operation, 0, torch.float32, (3, 2), "plain", "sum", 1, number % 2 or None, False, number)
-        for number, operation in enumerate(OPERATIONS)
-    ]
-    program = [(0, 1), (1, 0)], cases
-    check(program, host.run(partial(carry_out, program), Sinks(lambda row: None)).results, exact=False)
+@pytest.mark.parametrize("options", [{"check": False}, {"method": "spawn"}])
+def test_the_real_transport_without_checks_and_in_fresh_processes(options: dict[str, Any]) -> None:
+    check_communicator(Transport("own", lambda job: GlooHost(job.num_ranks, **options)), ["operations"])
 
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:

@@ -27,7 +27,6 @@ import torch
 import yaml
 from experiments import results_of
 from forks import Fork, left_of
-from rank_programs import reduced
 
 from exogym_core.config import yaml_text
 from exogym_core.results.report import page
@@ -374,6 +373,8 @@ def shown(case: Case) -> str:
     found = differences(case)
     if not found:
         return ""
-    kind = found.split(": ")[0]
-    smaller = reduced(case, lambda each: differences(each).startswith(kind), smaller_cases)
-    return f"{smaller.text()}{differences(smaller)}"
+    kind, smallest = found.split(": ")[0], False
+    while not smallest:
+        smaller = (each for each in smaller_cases(case) if differences(each).startswith(kind))
+        case, smallest = next(((each, False) for each in smaller), (case, True))
+    return f"{case.text()}{differences(case)}"

@@ -12,22 +12,30 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # helpers of all tests
 
 import random_experiments
-from rank_programs import CARRIERS, disagreement, drawn, reduced, smaller_programs
+from hypothesis import given, settings
+from hypothesis import seed as with_seed
+from hypothesis import strategies as st
+
+from exogym_core.testing import RankProgram, programs
+from netsim.testing import LawError
 
 
-def failed_programs(first: int, count: int, carriers: tuple[str, ...]) -> int:
-    """Number of programs that depend on where their ranks run."""
-    failed = 0
-    for seed in range(first, first + count):
-        one = (carriers[seed % len(carriers)],)
-        if disagreement(drawn(seed), one):
-            failed += 1
-            smaller = reduced(
-                drawn(seed), lambda program, one=one: bool(disagreement(program, one)), smaller_programs
-            )
-            print(f"program {seed}:\n{smaller.code()}\n{disagreement(smaller, one)}", flush=True)
-    print(f"{failed} of {count} programs depend on where their ranks run")
-    return failed
+def failed_programs(first: int, count: int, num_processes: list[int]) -> int:
+    """1 if a program depends on where its ranks run; the smallest found is printed."""
+
+    @with_seed(first)
+    @settings(max_examples=count, deadline=None, database=None, derandomize=False)
+    @given(programs(), st.sampled_from(num_processes))
+    def check(program: RankProgram, num: int) -> None:
+        program.check([num])
+
+    try:
+        check()
+    except LawError as error:
+        print(error, flush=True)
+        return 1
+    print(f"none of {count} programs depends on where its ranks run")
+    return 0
 
 
 def failed_experiments(first: int, count: int) -> int:
@@ -47,11 +55,11 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=0)
     parser.add_argument("--experiments", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--carriers", default=",".join(list(CARRIERS)[:5]), help=f"of {', '.join(CARRIERS)}")
+    parser.add_argument("--processes", default=[0, 1, 2, 3, 4], type=int, nargs="+", help="0: threads")
     options = parser.parse_args()
     failed = 0
     if options.programs:
-        failed += failed_programs(options.first, options.programs, tuple(options.carriers.split(",")))
+        failed += failed_programs(options.first, options.programs, options.processes)
     if options.experiments:
         failed += failed_experiments(options.first, options.experiments)
     return int(failed > 0)

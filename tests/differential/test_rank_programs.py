@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import random_experiments
-from rank_programs import Action, Actor, Program, disagreement, drawn, outcome, reduced, smaller_programs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference import Reference
+from worlds import star_form
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.testing import Action, RankProgram, programs
 from exogym_core.workers.journal import Journal
 from netsim import Topology
 from netsim.ranks import Request
 
-IN_PROCESSES = ("1 process", "2 processes", "3 processes", "4 processes")
+
+@settings(max_examples=110)
+@given(programs())
+def test_sleeping_ranks_change_nothing_in_threads(program: RankProgram) -> None:
+    program.check([0])
 
 
-def check(seed: int, carriers: tuple[str, ...]) -> None:
-    """Fail with a script that shows it, as small as it could be made."""
-    if disagreement(drawn(seed), carriers):
-        smaller = reduced(
-            drawn(seed), lambda program: bool(disagreement(program, carriers)), smaller_programs
-        )
-        pytest.fail(f"program {seed}:\n{smaller.code()}\n{disagreement(smaller, carriers)}")
+@settings(max_examples=40)
+@given(programs(), st.integers(1, 4))
+def test_processes_change_nothing(program: RankProgram, num_processes: int) -> None:
+    """Of such programs 9 % differed when members were held until values existed in host time."""
+    program.check([num_processes])
 
 
-def test_sleeping_ranks_change_nothing_in_threads() -> None:
-    for seed in range(110):
-        check(seed, ("threads",))
+def star(*links: tuple[float, float]) -> dict[str, Any]:
+    """Hosts at a switch, by rate in Mbit/s and delay in ms."""
+    rates = {f"h{at}": f"{rate} Mbit/s" for at, (rate, _) in enumerate(links)}
+    return star_form(
+        rates, bandwidth=rates, latency={f"h{at}": f"{delay} ms" for at, (_, delay) in enumerate(links)}
+    )
 
 
-def test_processes_change_nothing() -> None:
-    """Of the first 200 programs 9 % differed when members were held until values existed in host time."""
-    for number, seed in enumerate(
-        [25, 54, 81, 90, 95, 97, 100, 103, 105, 110, 111, 146, 171, 177, 187, 191, 193]
-    ):
-        check(seed, (IN_PROCESSES[number % 2],))
-    for seed in range(200, 220):
-        check(seed, (IN_PROCESSES[seed % 4],))
-
-
-def early(kind: str) -> Program:
+def early(kind: str) -> RankProgram:
     """Rank 0 needs nobody, and calls a group whose other member waits for rank 1, which asks for the time."""
     call, both = (
         (kind, (0, 2), 0 if kind == "all_gather" else 3, 0 if kind in ("broadcast", "scatter") else 1),
@@ -49,15 +49,14 @@ def early(kind: str) -> Program:
     first = Action(1, "collective", call)
     second = Action(2, "collective", ("all_reduce", both, 3, 0))
     ranks = ((first,), (Action(0, "advance", (0.5,)), Action(0, "now"), second), (second, first))
-    return Program(ranks, ((100, 5),) * 3)
+    return RankProgram(ranks, star(*[(100, 5)] * 3))
 
 
 @pytest.mark.parametrize("kind", ["gather", "reduce", "broadcast", "scatter", "all_gather"])
 def test_a_member_without_dependencies_finishes_before_others_come(kind: str) -> None:
     """It was through at 0.5 s in threads and later in processes: when the other's post existed in host time."""
-    ends = outcome(early(kind))["ends"]
+    ends = early(kind).check([1, 3])["ends"]
     assert ends[0] == (0.0 if kind == "all_gather" else pytest.approx(0.01, abs=1e-4))
-    assert disagreement(early(kind), IN_PROCESSES[::2]) == ""
 
 
 def test_a_rank_held_off_the_clock_continues_at_the_same_instant() -> None:
@@ -67,20 +66,21 @@ def test_a_rank_held_off_the_clock_continues_at_the_same_instant() -> None:
         Action(7, "off", ("all_reduce", (0, 1, 2, 3), 4, 0)),
     )
     barrier = (Action(5, "collective", ("barrier", (1, 0), 0, 0)), met[1])
-    program = Program((barrier, barrier, met, met), ((20, 5), (1000, 5), (5, 1), (100, 0)))
-    assert disagreement(program, ("threads", *IN_PROCESSES)) == ""
+    RankProgram((barrier, barrier, met, met), star((20, 5), (1000, 5), (5, 1), (100, 0))).check()
 
 
 # --- against the reference ----------------------------------------------------------------------------------
 
 
-def compare(program: Program) -> None:
-    """Run it, and compute from what its ranks requested when they got where."""
+@settings(max_examples=80)
+@given(programs(two_way=False, has_weather=False))
+def test_times_are_those_of_the_reference(program: RankProgram) -> None:
+    """Computed from what ranks requested."""
     num_ranks = len(program.ranks)
-    topology = Topology.from_mapping(program.topology())
+    topology = Topology.from_mapping(program.topology)
     streams: list[list[Request]] = [[] for _ in range(num_ranks)]
     run = run_ranks(
-        lambda comm: (comm.compare_places(False), Actor(comm, lambda: None).run(program.ranks[comm.rank])),
+        program.body,
         num_ranks,
         topology,
         protocol="ideal",
@@ -100,16 +100,8 @@ def compare(program: Program) -> None:
     for rank in range(num_ranks):
         # A time may fall on either side of an instant of the ranks' grid (0.93 ns), once a call.
         slack = 1e-9 * (1 + len(streams[rank]))
-        assert reference.marks[rank] == pytest.approx(marks[rank], abs=slack), program.code()
-        assert reference.ends[rank] == pytest.approx(run.rank_virtual_seconds[rank], abs=slack), (
-            program.code()
-        )
-
-
-@pytest.mark.parametrize("first", [0, 40])
-def test_times_are_those_of_the_reference(first: int) -> None:
-    for seed in range(first, first + 40):
-        compare(drawn(seed, two_way=False))
+        assert reference.marks[rank] == pytest.approx(marks[rank], abs=slack)
+        assert reference.ends[rank] == pytest.approx(run.rank_virtual_seconds[rank], abs=slack)
 
 
 # --- whole experiments --------------------------------------------------------------------------------------

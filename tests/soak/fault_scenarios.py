@@ -11,32 +11,22 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "differential"))
-
 from numbered import soak
-from rank_programs import CARRIERS, Drawing, Program, outcome
+
+from exogym_core.testing import RankProgram
+from exogym_core.testing.drawing import EVENT_BYTES, picked_ranks
 
 _TIMES = (0.0, 0.003, 0.01, 0.0301, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 _RATES = ("64 kbit/s", "1 Mbit/s", "20 Mbit/s", "1 Gbit/s")
 
 
-@dataclass(frozen=True)
-class Scenario(Program):
-    """A program on a network of its own."""
-
-    mapping: dict[str, Any] = field(default_factory=dict)
-
-    def topology(self) -> dict[str, Any]:
-        return self.mapping
-
-
-def drawn(number: int) -> Scenario:
+def drawn(number: int) -> RankProgram:
     """The scenario of a number."""
     draw = random.Random(number)
     num_hosts = draw.randint(2, 5)
@@ -58,8 +48,9 @@ def drawn(number: int) -> Scenario:
     topology: dict[str, Any] = {"hosts": {host: {} for host in hosts}, "routers": routers, "links": links}
     topology["events"] = [_event(draw, hosts, pairs) for _ in range(draw.randint(0, 6))]
     _add_changes(draw, topology, hosts, pairs)
-    ranks = Drawing(draw, draw.randint(2, num_hosts + 2), two_way=False).program(draw.randint(1, 12))
-    return Scenario(ranks, (), protocol=draw.choice(["ideal", "linux-tcp", "gloo"]), mapping=topology)
+    num_ranks, num_events = draw.randint(2, num_hosts + 2), draw.randint(1, 12)
+    ranks = picked_ranks(draw.randbytes(num_events * EVENT_BYTES), num_ranks, two_way=False)
+    return RankProgram(ranks, topology, draw.choice(["ideal", "linux-tcp", "gloo"]))
 
 
 def _event(draw: random.Random, hosts: list[str], pairs: list[tuple[str, str]]) -> dict[str, Any]:
@@ -112,18 +103,15 @@ def _add_changes(
 def simulate(number: int) -> str:
     """Run a scenario; `finished` or `deadlock`. Raises whatever is wrong."""
     scenario = drawn(number)
-    first = outcome(scenario)
-    if number % 4 == 0:
-        again = outcome(scenario, CARRIERS["2 processes"])
-        assert again == first, f"processes: {again}; threads: {first}"
+    first = scenario.check([2] if number % 4 == 0 else [])
     if "error" in first:
         line = first["error"]
         assert line.startswith("DeadlockError: "), line
         assert line.isprintable(), line
         assert "rank" in line, line
         return "deadlock"
-    calm = {key: scenario.mapping[key] for key in ("hosts", "routers", "links")}
-    assert first["results"] == outcome(replace(scenario, mapping=calm))["results"]
+    calm = {key: scenario.topology[key] for key in ("hosts", "routers", "links")}
+    assert first["results"] == replace(scenario, topology=calm).outcome()["results"]
     for rows, end, computed in zip(first["rows"], first["ends"], first["compute"], strict=True):
         assert rows == sorted(rows, key=lambda row: row[0])
         assert end >= computed * (1 - 1e-9)

@@ -1,0 +1,185 @@
+"""`netgym.testing`: each law finds a bug that is planted, and shows it by a program that fails by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from exogym_core.testing.rank_programs import Actor
+from netgym.testing import RankProgram, check_collective, programs, tensors
+from netsim.errors import InputError, NetsimError
+from netsim.testing import LawError
+
+calls_so_far = []  # of this process
+
+
+def ring_gather(comm: Any, tensor: Tensor) -> list[Tensor]:
+    """All-gather of tensors of other sizes; each bug below breaks one thing of it."""
+    size, rank = comm.world_size, comm.rank
+    shapes = comm.all_gather_object(list(tensor.shape))
+    parts = [torch.empty(shape, dtype=tensor.dtype) for shape in shapes]
+    parts[rank] = tensor.clone()
+    for step in range(size - 1):
+        sent = comm.isend(parts[(rank - step) % size], (rank + 1) % size)
+        comm.recv(parts[(rank - step - 1) % size], (rank - 1) % size)
+        sent.wait()
+    return parts
+
+
+def misses_empty(comm: Any, tensor: Tensor) -> list[Tensor]:
+    return [part for part in ring_gather(comm, tensor) if part.numel() or comm.world_size < 5]
+
+
+def waits_for_all(comm: Any, tensor: Tensor) -> list[Tensor]:
+    if comm.world_size > 2:
+        comm.recv(torch.empty(0), (comm.rank + 1) % comm.world_size)
+    return ring_gather(comm, tensor)
+
+
+def changes_its_input(comm: Any, tensor: Tensor) -> list[Tensor]:
+    parts = ring_gather(comm, tensor)
+    tensor.zero_()
+    return parts
+
+
+def is_free(comm: Any, tensor: Tensor) -> list[Tensor]:
+    with comm.off_clock():
+        return ring_gather(comm, tensor)
+
+
+def sends_twice(comm: Any, tensor: Tensor) -> list[Tensor]:
+    return ring_gather(comm, tensor) and ring_gather(comm, tensor)
+
+
+def is_shared(comm: Any, tensor: Tensor) -> list[Tensor]:
+    """Right where ranks are threads, which share this module."""
+    calls_so_far.append(tensor)
+    comm.barrier()
+    found = calls_so_far[-comm.world_size :]
+    comm.barrier()
+    return ring_gather(comm, tensor) if len(found) == comm.world_size else found
+
+
+def differs_over_gloo(comm: Any, tensor: Tensor) -> list[Tensor]:
+    return [part + (comm.transport == "gloo") for part in ring_gather(comm, tensor)]
+
+
+def is_random(comm: Any, tensor: Tensor) -> Tensor:
+    return tensor.copy_(comm.all_reduce(tensor) + (comm.rank == 0) * random.SystemRandom().random() / 1e7)
+
+
+def keeps_its_own(comm: Any, tensor: Tensor) -> Tensor:
+    total: Tensor = comm.all_reduce(tensor.clone())
+    return total * (1 + 1e-6) if comm.rank == 1 else total
+
+
+def depends_on_arrival(comm: Any, tensor: Tensor) -> None:
+    """The rank that is first adds a little."""
+    got = torch.empty_like(tensor)
+    if comm.rank:
+        comm.send(tensor, 0)
+    else:
+        senders = [comm.recv(got) for _ in range(comm.world_size - 1)]
+    comm.all_reduce(tensor)
+    if comm.rank == 0 and senders:
+        tensor *= 1 + 1e-6 * senders[0]
+    comm.broadcast(tensor)
+    comm.barrier()
+
+
+def lets_one_go(comm: Any) -> None:
+    if comm.rank:
+        comm.barrier()
+    elif comm.world_size > 1:
+        comm.barrier(async_op=True)
+
+
+FLOATS = {"dtypes": [torch.float32]}
+BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
+    (misses_empty, "all_gather", {"is_uneven": True, **FLOATS}, "not a list of 5"),
+    (waits_for_all, "all_gather", FLOATS, "deadlock: rank 0 waits for rank 1 in recv"),
+    (changes_its_input, "all_gather", FLOATS, "changes input 0 of all_gather"),
+    (is_free, "all_gather", FLOATS, "communicates off the clock"),
+    (
+        sends_twice,
+        "all_gather",
+        {"most_bytes": lambda sizes: 100 + 2 * len(sizes) * sum(sizes)},
+        "at most are allowed",
+    ),
+    (differs_over_gloo, "all_gather", FLOATS, "differs_over_gloo over gloo: all_gather"),
+    (is_random, "all_reduce", FLOATS, "when it runs again"),
+    (keeps_its_own, "all_reduce", FLOATS, "give all the same bits"),
+    (
+        depends_on_arrival,
+        "all_reduce",
+        {"dtypes": [torch.float32], "cases": 300},
+        "without network and stragglers",
+    ),
+    (lets_one_go, "barrier", {}, "leaves the barrier|still in flight|waits for"),
+]
+
+
+@pytest.mark.parametrize(("function", "like", "options", "line"), BUGS)
+def test_each_law_finds_a_bug_and_prints_a_program_that_shows_it(
+    function: Callable[..., Any], like: str, options: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(LawError, match=line) as caught:
+        check_collective(function, like, **{"cases": 100, "seed": 0, **options})
+    program = caught.value.program
+    assert len(program.splitlines()) <= 15
+    if "is local" in program:  # what is allowed is a lambda
+        return
+    with pytest.raises((AssertionError, NetsimError)):
+        exec(program, {})
+
+
+def test_what_is_right_passes() -> None:
+    report = check_collective(ring_gather, "all_gather", is_uneven=True, layouts=["plain"], cases=60)
+    assert str(report) == "all_gather by ring_gather: 64 programs passed"
+    own = check_collective(
+        lambda comm, tensor: comm.all_gather(tensor)[comm.rank - 1],
+        lambda given: [given[-1], *given[:-1]],
+        cases=20,
+    )
+    assert own.num_cases == 24
+
+
+@given(tensors(dtypes=[torch.float32]))
+def test_drawn_tensors_are_of_the_dtypes_asked_for(tensor: Tensor) -> None:
+    assert tensor.dtype == torch.float32
+    assert tensor.tolist() == tensor.clone().tolist()
+
+
+def test_a_program_that_depends_on_host_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And shows itself by a program that builds it again."""
+    from exogym_core.testing.drawing import hold_for_all
+
+    clock = iter(range(10**6))
+    monkeypatch.setattr(Actor, "now", lambda self: next(clock))
+    with pytest.raises(LawError, match=r"in threads, .* in threads that sleep") as caught:
+        hold_for_all(programs(), lambda program: program.check([0]), 200, 0)
+    names: dict[str, Any] = {}
+    source = caught.value.program
+    assert len(source.splitlines()) <= 15
+    assert sum(len(actions) for actions in eval_program(source, names).ranks) <= 3
+
+
+def eval_program(source: str, names: dict[str, Any]) -> RankProgram:
+    with pytest.raises(LawError):
+        exec(source, names)
+    return RankProgram(names["ranks"], names["topology"])
+
+
+def test_mistakes_are_one_line() -> None:
+    with pytest.raises(InputError, match="unknown operation 'allreduce': did you mean 'all_reduce'"):
+        check_collective(ring_gather, "allreduce")
+    with pytest.raises(InputError, match="is_uneven: tensors of broadcast have one size"):
+        check_collective(ring_gather, "broadcast", is_uneven=True)
+    with pytest.raises(InputError, match="unknown place 'mpi'"):
+        check_collective(ring_gather, "all_gather", places=["mpi"])
