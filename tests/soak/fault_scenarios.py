@@ -10,13 +10,10 @@ run again, in processes, to the same bits. The last line of output is a JSON obj
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-
 from numbered import soak
 
 from exogym_core.testing import RankProgram
