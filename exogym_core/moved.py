@@ -60,7 +60,8 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if successor_of(fullname) else None
+        is_ours = fullname.startswith("exogym_core.")  # it is asked for every import
+        return ModuleSpec(fullname, self) if is_ours and successor_of(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

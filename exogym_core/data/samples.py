@@ -192,10 +192,6 @@ class Reading:
     loader: Mapping[str, Any] = field(default_factory=dict)
     draws: Draws | None = None
 
-    def draws_of(self, dataset: object) -> Draws:
-        """Random numbers of reading `dataset`."""
-        return self.draws if self.draws is not None else Draws(dataset, 0)
-
 
 @lru_cache(maxsize=16)
 def dealt(total: int, num_ranks: int) -> Sequence[int]:
@@ -313,7 +309,7 @@ class _IndexedData(Source):
 
     def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
         super().__init__(reading)
-        self._reader = StepReader(dataset, reading.collate, reading.draws_of(dataset))
+        self._reader = StepReader(dataset, reading.collate, reading.draws or Draws(dataset, 0))
         self._loaded: Iterator[Any] | None = None
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
@@ -504,7 +500,7 @@ class StreamedData(Source):
         super().__init__(reading)
         self._dataset, self._is_own, self._agreed = dataset, is_own, agreed_steps
         self._collate = reading.collate if reading.collate is not None else default_collate
-        self._draws = reading.draws_of(dataset)
+        self._draws = reading.draws or Draws(dataset, 0)
         self._num_parts = 1 if is_own else reading.num_ranks
         self._stride = self._num_parts * reading.batch_size
         # Of streams of their own, ranks cannot know the others' last steps: these must be full.

@@ -30,7 +30,6 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
@@ -157,18 +156,14 @@ class Role(Stateful):
         """Make all replicas rank 0's, off the clock, and set the strategy up."""
         raise NotImplementedError
 
-    @property
-    def _device(self) -> torch.device:
-        return device_of(self.model)
-
     def _begin(self) -> bool:
         """Start, or resume from the checkpoint; returns whether there was one."""
-        self.comm.device = self._device
+        self.comm.device = device_of(self.model)
         resumed = self.checkpoints.resumed
         if resumed is None:
             self.start()
         else:
-            self._resume(resumed.rank_state(self.comm.rank, self._device))
+            self._resume(resumed.rank_state(self.comm.rank, device_of(self.model)))
         if not self.is_copy and not self.comm.members_change:
             # Real ranks end the broadcast of the model one after the other, and begin their steps together.
             with self.comm.off_clock():
@@ -186,7 +181,7 @@ class Role(Stateful):
             **self.state_dict(),
             "buffers": passing_buffers(self.model),
             "communicator": self.comm.state_dict(),
-            "random": random_streams(self._device),
+            "random": random_streams(device_of(self.model)),
         }
         files = self.checkpoints.save(step, self.comm.rank, state)
         self.comm.mark(Saved(step, files, self.snapshots.num_timed, self.snapshots.num_deposited))
@@ -201,7 +196,7 @@ class Role(Stateful):
         with self.comm.repeating():  # messages in flight are sent again
             self.load_state_dict(saved)
         load_named(self.model, saved.get("buffers", {}))
-        restore_random_streams(saved["random"], self._device)
+        restore_random_streams(saved["random"], device_of(self.model))
 
 
 @dataclass(eq=False)

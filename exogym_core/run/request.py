@@ -103,10 +103,16 @@ class FitRequest(RunConfig):
         request = cls(**values)
         request._check_strategy()
         request._check_transport()
-        request._check_graphs()
+        if request.workers.cuda_graphs:
+            request._check_graphs()
         request._settle_servers()
-        request._settle_failures()
-        request._warn_of_unlike_hosts()
+        topology = request.topology
+        if topology is not None and request.failures is not None:
+            request._settle_failures(topology, request.failures)
+        if topology is not None and request.placement is None:
+            line = unlike_hosts(topology, request.hosts)
+            if line is not None:
+                warnings.warn(f"fit: {line}", UserWarning, stacklevel=4)
         if not request.is_joining and not request.is_apart:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
@@ -133,8 +139,6 @@ class FitRequest(RunConfig):
             )
 
     def _check_graphs(self) -> None:
-        if not self.workers.cuda_graphs:
-            return
         if self.workers.kind != "stacked":
             raise InputError(
                 f"workers: cuda_graphs is for kind: stacked, not {self.workers.kind}; in other kinds leave it out, and "
@@ -181,24 +185,15 @@ class FitRequest(RunConfig):
                         f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'"
                     )
 
-    def _settle_failures(self) -> None:
+    def _settle_failures(self, topology: Topology, failures: Mapping[str, float]) -> None:
         """Add the crashes of workers' hosts to the topology's weather."""
-        if self.failures is None or self.topology is None:
-            return
         if self.until is None:
             raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
-        hosts = sorted(set(self.topology.place(self.num_ranks, self.places)[: self.num_nodes]))
-        names = [self.topology.hosts[host].name for host in hosts]
-        crashes = random_crashes(names, self.failures["mtbf"], self.failures["repair"], self.until, self.seed)
+        hosts = sorted(set(topology.place(self.num_ranks, self.places)[: self.num_nodes]))
+        names = [topology.hosts[host].name for host in hosts]
+        crashes = random_crashes(names, failures["mtbf"], failures["repair"], self.until, self.seed)
         self.crashes = tuple(crashes)
-        self.topology = replace(self.topology, weather=self.topology.weather.with_events(crashes))
-
-    def _warn_of_unlike_hosts(self) -> None:
-        """Warn where no worker is on hosts whose links are others than those of all workers' hosts."""
-        if self.topology is not None and self.placement is None:
-            line = unlike_hosts(self.topology, self.hosts)
-            if line is not None:
-                warnings.warn(f"fit: {line}", UserWarning, stacklevel=5)
+        self.topology = replace(topology, weather=topology.weather.with_events(crashes))
 
     # --- what follows from them ----------------------------------------------------------------------------
 

@@ -31,13 +31,9 @@ __all__ = ["RandomStates", "kept_rng", "seed_device"]
 _TWISTER_BYTES = 625 * 4  # 624 words and the position among them
 
 
-def _numpy_words() -> memoryview | None:
-    """Words of numpy's global generator, then its position; None if it is no Mersenne twister."""
-    return _words_of(np.random.mtrand._rand._bit_generator)
-
-
 @lru_cache(maxsize=1)
-def _words_of(generator: object) -> memoryview | None:
+def _numpy_words(generator: object) -> memoryview | None:
+    """Words of numpy's global `generator`, then its position; None if it is no Mersenne twister."""
     return _memory(generator.ctypes.state_address) if isinstance(generator, np.random.MT19937) else None
 
 
@@ -60,13 +56,10 @@ def _cuda_generators() -> Sequence[torch.Generator]:
     return torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
 
-def _stream_words(seed: int, rank: int) -> list[int]:
-    """Seeds of the streams of (seed, rank), independent of where the rank runs."""
-    return [int(word) for word in np.random.SeedSequence([seed % 2**64, rank]).generate_state(4)]
-
-
-def _torch_seed(words: Sequence[int]) -> int:
-    return words[0] << 32 | words[1]
+def _stream_seeds(seed: int, rank: int) -> tuple[int, int, int]:
+    """Seeds of torch's, Python's and numpy's streams of (seed, rank), independent of where the rank runs."""
+    high, low, python, numpy = map(int, np.random.SeedSequence([seed % 2**64, rank]).generate_state(4))
+    return high << 32 | low, python, numpy
 
 
 def seed_device(device: torch.device, seed: int, rank: int) -> None:
@@ -77,7 +70,7 @@ def seed_device(device: torch.device, seed: int, rank: int) -> None:
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
         index = device.index if device.index is not None else torch.cuda.current_device()
-        torch.cuda.default_generators[index].manual_seed(_torch_seed(_stream_words(seed, rank)))
+        torch.cuda.default_generators[index].manual_seed(_stream_seeds(seed, rank)[0])
 
 
 @contextmanager
@@ -100,12 +93,12 @@ class RandomStates:
 
     def __init__(self, seed: int, rank: int) -> None:
         """A stream of its own for (seed, rank)."""
-        words = _stream_words(seed, rank)
-        self._torch = torch.Generator().manual_seed(_torch_seed(words)).get_state()
+        torch_seed, python_seed, numpy_seed = _stream_seeds(seed, rank)
+        self._torch = torch.Generator().manual_seed(torch_seed).get_state()
         self._cuda: list[Tensor] = []  # of no device before the rank has left one
-        self._random: Any = random.Random(words[2]).getstate()
+        self._random: Any = random.Random(python_seed).getstate()
         self._random_words: bytes | None = None
-        self._numpy: Any = np.random.RandomState(words[3]).get_state(legacy=False)
+        self._numpy: Any = np.random.RandomState(numpy_seed).get_state(legacy=False)
         self._numpy_words: bytes | None = None
 
     @classmethod
@@ -126,7 +119,7 @@ class RandomStates:
             self._random = random._inst.gauss_next  # type: ignore[attr-defined]
         else:
             self._random = random.getstate()
-        memory = _numpy_words()
+        memory = _numpy_words(np.random.mtrand._rand._bit_generator)
         words = bytes(memory) if memory is not None else None
         if words is None or words != self._numpy_words or self._numpy["has_gauss"]:
             self._numpy = np.random.get_state(legacy=False)
@@ -148,7 +141,7 @@ class RandomStates:
             random._inst.gauss_next = self._random  # type: ignore[attr-defined]
         else:
             random.setstate(self._random)
-        memory = _numpy_words()
+        memory = _numpy_words(np.random.mtrand._rand._bit_generator)
         kept_gaussian = leaving is None or leaving._numpy["has_gauss"] or self._numpy["has_gauss"]
         if kept_gaussian or self._numpy_words is None or memory is None:
             np.random.set_state(self._numpy)

@@ -218,11 +218,17 @@ class _Reader:
 
     def _take(self, event: Any) -> None:
         line = event.start_mark.line + 1
+        if getattr(event, "anchor", None) is not None and not isinstance(event, yaml.AliasEvent):
+            raise self._refusal(line, "anchors ('&...') are not accepted: remove it")
+        if getattr(event, "tag", None) is not None:
+            raise self._refusal(line, "tags ('!...') are not accepted: remove it")
         if isinstance(event, yaml.ScalarEvent):
-            self._refuse_properties(event, line)
-            self._scalar(event, line)
+            if self._stack and isinstance(self._stack[-1][0], dict) and self._key is None:
+                self._take_key(event, line)
+            else:
+                is_plain = event.implicit[0]  # not quoted
+                self._add(self._resolve(event.value, line) if is_plain else event.value, line)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._refuse_properties(event, line)
             self._open({} if isinstance(event, yaml.MappingStartEvent) else [], line)
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._stack.pop()
@@ -237,26 +243,12 @@ class _Reader:
         """Return the error for a line, without quoting it: the file may hold secrets."""
         return InputError(f"{self.where}:{line}: {message}")
 
-    def _refuse_properties(self, event: Any, line: int) -> None:
-        if event.anchor is not None:
-            raise self._refusal(line, "anchors ('&...') are not accepted: remove it")
-        if event.tag is not None:
-            raise self._refusal(line, "tags ('!...') are not accepted: remove it")
-
     def _open(self, container: dict[str, object] | list[object], line: int) -> None:
         if len(self._stack) >= MAX_DEPTH:
             raise self._refusal(line, f"nested more than {MAX_DEPTH} levels deep")
         if self._stack and isinstance(self._stack[-1][0], dict) and self._key is None:
             raise self._refusal(line, "a key must be a single word or text, not a list or mapping")
         self._stack.append((container, self._add(container, line)))
-
-    def _scalar(self, event: Any, line: int) -> None:
-        if self._stack and isinstance(self._stack[-1][0], dict) and self._key is None:
-            self._take_key(event, line)
-        elif event.implicit[0]:  # plain, not quoted
-            self._add(self._resolve(event.value, line), line)
-        else:
-            self._add(event.value, line)
 
     def _take_key(self, event: Any, line: int) -> None:
         key, (mapping, path) = event.value, self._stack[-1]

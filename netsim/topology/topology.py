@@ -89,7 +89,7 @@ class Topology:
     regions: tuple[str, ...]
     protocol: str | Mapping[str, Any] | None = None
     explicit_routes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, repr=False)
-    weather: Weather = field(default_factory=Weather, repr=False)
+    weather: Weather = field(default_factory=Weather.model_construct, repr=False)
 
     @classmethod
     def load(cls, path_or_name: str | Path) -> Topology:

@@ -539,7 +539,8 @@ def read_weather(
                 except InputError as error:
                     report((key, position, entry.key), error)
             found.setdefault(key, []).append(entry)
-    return Weather().model_copy(update={key: _sort(entries) for key, entries in found.items()})
+    in_order: dict[str, Any] = {key: _sort(entries) for key, entries in found.items()}
+    return Weather.model_construct(**in_order)
 
 
 def write_weather(weather: Weather) -> dict[str, list[dict[str, Any]]]:
