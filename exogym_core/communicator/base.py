@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -246,20 +246,20 @@ class Communicator(CheckedArguments, ABC):
         """Reduce `tensor` over all ranks, in place on every rank; returns `tensor`."""
         reduce_op = self._check_op("all_reduce", op, tensor)
         call = CollectiveCall("all_reduce", [tensor], reduce_op)
-        return self._collective(call, write_first(tensor), async_op)
+        return self._collective(call, partial(write_first, tensor), async_op)
 
     def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
         """Overwrite `tensor` with rank `src`'s, in place; returns `tensor`."""
         self._check_peer("broadcast", "src", src, tensor)
         call = CollectiveCall("broadcast", [tensor], root=src)
-        return self._collective(call, write_first(tensor), async_op)
+        return self._collective(call, partial(write_first, tensor), async_op)
 
     def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
         """Reduce over all ranks into rank `dst`'s `tensor`; others keep theirs; returns `tensor`."""
         self._check_rank("reduce", "dst", dst)
         reduce_op = self._check_op("reduce", op, tensor)
         call = CollectiveCall("reduce", [tensor], reduce_op, dst)
-        return self._collective(call, write_first(tensor), async_op)
+        return self._collective(call, partial(write_first, tensor), async_op)
 
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
         """Every rank's `tensor` (equal shapes), as a list in rank order."""
@@ -286,7 +286,7 @@ class Communicator(CheckedArguments, ABC):
         self._check_peer("scatter", "src", src, tensor)
         parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
         call = CollectiveCall("scatter", parts, root=src, like=[tensor])
-        return self._collective(call, write_first(tensor), async_op)
+        return self._collective(call, partial(write_first, tensor), async_op)
 
     def reduce_scatter(
         self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
@@ -611,15 +611,11 @@ def nothing(got: Sequence[Tensor]) -> None:
     """`Delivery` of a call that returns nothing."""
 
 
-def write_first(tensor: Tensor) -> Delivery[Tensor]:
-    """`Delivery` that writes the first value into `tensor`, unless it is there; without values it stays as it is."""
-
-    def write(got: Sequence[Tensor]) -> Tensor:
-        if got and (got[0].device != tensor.device or got[0].data_ptr() != tensor.data_ptr()):
-            tensor.detach().copy_(got[0])
-        return tensor
-
-    return write
+def write_first(tensor: Tensor, got: Sequence[Tensor]) -> Tensor:
+    """Write the first value into `tensor`, unless it is there; without values it stays as it is."""
+    if got and (got[0].device != tensor.device or got[0].data_ptr() != tensor.data_ptr()):
+        tensor.detach().copy_(got[0])
+    return tensor
 
 
 def _as_tensor(obj: Any) -> Tensor:

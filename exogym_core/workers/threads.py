@@ -411,7 +411,9 @@ class _ThreadRunner(Runner):
         return True
 
     def _serve(self, slot: Slot, members: Sequence[int]) -> None:
-        self.turns.ready.extend(rank for rank, member in slot.waiters if member in slot.served)
+        for rank, member in slot.waiters:
+            if member in slot.served:
+                self.turns.ready.append(rank)
         if slot.ends_run:
             self.fail(slot.error)
 

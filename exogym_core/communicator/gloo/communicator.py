@@ -118,7 +118,7 @@ class GlooCommunicator(Communicator):
         signature = self._signature("sendrecv", [tensor], side="recv")
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
         return self._calls.messages.receive(
-            flat, src, tag, signature, lambda got: write_first(tensor)([got.reshape(tensor.shape)])
+            flat, src, tag, signature, lambda got: write_first(tensor, [got.reshape(tensor.shape)])
         )
 
     def _receive_any(self, tensor: Tensor, tag: int) -> int:

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -196,8 +197,12 @@ class SimulatedHandle(Handle[T]):
     def deliver(self) -> T:
         """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""
         if not self._result:
-            self._result.append(self._deliver(self._comm._take(self._ticket, self._member)))
-            self._comm._taken(self._ticket)
+            ticket, port = self._ticket, self._comm._port
+            if isinstance(ticket, tuple):  # of a member that needs its own values alone: these
+                self._result.append(self._deliver(ticket))
+            else:
+                self._result.append(self._deliver(port.take(ticket, self._member)))
+                port.taken(ticket)
             self._comm.state.in_flight.pop(self._open, None)
         return self._result[0]
 
@@ -331,15 +336,6 @@ class SimulatedCommunicator(Communicator):
         self._port.taken(ticket)
         return tensors
 
-    # The ticket of a member that needs its own values alone is these.
-
-    def _take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
-        return ticket if isinstance(ticket, tuple) else self._port.take(ticket, member)
-
-    def _taken(self, ticket: Any) -> None:
-        if not isinstance(ticket, tuple):
-            self._port.taken(ticket)
-
     def _is_ready(self, ticket: Any, member: int) -> bool:
         return isinstance(ticket, tuple) or self._port.ready(ticket, member)
 
@@ -349,9 +345,10 @@ class SimulatedCommunicator(Communicator):
         for (key, member), flight in list(state.in_flight.items()):
             if flight.handle() is None and self._is_ready(flight.ticket, member):
                 del state.in_flight[key, member]
-                with suppress(BrokenCallError):
-                    self._take(flight.ticket, member)
-                    self._taken(flight.ticket)
+                if not isinstance(flight.ticket, tuple):
+                    with suppress(BrokenCallError):
+                        self._port.take(flight.ticket, member)
+                        self._port.taken(flight.ticket)
                 state.unwaited = flight.signature
         state.look_at = max(8, 2 * len(state.in_flight))
 
@@ -421,7 +418,7 @@ class SimulatedCommunicator(Communicator):
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_peer("recv", "src", src, tensor)
-        return self._message("recv", tensor, src, tag, [], write_first(tensor))
+        return self._message("recv", tensor, src, tag, [], partial(write_first, tensor))
 
     def _message(
         self, side: str, like: Tensor, peer: int, tag: int, tensors: Sequence[Tensor], deliver: Delivery[T]
