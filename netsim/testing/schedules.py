@@ -138,6 +138,7 @@ def compare_schedules(
     own = as_algorithm(build)
     name = label_of(build)
     names = {row: key for key, row in reversed(ALGORITHMS[operation].items()) if row != own}
+    name += " (yours)" * (name in names.values())
     algorithms = {name: own} | {key: row for row, key in reversed(names.items())}
     rows = []
     for network in networks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from test_network_laws import check_rates
+from test_network_laws import Account, check_rates
 from worlds import use_sources
 
 from netsim import (
@@ -55,67 +55,6 @@ def ends_of(link: int) -> tuple[str, str]:
 NUM_LINKS = len(TOPOLOGY.links)
 FORCED = ["nothing", "a fifth", "half", "all"]
 SHARES = dict(zip(FORCED, (0.0, 0.2, 0.5, 1.0), strict=True))
-
-
-class Account:
-    """Watches a network and keeps its own books of bytes, from the rates it hears of."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.sizes: dict[int, float] = {}
-        self.routes: dict[int, list[int]] = {}
-        self.rates: dict[int, float] = {}
-        self.moved: dict[int, float] = {}
-        self.since: dict[int, float] = {}
-        self.ended: dict[int, float] = {}
-        self.instants: set[float] = set()
-        network.observe(self)
-
-    def capacity_changed(self, link: int, bits_per_second: float) -> None: ...
-
-    def transfer_started(
-        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
-    ) -> None:
-        assert transfer not in self.sizes
-        self.sizes[transfer] = num_bytes
-        self.routes[transfer] = list(self.network.topology.route(source, target))
-        self.moved[transfer] = 0.0
-        self.instants.add(self.network.env.now)
-
-    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
-        assert transfer not in self.ended
-        self._move(transfer, 0.0)
-        self.rates.pop(transfer)
-        self.ended[transfer] = delivered_bytes
-        self.instants.add(self.network.env.now)
-
-    def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
-        for transfer, rate in zip(transfers, bytes_per_second, strict=True):
-            self._move(transfer, rate)
-        self.instants.add(self.network.env.now)
-
-    def _move(self, transfer: int, rate: float) -> None:
-        now = self.network.env.now
-        self.moved[transfer] += self.rates.get(transfer, 0.0) * (now - self.since.get(transfer, now))
-        self.rates[transfer], self.since[transfer] = rate, now
-
-    def check_bytes(self) -> None:
-        """Law 1: sent = received + dropped + in flight, and links carry what transfers move over them."""
-        for transfer in list(self.rates):
-            self._move(transfer, self.rates[transfer])
-        received = sum(self.ended.values())
-        in_flight = sum(size for transfer, size in self.sizes.items() if transfer not in self.ended)
-        account = received + self.network.dropped_bytes + in_flight
-        assert account == pytest.approx(sum(self.sizes.values()), rel=1e-9, abs=1e-3)
-        assert self.network.num_in_flight == len(self.sizes) - len(self.ended)
-        expected = np.zeros(NUM_LINKS)
-        for transfer, size in self.sizes.items():
-            moved = self.moved[transfer]
-            assert moved <= size * (1 + 1e-9) + 1e-3
-            if transfer in self.ended and self.routes[transfer]:
-                assert moved == pytest.approx(self.ended[transfer], rel=1e-9, abs=1e-3)
-            expected[self.routes[transfer]] += moved
-        np.testing.assert_allclose(self.network.link_bytes, expected, rtol=1e-9, atol=1e-2)
 
 
 class Weathered(RuleBasedStateMachine):
