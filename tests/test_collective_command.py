@@ -14,7 +14,6 @@ from worlds import star_form
 
 from netsim import Protocol, Topology, schedule
 from netsim.cli.timing import collective_command as command
-from netsim.collectives.collective import lower_bound_seconds
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.collectives.start import time_collective
@@ -150,7 +149,7 @@ def test_what_a_crash_has_sent_twice_is_counted(star: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_nothing_beats_the_lower_bound_and_auto_is_never_beaten(op: str, protocol: str) -> None:
+def test_auto_is_never_beaten(op: str, protocol: str) -> None:
     topology = Topology.load("wan-4-regions")
     hosts = topology.place(2 if op == "sendrecv" else 6)
     parsed = Protocol.parse(protocol)
@@ -166,7 +165,6 @@ def test_nothing_beats_the_lower_bound_and_auto_is_never_beaten(op: str, protoco
             protocol=parsed,
         )
         seconds[algorithm] = time_collective(topology, parsed, made, hosts, repeat=2).seconds[-1]
-        assert seconds[algorithm] >= lower_bound_seconds(made, hosts, topology) * (1 - 1e-9)
     assert seconds["auto"] == min(seconds.values())
 
 

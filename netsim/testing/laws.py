@@ -18,7 +18,7 @@ from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm, make_schedule
 from netsim.collectives.schedules.check import check_bytes, check_result, messages
 from netsim.collectives.schedules.schedule import Phase, Problem, Schedule
-from netsim.collectives.start import time_collective
+from netsim.collectives.start import link_bytes, time_collective
 from netsim.errors import InputError, NetsimError
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
@@ -225,7 +225,12 @@ class Case:
                 f"`sent_bytes` of its phases is {made.sent_bytes.tolist()}, its messages are {counted}"
             )
         protocol = Protocol.resolve(net.protocol)
-        seconds = time_collective(net, protocol, made, hosts).seconds[-1]
+        timing = time_collective(net, protocol, made, hosts)
+        carried = link_bytes(made, hosts, net, protocol)
+        if not (net.weather or np.allclose(timing.link_bytes, carried, rtol=_ROUNDING, atol=0.5)):
+            named = net.bytes_by_name(timing.link_bytes), net.bytes_by_name(carried)
+            raise InputError(f"links carry {named[0]}, and `pair_bytes` of its phases are {named[1]}")
+        seconds = timing.seconds[-1]
         bound = lower_bound_seconds(made, hosts, net)
         if seconds < bound * (1 - _ROUNDING):
             raise InputError(

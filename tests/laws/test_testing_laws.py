@@ -78,6 +78,18 @@ def miscounted_ring(p: Problem) -> tuple[Phase, ...]:
     return (LyingPhase(p.ranks, p.layout, shift=0, reduce=False),)
 
 
+class BoastfulPhase(RingPhase):
+    """Names each pair twice."""
+
+    def pair_bytes(self, num_ranks: int) -> Any:
+        yield from super().pair_bytes(num_ranks)
+        yield from super().pair_bytes(num_ranks)
+
+
+def boastful_ring(p: Problem) -> tuple[Phase, ...]:
+    return (BoastfulPhase(p.ranks, p.layout, shift=0, reduce=False),)
+
+
 class DoublePhase(Phase):
     """Sends the halves of each message at once; not a list of steps, which would refuse them."""
 
@@ -144,6 +156,7 @@ PLANTED: list[tuple[Any, str, str]] = [
     (echoing_broadcast, "broadcast", "to member 0: it holds them already"),
     (detour, "scatter", "no result depends on them"),
     (miscounted_ring, "all_gather", r"`sent_bytes` of its phases|at least"),
+    (boastful_ring, "all_gather", r"links carry \{.*\}, and `pair_bytes` of its phases are \{"),
     (doubled_broadcast, "broadcast", "two messages from member"),
     (named_star, "all_reduce", "regions have other names"),
     (moody, "all_reduce", "other messages when built again"),
