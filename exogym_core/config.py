@@ -97,6 +97,7 @@ class Option:
         file_default: default of that key, where it is not the field's; `...`: the key is required.
         same: whether a run that resumes from a checkpoint needs the same value.
         is_timed: values other than the default mean nothing without virtual time.
+        is_of_network: values change times and bytes, and no loss where no rank learns the time.
     """
 
     key: str | None = None
@@ -104,6 +105,7 @@ class Option:
     file_default: Any = _AS_FIELD
     same: bool = False
     is_timed: bool = False
+    is_of_network: bool = False
 
 
 def option(default: Any, **properties: Any) -> Any:
@@ -385,13 +387,19 @@ class RunConfig:
     until: Duration = option(None, key="until", file_type=FileSeconds, same=True, is_timed=True)
     servers: Count | None = option(None, key="servers", file_type=int | None, same=True)
     failures: Failures = option(None, key="failures", file_type=FileFailures, same=True, is_timed=True)
-    topology: TopologyLike = option(None, key="topology", file_type=FileName)
-    placement: Names = option(None, key="placement", file_type=NameList | None, same=True, is_timed=True)
-    protocol: ProtocolLike = option(None, key="protocol", file_type=FileName, same=True, is_timed=True)
-    collectives: Algorithms = option(
-        "auto", key="collectives", file_type=FileChoice, same=True, is_timed=True
+    topology: TopologyLike = option(None, key="topology", file_type=FileName, is_of_network=True)
+    placement: Names = option(
+        None, key="placement", file_type=NameList | None, same=True, is_timed=True, is_of_network=True
     )
-    compute: Costs = option(None, key="compute", file_type=FileCompute, file_default=Compute())
+    protocol: ProtocolLike = option(
+        None, key="protocol", file_type=FileName, same=True, is_timed=True, is_of_network=True
+    )
+    collectives: Algorithms = option(
+        "auto", key="collectives", file_type=FileChoice, same=True, is_timed=True, is_of_network=True
+    )
+    compute: Costs = option(
+        None, key="compute", file_type=FileCompute, file_default=Compute(), is_of_network=True
+    )
     transport: TransportName = option("netsim", key="transport", file_type=str, same=True)
     workers: Workers = option("auto", key="workers")
     target_loss: Finite | None = option(None, key="target_loss", file_type=FileNumber | None)

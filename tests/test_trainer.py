@@ -749,9 +749,9 @@ def clocked(comm):
     class Clocked(type(comm)):
         advanced = 0.0
 
-        def advance(self, seconds):
+        def advance(self, seconds, work=()):
             self.advanced += seconds
-            super().advance(seconds)
+            super().advance(seconds, work)
 
     comm.__class__ = Clocked
     return comm

@@ -133,6 +133,7 @@ class CallState:
     empty: Empty | None = None  # where ranks share memory, tensors in it
     off_clock: bool = False
     num_off_clock: int = 0  # times that calls went off the clock
+    reads: set[str] = field(default_factory=set)  # figures of the network that the rank has read, by name
     compares_places: bool = True
 
     @contextmanager
@@ -185,7 +186,13 @@ class Communicator(CheckedArguments, ABC):
 
     def __init__(self, rank: int, world_size: int, state: CallState) -> None:
         self.rank, self.world_size = rank, world_size
-        self.state, self.traffic = state, state.traffic
+        self.state = state
+
+    @property
+    def traffic(self) -> Traffic:
+        """Traffic of this rank so far, in all its groups."""
+        self.state.reads.add("traffic")
+        return self.state.traffic
 
     @property
     def device(self) -> torch.device | None:
@@ -518,8 +525,11 @@ class Communicator(CheckedArguments, ABC):
         with self.off_clock():
             return bool(self.all_reduce(torch.tensor([int(self.now() >= until)]), op="max"))
 
-    def advance(self, seconds: float) -> None:
-        """Compute for `seconds` of virtual time. Real transports have their own clock and ignore it."""
+    def advance(self, seconds: float, work: tuple[Any, ...] = ()) -> None:
+        """Compute for `seconds` of virtual time. Real transports have their own clock and ignore it.
+
+        `work` says what takes them, see `exogym_core.workers.streams`; without it they are the same on any network.
+        """
 
     def arrive_at(self, seconds: float) -> None:
         """Let time pass until so many seconds after the start of the run; called at this rank's start."""
@@ -591,11 +601,11 @@ class Communicator(CheckedArguments, ABC):
 
         For compound exchanges that move one encoded message in several calls. `bytes_sent` is not touched.
         """
-        before = self.traffic.payload_bytes
+        before = self.state.traffic.payload_bytes
         try:
             yield
         finally:
-            self.traffic.payload_bytes = before + payload_bytes
+            self.state.traffic.payload_bytes = before + payload_bytes
 
     @property
     def averaging_algorithm(self) -> str:

@@ -11,12 +11,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from exogym_core.results.schema import summary_fields
+from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableSequence
     from pathlib import Path
 
+    from exogym_core.run.retiming import RecordedTraining
 
 __all__ = ["FitResult", "Rows", "load_pandas"]
 
@@ -172,6 +174,7 @@ class FitResult:
         checkpoint_folder: where this run's checkpoints are; None where none are made.
         resumed_step: the step of the checkpoint that it resumed from; 0 for a run from the start.
         complete: whether the run ended, neither stopped nor failed.
+        recording: the requests of its ranks, for `retime`; None where nothing was simulated, or it was stopped.
     """
 
     strategy: str = ""
@@ -217,6 +220,7 @@ class FitResult:
     checkpoint_folder: Path | None = None
     resumed_step: int = 0
     complete: bool = False
+    recording: RecordedTraining | None = None
 
     def __repr__(self) -> str:
         return f"FitResult({', '.join(f'{name} {text}' for name, text in self._headline().items())})"
@@ -264,6 +268,20 @@ class FitResult:
         }
         has_diverged = self.final_loss is not None and not math.isfinite(self.final_loss)
         return summary_fields(values, kept=["first_non_finite_step"] if has_diverged else [])
+
+    def retime(self, **options: Any) -> FitResult:
+        """The result of the same training on another network, to the bit, without training.
+
+        Args:
+            options: of `fit`, those of the network: `topology`, `placement`, `protocol`, `collectives` and `compute`;
+                and `target_loss`, `out`, `trace`, `on_event` and `progress`. What is not given stays as it was.
+
+        Raises:
+            InputError: the run has to be trained again, as its losses depend on times or bytes; or an option is wrong.
+        """
+        if self.recording is None:
+            raise InputError("retime: this run has no recording: it was stopped, or nothing was simulated")
+        return self.recording.retime(**options)
 
     def to_pandas(self) -> Any:
         """`history` as a DataFrame.

@@ -233,6 +233,19 @@ class RunFolder:
             self.write_text(f"metrics/{name}.correlation.csv", comparisons)
         if result.link_history:
             self.write_text(f"links/{name}.csv", csv_text(result.link_history, ("virtual_seconds",)))
+        if result.recording is not None:
+            self.write_text(f"streams/{name}.gz", result.recording.to_bytes())
+
+    def note_retimed(self, name: str, source: str) -> None:
+        """Note in environment.json that a strategy's run was not trained here, but is that of `source` retimed."""
+        facts = _facts(self.path)
+        facts["retimed"] = dict(sorted({**facts.get("retimed", {}), name: source}.items()))
+        self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+
+    def read_retimed(self) -> dict[str, str]:
+        """Runs that were retimed, by the names in their files: the folder that each was trained in."""
+        found = _facts(self.path).get("retimed")
+        return found if isinstance(found, dict) else {}
 
     def write_model(self, label: str, state: Mapping[str, Any], *, seed: int | None = None) -> None:
         """The tensors of a model's state; a warning names what else is in it."""
@@ -258,7 +271,7 @@ class RunFolder:
         """Remove the files of a strategy's run with one of several seeds."""
         name = seeded_name(label, seed)
         files = [*self.path.glob(f"metrics/{name}.*csv"), self.path / f"models/{name}.safetensors"]
-        for path in [*files, self.path / f"links/{name}.csv"]:
+        for path in [*files, self.path / f"links/{name}.csv", self.path / f"streams/{name}.gz"]:
             path.unlink(missing_ok=True)
         for parent in ("checkpoints", "tensorboard"):
             shutil.rmtree(self.path / parent / file_name(name), ignore_errors=True)

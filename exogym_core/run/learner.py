@@ -18,6 +18,7 @@ import torch
 
 from exogym_core.data.batches import autocast_to, device_of, loss_and_count, move_batch
 from exogym_core.workers.rng import kept_rng
+from exogym_core.workers.streams import BackwardSeconds
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,9 +131,6 @@ def fitting_size(
     return max(fitting, default=1)
 
 
-_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
-
-
 class LocalStep(NamedTuple):
     """A local step that has been taken ahead of virtual time.
 
@@ -156,8 +154,7 @@ class _BackwardClock:
 
     def __init__(self, model: nn.Module, comm: Communicator) -> None:
         self._comm = comm
-        self._seconds = 0.0
-        self._left = 0.0
+        self._backward: BackwardSeconds | None = None  # of the pass under way
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         total = sum(parameter.numel() for parameter in trained.values()) or 1
         self._shares = {name: parameter.numel() / total for name, parameter in trained.items()}
@@ -168,20 +165,20 @@ class _BackwardClock:
 
     def advance(self, name: str) -> None:
         """The gradient of the parameter of this name is ready."""
-        if self._seconds:
-            seconds = min(self._seconds * self._shares[name], self._left)
-            self._left -= seconds
-            self._comm.advance(seconds)
+        if self._backward is not None:
+            share = self._shares[name]
+            self._comm.advance(self._backward.gradient(share), ("gradient", share))
 
-    def begin(self, seconds: float) -> None:
-        """Charge the forward pass of a micro-batch that takes `seconds`, and begin its backward pass."""
-        self._comm.advance(seconds * _FORWARD_SHARE)
-        self._seconds = self._left = seconds * (1 - _FORWARD_SHARE)
+    def begin(self, seconds: float, samples: int, share: float = 1.0) -> None:
+        """Charge the forward pass of a `share` of a step that takes `seconds`, and begin its backward pass."""
+        self._backward = BackwardSeconds()
+        self._comm.advance(self._backward.begin(seconds * share), ("forward", samples, share))
 
     def end(self) -> None:
         """Charge the rest: parameters without a gradient have cost nothing yet."""
-        self._comm.advance(self._left)
-        self._seconds = self._left = 0.0
+        assert self._backward is not None
+        self._comm.advance(self._backward.rest(), ("rest",))
+        self._backward = None
 
     def close(self) -> None:
         """Remove the gradient hooks from the model, which outlives the learner."""
@@ -257,12 +254,12 @@ class TorchLearner:
             self._before_backward(index == last)
             clock = self._clock if index == last else None
             if clock is not None:
-                clock.begin(seconds * share)
+                clock.begin(seconds, step.samples, share)
             self._backward(loss, weight)
             if clock is not None:
                 clock.end()
-            elif seconds:
-                self._comm.advance(seconds * share)
+            elif self._cost is not None:
+                self._comm.advance(seconds * share, ("step", step.samples, share))
         if not last:
             return losses[0][0].item() if losses[0][1] else 0.0
         total = step.samples if context.count is None else context.count or 1.0
@@ -298,10 +295,10 @@ class TorchLearner:
         """Advance virtual time by the forward and backward pass of a step already computed; `number` from 0."""
         seconds = 0.0 if self._cost is None else self._cost.seconds(number, taken.step.samples)
         if self._clock is None:
-            if seconds:
-                self._comm.advance(seconds)
+            if self._cost is not None:
+                self._comm.advance(seconds, ("step", taken.step.samples, 1.0))
             return
-        self._clock.begin(seconds)
+        self._clock.begin(seconds, taken.step.samples)
         for name in self._order or ():
             if name in taken.with_gradient:
                 self._clock.advance(name)

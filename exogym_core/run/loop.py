@@ -28,7 +28,7 @@ from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch import nn
 
@@ -56,6 +56,7 @@ class RankOutcome:
         remarks: warnings for the user.
         coding: "charged" or "not charged" for values that it encoded; None where coding is free, or none were.
         options: options of its strategy as they were used, and its optimizers.
+        reads: figures of the network that it has read, see `CallState`.
     """
 
     state: dict[str, Any]
@@ -63,6 +64,7 @@ class RankOutcome:
     remarks: tuple[str, ...] = ()
     coding: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    reads: Collection[str] = ()
 
 
 def _plain(value: Any, depth: int = 4) -> Any:
@@ -269,7 +271,7 @@ class Loop(Role):
         """
         if self.strategy.workers.is_alone:
             return self.comm.now() >= until
-        payload = self.comm.traffic.payload_bytes
+        payload = self.comm.state.traffic.payload_bytes
         has_met, self._payload_then = payload != self._payload_then, payload
         if not (has_met or self.strategy.has_ended_round):
             return False
@@ -347,7 +349,7 @@ class Loop(Role):
         self, loss: float, samples: int, learning_rate: float, count: float | None, place: RoundPlace | None
     ) -> StepDone:
         """Event of the step under way."""
-        traffic = self.comm.traffic
+        traffic = self.comm.state.traffic
         sent = (traffic.bytes_sent, traffic.payload_bytes, traffic.wan_bytes)
         return StepDone(self.local_step + 1, loss, samples, learning_rate, *sent, count, place)
 
@@ -371,7 +373,9 @@ class Loop(Role):
     def _finish(self) -> RankOutcome:
         self.strategy.finish()
         self.snapshots.at_end(self.local_step)
-        coding = None if self.coding is None else coding_report(self.comm.traffic, self.strategy.trainable)
+        coding = (
+            None if self.coding is None else coding_report(self.comm.state.traffic, self.strategy.trainable)
+        )
         options: dict[str, Any] = _plain(self.strategy.arguments)
         options["optimizers"] = [
             {"name": type(each).__name__} | _plain(getattr(each, "defaults", {}))
@@ -384,7 +388,8 @@ class Loop(Role):
                 f"{name}: makes calls off the clock, which cost nothing; netgym check finds values that train",
             )
         state = final_state(self.model)
-        return RankOutcome(state, self.max_steps, remarks, coding=coding, options=options)
+        reads = sorted(self.comm.state.reads)
+        return RankOutcome(state, self.max_steps, remarks, coding=coding, options=options, reads=reads)
 
     def close(self) -> None:
         """Remove hooks from the model, and free gradients and optimizers' states."""
@@ -422,10 +427,10 @@ class Server(Role):
             for step in self.checkpoints.begun(after=self._saved_step):
                 self._save(step)
             self.strategy.finish()
-            self.comm.mark(Served(self.comm.traffic.wan_bytes))
+            self.comm.mark(Served(self.comm.state.traffic.wan_bytes))
             self.comm.mark(EvaluationTaken(EvaluationPoint(Grid.END), None))
             self.snapshots.at_end(self._next)
-            return RankOutcome(final_state(self.model), 0)
+            return RankOutcome(final_state(self.model), 0, reads=sorted(self.comm.state.reads))
         finally:
             self.strategy.close()
 
@@ -441,7 +446,7 @@ class Server(Role):
     def _updated(self, steps: float) -> None:
         """Evaluate the judged model and save the state where that is due after `steps`, in the mean over workers."""
         self._steps = steps
-        self.comm.mark(Served(self.comm.traffic.wan_bytes))
+        self.comm.mark(Served(self.comm.state.traffic.wan_bytes))
         self._save_and_evaluate()
 
     def _save_and_evaluate(self) -> None:

@@ -13,7 +13,9 @@ from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, close
 from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.record import PLAIN, plain_arguments
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
+from exogym_core.run.retiming import RecordedEvaluator
 from exogym_core.workers.host import Sinks
+from exogym_core.workers.streams import Streams
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 
     from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
+    from exogym_core.run.evaluator import Evaluator
     from exogym_core.run.program import Program
     from exogym_core.run.request import FitRequest
+    from exogym_core.run.retiming import RecordedTraining
     from exogym_core.workers.torchrun.rank import TorchrunHost
-    from netsim.ranks import StampedRow
+    from netsim.ranks import Request, StampedRow
 
 __all__ = [
     "RunMonitor",
@@ -102,19 +106,29 @@ class RunMonitor:
         program: of the ranks.
         result: filled as rows come.
         listeners: called with rows, besides those that the request names.
+        recording: of a training that is retimed; None: it is trained.
 
     Attributes:
         resumed: the checkpoint that the run resumes from; None for a run from the start.
         writer: completes checkpoints.
         recorder: merges rows.
+        streams: requests of ranks, where they have a clock.
+        found: findings of the evaluator.
         evaluator: of the ranks' snapshots.
     """
 
     def __init__(
-        self, program: Program, result: FitResult, listeners: Sequence[Callable[[Mapping[str, Any]], None]]
+        self,
+        program: Program,
+        result: FitResult,
+        listeners: Sequence[Callable[[Mapping[str, Any]], None]],
+        recording: RecordedTraining | None = None,
     ) -> None:
         self.resumed = find_resumed(program)
-        program.prepare()
+        if recording is None:
+            program.prepare()
+        else:
+            recording.settle(program)
         request = program.request
         self.writer = begin_checkpoints(program, self.resumed)
         self._loggers = make_loggers(request, program.model, program.checkpoints.home)
@@ -123,7 +137,14 @@ class RunMonitor:
             listening.append(partial(_tell, request.on_event))
         clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
         self.recorder = RowRecorder(result, request.topology is not None, listening, clock)
-        self.evaluator = program.evaluator(self.writer.found)
+        self.evaluator: Evaluator | RecordedEvaluator = (
+            program.evaluator(self.writer.found) if recording is None else RecordedEvaluator(recording)
+        )
+        self.streams = Streams(request.num_ranks)
+        self.found = list(self.writer.found)
+        self._log = self.writer.journal.on_request
+        if recording is None and request.carrier.has_clock:
+            self.writer.journal.on_request = self._requested
         self._result = result
         note_settled(result, program)
         for found in self.writer.found:
@@ -141,6 +162,10 @@ class RunMonitor:
         """Receivers of rows, snapshots and the journal."""
         return Sinks(self.take, self.evaluator.take, self.writer.journal)
 
+    def _requested(self, rank: int, request: Request) -> None:
+        self._log(rank, request)
+        self.streams.add(rank, request)
+
     def take(self, marked: StampedRow) -> None:
         """Record a row of a rank."""
         with self._lock:
@@ -157,6 +182,7 @@ class RunMonitor:
 
     def observe(self, found: Finding) -> None:
         """Record a finding of the evaluator."""
+        self.found.append(found)
         self.recorder.observe(found)
         self.writer.add_found(found)
 

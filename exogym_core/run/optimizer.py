@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from exogym_core.communicator.base import Traffic
+from exogym_core.communicator.base import CallState
 from exogym_core.meeting_place import processes_of_site
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.diloco import DiLoCoStrategy
@@ -70,7 +70,7 @@ class _OneRank:
     rank, world_size, members_change, inside = 0, 1, False, None
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.state = CallState()
 
     def room(self, tensors: Any) -> None:
         return None

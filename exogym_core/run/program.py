@@ -478,7 +478,7 @@ class Program:
                     seconds = measure_seconds(model, batch, cores, request.autocast)
                 self.compute = self.compute.with_seconds(seconds * self.data.samples_a_step() / samples)
         for rank in range(request.num_nodes):
-            self._durations(rank)  # an unknown device is reported now, not in a rank
+            self.durations(rank)  # an unknown device is reported now, not in a rank
 
     def _decide_on_stack(self) -> None:
         """Stack the replicas, or warn with the reason for which ranks run in threads instead."""
@@ -599,7 +599,7 @@ class Program:
             self.refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
-        cost = self._durations(comm.rank)
+        cost = self.durations(comm.rank)
 
         def make_learner() -> TorchLearner:
             if (stack := self._stack_of(comm, model)) is not None:
@@ -644,7 +644,8 @@ class Program:
         threads = None if is_inline else workers.intra_op_threads
         return Evaluator(self.model, device, request.strategy, make, threads, known)
 
-    def _durations(self, rank: int) -> StepDurations | None:
+    def durations(self, rank: int) -> StepDurations | None:
+        """Virtual seconds of a rank's steps; None where computing is free."""
         request, compute = self.request, self.compute
         if compute is None or request.topology is None:
             return None

@@ -26,6 +26,7 @@ from exogym_core.run.program import Program
 from exogym_core.run.record import run_record
 from exogym_core.run.request import FitRequest
 from exogym_core.run.resumption import describe_last_checkpoint, go_on_after_restart, remember_checkpoints
+from exogym_core.run.retiming import RecordedTraining
 from exogym_core.run.snapshots import load_whole_state
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.workers.host import Sinks
@@ -64,14 +65,24 @@ _UNCHARGED = (
 )
 
 
-def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
-    """Train with all ranks and fill `result`; returns warnings for the user."""
-    with RunMonitor(program, result, listeners) as monitor:
-        run = program.request.carrier.host(program.job()).run(program, monitor.sinks)
+def fit_local(
+    program: Program,
+    result: FitResult,
+    listeners: Sequence[_Listener],
+    recording: RecordedTraining | None = None,
+) -> Sequence[str]:
+    """Train with all ranks, or retime a recording, and fill `result`; returns warnings for the user."""
+    with RunMonitor(program, result, listeners, recording) as monitor:
+        trains = program.request.carrier.host
+        host = trains(program.job()) if recording is None else recording.host(program)
+        run = host.run(program, monitor.sinks)
         rounds = monitor.recorder.rounds
         if not rounds.has_any:  # the last model exists when the run ends
             result.virtual_seconds = run.virtual_seconds
         monitor.take_final_models()
+    if program.request.carrier.has_clock:
+        about = (program, monitor.streams, monitor.found, run.results, result)
+        result.recording = recording or RecordedTraining.of(*about)
     # Ranks left behind continue after the run has ended without them, at the time of its last row.
     return fill(result, program.request, run, left_behind=rounds.has_any)
 
@@ -255,16 +266,37 @@ class Trainer:
             if own is not None and asked is not None and own != asked:
                 raise InputError(f"fit: {name} is {asked!r}, but Trainer was given {own!r}; keep one of them")
             setattr(options, name, own if asked is None else asked)
-        request = FitRequest.check(options)
-        program = Program(request, self.model, self.train_dataset, self.val_dataset)
-        with run_record(program) as record:
-            result = self._train(program, record)
+        result = self._run(options)
         model = copy.deepcopy(self.model)
         load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]
         return cast("FittedModel", model)
 
-    def _train(self, program: Program, record: RunRecord | None) -> FitResult:
+    def retime(self, recording: RecordedTraining, **options: Any) -> FitResult:
+        """The result of `fit` with these options, whose losses are those of a recording.
+
+        Args:
+            recording: of a training whose options are others only in those of the network.
+            options: of `fit`; no checkpoints are made.
+
+        Raises:
+            InputError: an option is wrong, or the recording is of another training, or cannot be retimed.
+        """
+        free = {"checkpoint_interval": None, "resume_from": None}
+        return self._run(checked_config(**(options | free)), recording)
+
+    def _run(self, options: RunConfig, recording: RecordedTraining | None = None) -> FitResult:
+        """Train, or retime a recording."""
+        program = Program(FitRequest.check(options), self.model, self.train_dataset, self.val_dataset)
+        with run_record(program) as record:
+            result = self._train(program, record, recording)
+        if recording is None and result.recording is not None:
+            result.recording.trainer, result.recording.options = copy.copy(self), options
+        return result
+
+    def _train(
+        self, program: Program, record: RunRecord | None, recording: RecordedTraining | None
+    ) -> FitResult:
         request = program.request
         result = self.result = FitResult(
             strategy=type(request.strategy).__name__,
@@ -289,7 +321,9 @@ class Trainer:
         is_quiet = not request.progress or bool(request.place)
         try:
             with shown(request.run_name or result.strategy, result, log, folder, is_quiet=is_quiet) as show:
-                if request.is_apart:
+                if recording is not None:
+                    fit: Callable[..., Sequence[str]] = partial(fit_local, recording=recording)
+                elif request.is_apart:
                     module, _, name = registered_sites().partition(":")
                     fit = getattr(importlib.import_module(module), name)
                 else:

@@ -156,7 +156,7 @@ class SharedState:
         """Take what `Strategy.setup` is given."""
         self.whole, self.model, self.comm, self.coding = whole, model, comm, coding
         self.max_steps, self.seed, self.local_step = max_steps, seed, 0
-        self.payload_bytes = comm.traffic.payload_bytes
+        self.payload_bytes = comm.state.traffic.payload_bytes
 
 
 class Shared(property, Generic[T]):
@@ -440,7 +440,7 @@ class Strategy(Stateful):
                     callback(self.learning_rate)
         state = self.shared_state
         state.local_step += 1
-        state.nbytes = state.comm.traffic.payload_bytes - state.payload_bytes
+        state.nbytes = state.comm.state.traffic.payload_bytes - state.payload_bytes
         state.payload_bytes += state.nbytes
 
     def skip_step(self) -> None:
@@ -489,7 +489,7 @@ class Strategy(Stateful):
         """
         if self.coding is not None:
             self.comm.advance(self.coding.seconds(codec, way, num_values))
-            self.comm.traffic.charged_values += num_values
+            self.comm.state.traffic.charged_values += num_values
 
     def charged(self, codec: Codec) -> Codec:
         """`codec`, charged in virtual time unless coding is free.
@@ -635,7 +635,7 @@ class Strategy(Stateful):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, which `state_dict` returned, after `setup` with the same options."""
         super().load_state_dict(state)
-        self.shared_state.payload_bytes = self.comm.traffic.payload_bytes
+        self.shared_state.payload_bytes = self.comm.state.traffic.payload_bytes
 
     # --- for subclasses ------------------------------------------------------------------------------------
 

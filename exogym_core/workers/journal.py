@@ -303,6 +303,8 @@ def request_to_line(rank: int, request: Request) -> str:
 
 def _fields(request: Request) -> list[Any]:
     match request:
+        case Advance(work=()):
+            return [request.seconds]
         case Post():
             return [*request.key, request.member, request.call]  # without a time-out: only programs give one
         case Wait():

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
 
-__all__ = ["compare", "reported", "run", "show_report", "stdout", "train_new"]
+__all__ = ["compare", "reported", "retime", "run", "show_report", "stdout", "train_new"]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
@@ -63,6 +63,7 @@ def train_new(
     jobs: int | None = None,
     trace: bool = False,
     progress: bool = True,
+    source: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Train with every strategy in a new folder, which is removed after a mistake found before any training.
 
@@ -72,6 +73,7 @@ def train_new(
         jobs: runs at once; None: as many as cores and memory allow.
         trace: write trace.json.gz.
         progress: print progress to stderr; warnings are printed in any case.
+        source: folder of the same experiment on another network, whose runs are retimed.
 
     Returns:
         The summary: one object a strategy.
@@ -86,7 +88,7 @@ def train_new(
 
             remember("run folder", os.path.abspath(folder.path))
         with _shown(experiment, folder, progress=progress) as listener:
-            return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace)
+            return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace, source=source)
     except NetsimError as error:
         # Such as missing data, or no rendezvous.
         is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
@@ -441,3 +443,45 @@ def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy
         return asked.resume_run(resumed)
     loaded = asked.load()
     return asked.train(loaded.only(*strategies) if strategies else loaded)
+
+
+@click.command()
+@takes()
+def retime(
+    folder: Path = given("run", is_argument=True, required=True, metavar="RUN"),
+    topology: str | None = given(metavar="NAME", callback=not_empty),
+    protocol: str | None = given(metavar="NAME", callback=not_empty),
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE"),
+    out: str | None = given(metavar="DIR", callback=not_empty),
+    trust: bool = given(),
+    jobs: int | None = given(type=click.IntRange(1)),
+    as_json: bool = given(),
+) -> None:
+    """Time the finished RUN on another network, to the bit as if trained there; what depends on times is trained again.
+
+    Args:
+        overrides: Set a key of the network, such as placement, collectives, compute.jitter or protocol.streams.
+        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
+        out: The new run's folder, new or empty [runs/<name>-retimed-<n>].
+        trust: Accept a RUN that another user made or changed.
+    """
+    from exogym_core.results.run_folder import RunFolder, require_own
+    from netgym.experiment.experiment import Experiment, differing_training
+
+    if not trust:
+        require_own(folder, "run")
+    source = RunFolder.open(folder)
+    flags = {"topology": topology, "protocol": protocol}
+    changed = {key: value for key, value in flags.items() if value is not None}
+    path = folder / "experiment.yaml"
+    experiment = Experiment.load(path, overrides, changed, trust=True)
+    if (key := differing_training(Experiment.load(path, trust=True), experiment)) is not None:
+        raise InputError(
+            f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"
+        )
+    made = RunFolder.create(out, f"{experiment.settings.name}-retimed")
+    show = partial(show_report, made, as_json=as_json, jobs=jobs)
+    again = f"netgym retime {visible(folder)}"
+    with reported(made, show, again, made.discard_if_untrained):
+        train_new(experiment, made, jobs=jobs, source=source.path)
+    _exit_if_failed(made.read_summary())

@@ -28,19 +28,20 @@ from exogym_core.results.loggers import LOGGERS, Logger, TrackedRun, close_logge
 from exogym_core.results.progress import ending
 from exogym_core.results.seeds import Tally
 from exogym_core.run.learner import memory_limit
+from exogym_core.run.monitor import StoppedError
 from exogym_core.run.resumption import mark_of_folder
+from exogym_core.run.retiming import RecordedTraining, TrainAgainError
 from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
 from netgym.command_options import first_line
 from netsim.cli.signals import raise_lost_interrupt
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from torch import nn
+    from pathlib import Path
 
     from exogym_core.config import StrategySettings
     from exogym_core.results.run_folder import RunFolder
@@ -88,6 +89,7 @@ def compare(
     resume: bool = False,
     trace: bool = False,
     jobs: int | None = 1,
+    source: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
@@ -99,6 +101,7 @@ def compare(
 
     Args:
         jobs: runs at once, to the same results; None: as many as cores and memory allow.
+        source: folder of the same experiment on another network, whose runs are retimed where they can be.
 
     Returns:
         The summary: one object a strategy.
@@ -118,7 +121,7 @@ def compare(
     if under_torchrun():
         pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
         agreed([pair for pair in pairs if not tally.has(*pair)])
-    comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace)
+    comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace, source)
     num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
     with closing(run_jobs(comparison.jobs(num_jobs), num_jobs)) as ends:
         for job, end in ends:
@@ -195,6 +198,7 @@ class _Comparison:
     listener: Listener
     tally: Tally
     trace: bool
+    source: Path | None = None
     left: list[_Run] = field(init=False)
     step_seconds: dict[str, float] = field(default_factory=dict)
     _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet
@@ -330,6 +334,11 @@ class _Run:
         """Pass on values that the run has measured."""
         self.comparison.use_measured(compute, minibatch_size)
 
+    def note_retimed(self, name: str, place: str) -> None:
+        """Note where the run was trained that this one retimes."""
+        self.comparison.folder.note_retimed(name, place)
+        self.comparison.folder.log(f"{visible(self.title)} is retimed: it was trained in {visible(place)}")
+
     def note(self, entry: dict[str, Any]) -> None:
         """Write the run's object of the summary, after its files."""
         self.comparison.tally.add(self.label, self.seed, entry)
@@ -360,7 +369,8 @@ class _Run:
         experiment, task = self.comparison.experiment.with_seed(self.seed), self.comparison.task
         trainer = Trainer(experiment.build_model(task), task.train, task.validation)
         try:
-            model = self._fit(trainer, experiment, report)
+            if not self._retime(trainer, experiment, report):
+                self._fit(trainer, experiment, report)
         except BaseException as error:
             stopped = trainer.result or FitResult()
             is_refused = isinstance(error, (InputError, KeyboardInterrupt)) or is_at_rendezvous()
@@ -368,13 +378,43 @@ class _Run:
                 self._save(stopped, None, report)
             raise
         result = trainer.result or FitResult()
-        self._save(result, {name: result.judged_state[name] for name in model.state_dict()}, report)
+        judged = result.judged_state
+        self._save(
+            result, {name: judged[name] for name in trainer.model.state_dict() if name in judged}, report
+        )
 
-    def _fit(self, trainer: Trainer, experiment: Experiment, report: _Run) -> Any:
+    def _retime(self, trainer: Trainer, experiment: Experiment, report: _Run) -> bool:
+        """Retime the source's run with this strategy and seed; False: it has to be trained."""
+        comparison, name = self.comparison, seeded_name(self.label, self.file_seed)
+        if comparison.source is None:
+            return False
+        place = os.path.relpath(comparison.source.resolve(), comparison.folder.path.resolve())
+        try:
+            recording = RecordedTraining.of_run(comparison.source, name)
+            if recording is None:
+                raise TrainAgainError(f"{visible(comparison.source)} has no recording of it")
+            self._fit(trainer, experiment, report, recording)
+        except StoppedError:
+            raise
+        except NetsimError as error:  # where the network stops the run, training has what there is until then
+            reason = visible(first_line(error), 300).removeprefix("retime: ")
+            comparison.folder.log(f"{visible(self.title)} is trained: {reason}")
+            return False
+        report.note_retimed(name, place)
+        return True
+
+    def _fit(
+        self,
+        trainer: Trainer,
+        experiment: Experiment,
+        report: _Run,
+        recording: RecordedTraining | None = None,
+    ) -> None:
         folder, name = self.comparison.folder, seeded_name(self.label, self.file_seed)
         given: dict[str, Any] = {"trace": folder.path / "trace.json.gz" if self.comparison.trace else None}
-        if experiment.settings.checkpoint is not None:
+        if experiment.settings.checkpoint is not None and recording is None:
             given["resume_from"] = folder.make_folder("checkpoints", name)
+        fit = trainer.fit if recording is None else partial(trainer.retime, recording)
         is_measured = False
         with open_loggers(experiment, folder, name) as loggers:
 
@@ -389,7 +429,9 @@ class _Run:
                     logger.event(row)
 
             try:
-                return _fit(trainer, experiment, self.entry, self.comparison.task, on_event=emit, **given)
+                _fit(fit, experiment, self.entry, self.comparison.task, on_event=emit, **given)
+            except TrainAgainError:
+                raise
             except InputError as error:
                 raise _placed(experiment, error) from error
 
@@ -404,8 +446,8 @@ class _Run:
 
 
 def _fit(
-    trainer: Trainer, experiment: Experiment, entry: StrategySettings, task: Task, **others: Any
-) -> nn.Module:
+    fit: Callable[..., Any], experiment: Experiment, entry: StrategySettings, task: Task, **others: Any
+) -> None:
     """Train with a strategy of the experiment; under torchrun network and clock are the real ones."""
     given = experiment.fit_arguments(entry)
     validation = task.validation
@@ -414,7 +456,7 @@ def _fit(
         for name in ("topology", "placement", "protocol", "collectives", "compute"):
             given.pop(name, None)
         given["transport"] = "gloo"
-    return trainer.fit(accuracy=task.accuracy, progress=False, **given, **others)
+    fit(accuracy=task.accuracy, progress=False, **given, **others)
 
 
 def follow(experiment: Experiment) -> None:
@@ -424,7 +466,7 @@ def follow(experiment: Experiment) -> None:
     for label, seed in runs:
         seeded, (entry,) = experiment.with_seed(seed), experiment.only(label).strategies
         trainer = Trainer(seeded.build_model(task), task.train, task.validation)
-        _fit(trainer, seeded, entry, task)
+        _fit(trainer.fit, seeded, entry, task)
 
 
 def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]:

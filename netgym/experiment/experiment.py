@@ -49,10 +49,23 @@ if TYPE_CHECKING:
     from netgym.tasks import Task
     from netsim.files.documents import KeyPath
 
-__all__ = ["Experiment", "apply_overrides", "apply_values", "program_remedy"]
+__all__ = [
+    "Experiment",
+    "apply_overrides",
+    "apply_values",
+    "differing_training",
+    "program_remedy",
+    "training_of",
+]
 
 
 _MOST_SEEDS = 10_000
+
+# Keys that change times and bytes, and no loss where no rank learns the time; and what is made of the results.
+_TIMED = (
+    *(each.key for each in OPTIONS.values() if each.is_of_network and each.key is not None),
+    *("name", "network_seed", "target_loss", "loggers", "checkpoint"),
+)
 
 # Settings that mean nothing without a network.
 _OF_NETWORK = ("compute", "placement", "protocol", "collectives")
@@ -509,6 +522,21 @@ def _expanded(key: str | int, plain: str) -> dict[str, Any]:
     if key == "collectives":
         return dict(parse_collectives(plain))
     return {"preset" if key == "protocol" else "name": plain}
+
+
+def training_of(experiment: Experiment) -> dict[str, Any]:
+    """The resolved form of an experiment without what changes times and bytes alone: equal for equal losses."""
+    plain = experiment.to_mapping()
+    for key in _TIMED:
+        del plain[key]
+    plain["workers"] = plain["workers"]["count"]
+    return plain
+
+
+def differing_training(one: Experiment, other: Experiment) -> str | None:
+    """First key in which two experiments train differently; None: they differ in times and bytes alone."""
+    first, second = training_of(one), training_of(other)
+    return next((key for key, value in first.items() if value != second[key]), None)
 
 
 def apply_overrides(

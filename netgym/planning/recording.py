@@ -7,7 +7,7 @@ groups alone share one recording. Tensors may be without values.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from exogym_core.communicator.exchange import Outcome, combine
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
-from exogym_core.communicator.simulated.simulation import Schedules, Simulation, World
+from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.workers.journal import Journal
+from exogym_core.workers.replay import Replay
 from exogym_core.workers.run import RunResult, run_ranks
 from netgym.planning.abridged import Abridged
 from netsim.errors import InputError
@@ -289,11 +290,11 @@ class Recording:
         """
         assert world.topology is not None
         is_quiet = not world.topology.weather
-        past: list[deque[Request]] = [
-            deque(self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet))
+        replay = _Replay(world, schedules=schedules)
+        replay.recorded = [
+            self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet)
             for rank in range(self.num_ranks)
         ]
-        replay = _Replay(world, past, schedules=schedules)
         replay.kernel.run()
         return RunResult.simulated(replay, [None] * self.num_ranks, rows=replay.rows)
 
@@ -661,7 +662,7 @@ def record(
     def own(comm: Communicator) -> bool:
         assert isinstance(comm, SimulatedCommunicator)
         body(comm, by_step(comm, _no_time if seconds is None else seconds[comm.rank]))
-        return comm.state.has_asked
+        return "clock" in comm.state.reads
 
     journal = Journal(on_request=lambda rank, request: streams[rank].append(request))
     asked = run_ranks(own, num_ranks, collectives=collectives, journal=journal).results
@@ -686,8 +687,8 @@ def _no_time(step: int) -> float:
     return 0.0
 
 
-class _Replay(Simulation):
-    """Replay of recorded requests: no rank runs."""
+class _Replay(Replay):
+    """Replay of recorded requests that keeps rows, and extrapolates long collectives where there is no weather."""
 
     def __init__(self, *about: Any, **options: Any) -> None:
         self.rows: list[StampedRow] = []
@@ -699,10 +700,6 @@ class _Replay(Simulation):
         """Keep a row that a rank has marked."""
         super().row(row)
         self.rows.append(row)
-
-    def answer(self, rank: int, value: Answer) -> None:
-        """Refuse a `Question`: requests that depend on virtual time cannot be recorded once for all networks."""
-        raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
 
     def _start_plan(
         self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
@@ -719,9 +716,6 @@ class _Replay(Simulation):
         return self._abridged.start_all_to_all(
             hosts, lambda rows: self.schedules.of(_all_to_all(call, rows)), group, on_done
         )
-
-    def _let_run(self, rank: int | None) -> bool:
-        raise InputError(f"rank {rank}: its recorded requests end without its own end")
 
 
 def _all_to_all(call: Call, rows: tuple[tuple[int, ...], ...]) -> Call:

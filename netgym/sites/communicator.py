@@ -314,8 +314,8 @@ class SiteCommunicator(ElasticCommunicator):
             self._leader.send("fetched", number=number)
             self._set_clock()
             num_bytes = sum(tensor.nbytes for tensor in tensors)
-            self.traffic.bytes_sent += num_bytes
-            self.traffic.payload_bytes += num_bytes
+            self.state.traffic.bytes_sent += num_bytes
+            self.state.traffic.payload_bytes += num_bytes
             return number, tensors
 
     def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:

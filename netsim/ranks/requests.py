@@ -71,9 +71,15 @@ class Call(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """The rank computes for `seconds` of virtual time."""
+    """The rank computes for `seconds` of virtual time.
+
+    Attributes:
+        seconds: of it.
+        work: what takes these seconds, part by part, for recordings: the kernel ignores it.
+    """
 
     seconds: float
+    work: tuple[Any, ...] = ()
 
 
 class Key(NamedTuple):

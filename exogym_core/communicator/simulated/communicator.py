@@ -137,12 +137,12 @@ class RankState(CallState):
     """State shared by all communicators of one rank: its clock-side counters."""
 
     pending_seconds: float = 0.0  # advanced, not yet requested
+    pending_work: list[Any] = field(default_factory=list)  # what takes them, part by part
     num_calls: dict[Hashable, Counter[Hashable]] = field(default_factory=dict)  # by group
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
     again: list[int] | None = None  # numbers that calls made inside `calls_again` have
-    has_asked: bool = False  # the kernel, for the time or what depends on it
     withdrawn: dict[Key, tuple[Any, Signature]] = field(default_factory=dict)  # receives, with tickets
     in_flight: dict[tuple[Key, int], InFlight] = field(default_factory=dict)  # posted, not waited for
     look_at: int = 8  # so many in flight: see which of them no call can wait for any more
@@ -385,18 +385,20 @@ class SimulatedCommunicator(Communicator):
         state = self.state
         if state.repeating:
             return
-        if state.pending_seconds:
+        if state.pending_work:
             self._request_advance()
         self._port.request(request)
 
     def _request_advance(self) -> None:
         """Request the seconds computed since the last request, as one."""
-        if self.state.pending_seconds:
-            seconds, self.state.pending_seconds = self.state.pending_seconds, 0.0
-            self._port.request(Advance(seconds))
+        state = self.state
+        if state.pending_work:
+            request = Advance(state.pending_seconds, tuple(state.pending_work))
+            state.pending_seconds, state.pending_work = 0.0, []
+            self._port.request(request)
 
     def _ask(self, question: Question) -> Any:
-        self.state.has_asked = True
+        self.state.reads.add("clock")
         self._request_advance()
         return self._port.ask(question)
 
@@ -407,6 +409,7 @@ class SimulatedCommunicator(Communicator):
     @property
     def averaging_algorithm(self) -> str:
         """Algorithm that the run's `collectives` fix, where it can carry codes."""
+        self.state.reads.add("averaging_algorithm")
         return self._book.averaging_algorithm
 
     # --- messages ------------------------------------------------------------------------------------------
@@ -554,13 +557,14 @@ class SimulatedCommunicator(Communicator):
         """Turns of the ranks of this process; None where the rank has it to itself."""
         return self._port.turns
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: float, work: tuple[Any, ...] = ()) -> None:
         if not 0 <= seconds < math.inf:
             raise InputError(
                 f"rank {self.rank}, advance: {seconds!r} seconds; give a finite number from 0 up"
             )
         if not self.state.off_clock:
             self.state.pending_seconds += seconds
+            self.state.pending_work.append(work or seconds)
 
     def arrive_at(self, seconds: float) -> None:
         self._request(HoldUntil(seconds))
@@ -595,12 +599,12 @@ class SimulatedCommunicator(Communicator):
             if not state.repeating:
                 yield noted
                 return
-            traffic, seconds = asdict(state.traffic), state.pending_seconds
+            traffic, seconds, work = asdict(state.traffic), state.pending_seconds, state.pending_work
             state.again = list(numbers)
             try:
                 yield list(numbers)
             finally:
-                state.again, state.pending_seconds = None, seconds
+                state.again, state.pending_seconds, state.pending_work = None, seconds, work
                 state.load_traffic(traffic)
 
     def flush(self) -> None:
@@ -624,6 +628,7 @@ class SimulatedCommunicator(Communicator):
         state = self.state
         state.load_traffic(saved["traffic"])
         state.pending_seconds = saved["pending_seconds"]
+        state.pending_work = [state.pending_seconds] if state.pending_seconds else []
         state.num_calls.clear()  # the same object: groups that go take their counts with them
         state.num_calls |= {group: Counter(counts) for group, counts in saved["num_calls"].items()}
         state.num_groups = Counter(saved["num_groups"])

@@ -1,0 +1,194 @@
+"""Timing a training on another network: what is recorded, what is refused, and folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiments import experiment, fitted, outcome, results_of, samples
+
+from exogym_core.results.fit_result import FitResult
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
+from exogym_core.workers.streams import Streams
+from netgym.cli.main import main
+from netsim.errors import InputError
+
+LAN = {"topology": "lan", "compute": {"fixed": "2 ms", "jitter": 0.1}}
+WAN = {"topology": "wan-4-regions", "compute": {"fixed": "3 ms", "jitter": 0.3}, "protocol": "ideal"}
+
+
+def trained(strategy: Strategy | None = None, **options: Any) -> FitResult:
+    given = {"num_nodes": 4, "max_steps": 6, "val_interval": 2, "progress": False}
+    chosen = DiLoCoStrategy(H=2) if strategy is None else strategy
+    return fitted(validation=samples(16, 1), strategy=chosen, **(given | options))
+
+
+class ReadsClock(AllReduceStrategy):
+    def step(self) -> None:
+        super().step()
+        self.comm.now()
+
+
+class ReadsBytes(AllReduceStrategy):
+    def step(self) -> None:
+        super().step()
+        self.skips = self.comm.traffic.bytes_sent > 10**9
+
+
+class Advances(AllReduceStrategy):
+    def step(self) -> None:
+        self.comm.advance(0.001 * (1 + self.rank))
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "reason"),
+    [
+        (ReadsClock(), {}, "read the clock"),
+        (ReadsBytes(), {}, "read the bytes"),
+        (None, {"until": "1 s"}, "read the clock"),
+        (None, {"val_seconds": "10 ms"}, "read the clock"),
+        (DiLoCoStrategy(H=2, timeout_waiting_for_peers="1 s"), {}, "read the clock"),
+    ],
+    ids=["clock", "bytes", "until", "evaluations", "time-outs"],
+)
+def test_what_learns_times_or_bytes_is_trained_again(
+    strategy: Strategy | None, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InputError, match=f"retime: this run has to be trained again: .*{reason}"):
+        trained(strategy, **LAN, **options).retime(topology="wan-4-regions")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"topology": None, "compute": None}, "no virtual time without a topology"),
+        ({"compute": {"fixed": "2 ms", "coding": "1 GB/s"}}, "other compute.coding"),
+        ({"max_steps": 8}, "max_steps"),
+        ({"topology": "nowhere"}, "nowhere"),
+    ],
+)
+def test_other_changes_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        trained(**LAN).retime(**changes)
+
+
+def test_stopped_and_real_runs_have_no_recording() -> None:
+    with pytest.raises(InputError, match="retime: this run has no recording"):
+        FitResult().retime(topology="lan")
+
+
+@pytest.mark.parametrize(
+    "strategy", [AllReduceStrategy(), Advances(), AllReduceStrategy(codec="int8")], ids=repr
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": {"kind": "processes", "processes": 2}},
+        {"workers": "stacked"},
+        {"minibatch_size": 2},
+        {"compute": {"flops": {"device": "a100"}}},
+        {"compute": {"fixed": "2 ms", "coding": "1 MB/s", "updates": "1 MB/s"}},
+        {"compute": {"fixed": "2 ms", "shared_cores": 2}},
+    ],
+    ids=str,
+)
+def test_however_it_was_computed(strategy: Strategy, options: dict[str, Any]) -> None:
+    network = {"topology": "wan-4-regions", "protocol": "ideal"}
+    original = trained(strategy, **(LAN | options))
+    assert outcome(original.retime(**network)) == outcome(trained(strategy, **(LAN | options | network)))
+
+
+def test_a_resumed_training_is_timed_as_one_without_an_interruption(tmp_path: Path) -> None:
+    options = {**LAN, "checkpoint_interval": 2, "save_dir": tmp_path}
+    first = trained(**(options | {"max_steps": 4}))
+    resumed = trained(**options, resume_from=first.checkpoint_folder)
+    assert resumed.resumed_step == 4
+    assert outcome(resumed.retime(**WAN)) == outcome(trained(**WAN))
+
+
+def test_a_retimed_result_can_be_retimed() -> None:
+    first = trained(**LAN)
+    assert outcome(first.retime(**WAN).retime(**LAN, protocol=None)) == outcome(first)
+
+
+def test_equal_steps_are_stored_once() -> None:
+    sizes = [len(trained(**LAN, max_steps=steps).recording.to_bytes()) for steps in (10, 110)]
+    assert (sizes[1] - sizes[0]) / (100 * 4) < 16  # bytes a worker and step: mostly its loss
+
+
+def test_a_recording_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exogym_core.workers.streams._MOST_BYTES", 1000)
+    with pytest.raises(InputError, match="take too much memory"):
+        trained(**LAN).retime(**WAN)
+
+
+# --- folders ------------------------------------------------------------------------------------------------
+
+
+def command(*words: object) -> int:
+    return main(list(map(str, words)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished comparison of strategies that can be retimed, and one that cannot."""
+    text = experiment(
+        topology="lan",
+        compute="{fixed: 2 ms, jitter: 0.1}",
+        strategies="[AllReduce, {name: DiLoCo, H: 2}, {name: AsyncDiLoCo, H: 2}]",
+        seeds=2,
+        checkpoint="{every: 2}",
+        target_loss=2.2,
+    )
+    tmp_path = tmp_path_factory.mktemp("retime")
+    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+    assert command("compare", tmp_path / "small.yaml", "--out", tmp_path / "run", "--jobs", 1) == 0
+    return tmp_path / "run"
+
+
+def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, network = run.parent, ("--topology", "wan-4-regions", "--set", "compute.jitter=0.3")
+    assert command("retime", run, *network, "--out", folder / "timed", "--jobs", 1) == 0
+    there = command("compare", run / "experiment.yaml", *network, "--out", folder / "there", "--jobs", 1)
+    assert there == 0
+    assert results_of(folder / "timed") == results_of(folder / "there")
+    facts = json.loads((folder / "timed/environment.json").read_text(encoding="utf-8"))
+    assert facts["retimed"] == {
+        f"{name}.seed-{seed}": "../run" for name in ("AllReduce", "DiLoCo") for seed in (0, 1)
+    }
+    log = (folder / "timed/log.txt").read_text(encoding="utf-8")
+    assert "DiLoCo seed 1 is retimed: it was trained in ../run" in log
+    assert "AsyncDiLoCo seed 0 is trained: this run has to be trained again: its ranks read the clock" in log
+    capsys.readouterr()
+    assert (
+        command("retime", folder / "timed", "--topology", "lan", "--out", folder / "back", "--jobs", 1) == 0
+    )
+
+
+@pytest.mark.parametrize("change", ["steps=5", "strategies.DiLoCo.H=3", "workers.count=3", "seeds=1"])
+def test_other_trainings_are_refused(run: Path, change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("retime", run, "--set", change) == 2
+    line = capsys.readouterr().err
+    assert f"retime: {change.partition('.')[0].partition('=')[0]} is another than in" in line
+    assert "use: netgym compare" in line
+
+
+def test_a_damaged_recording_is_trained_again(run: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(run, tmp_path / "run")
+    (damaged / "streams/DiLoCo.seed-0.gz").write_bytes(gzip.compress(b"[]"))
+    timed = tmp_path / "timed"
+    assert command("retime", damaged, "--topology", "wan-4-regions", "--out", timed, "--jobs", 1) == 0
+    assert "DiLoCo seed 0 is trained: " in (timed / "log.txt").read_text(encoding="utf-8")
+
+
+def test_streams_are_read_as_they_were_written() -> None:
+    recording = trained(**LAN).recording
+    content = recording.streams.to_bytes({"more": 1})
+    read, about = Streams.from_bytes(content)
+    assert about == {"more": 1}
+    assert read.to_bytes(about) == content
