@@ -99,6 +99,7 @@ class TestCompare:
         assert files == {
             *("experiment.yaml", "environment.json", "summary.json", "report.html", "log.txt"),
             *(f"links/{label}.csv" for label in labels),
+            *(f"streams/{label}.gz" for label in labels),
             *(f"metrics/{label}.csv" for label in labels),
             *(f"metrics/{label}.validation.csv" for label in labels),
             *(f"models/{label}.safetensors" for label in labels),
