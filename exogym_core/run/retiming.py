@@ -225,7 +225,7 @@ class RecordedTraining:
             WorkerSpec(),
             program.request.trace,
             streams=self.streams,
-            seconds=[each.of_samples for each in durations if each is not None],
+            seconds=[each.seconds for each in durations if each is not None],
             results=self.outcomes,
         )
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.simulated.simulation import Simulation
-from exogym_core.workers.host import SimulatedHost
-from exogym_core.workers.runner import Runner
+from exogym_core.workers.host import Runner, SimulatedHost
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

@@ -353,7 +353,7 @@ class SimulatedCommunicator(Communicator):
         state.look_at = max(8, 2 * len(state.in_flight))
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
-        traffic = self.traffic
+        traffic = self.state.traffic
         bytes_sent, wan_bytes = self._book.traffic(call, member)
         traffic.bytes_sent += bytes_sent
         traffic.wan_bytes += wan_bytes
