@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -219,14 +220,14 @@ class SiteLink:
         self.identity = Identity(site, local_rank, run, own)
         self.rows, self._questions = RunRows(self.identity.session), Questions()
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
-        self._patience_seconds = patience_seconds
         self._sending = threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
         self.address = ""
         self._welcome: Mapping[str, Any] = {}
         self._channel = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
-        for body, name in ((self._listen, "rendezvous"), (self._send_periodically, "rendezvous pulse")):
+        listen = partial(self._listen, patience_seconds)
+        for body, name in ((listen, "rendezvous"), (self._send_periodically, "rendezvous pulse")):
             threading.Thread(target=body, name=name, daemon=True).start()
 
     # --- questions and messages ---------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ class SiteLink:
         """Number of sites, as agreed."""
         return int(self._welcome["num_sites"])
 
-    def _listen(self) -> None:
+    def _listen(self, patience_seconds: float) -> None:
         while True:
             try:
                 while True:
@@ -345,7 +346,7 @@ class SiteLink:
                 return
             self._is_up.clear()
             try:
-                found = self._connected(time.monotonic() + self._patience_seconds)
+                found = self._connected(time.monotonic() + patience_seconds)
                 with self._sending:
                     self._channel, self.rows.num_sent = found, int(self._welcome["num_rows"])
             except Exception as error:

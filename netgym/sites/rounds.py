@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from netgym.sites.pairs import PairTest, test_seconds
-from netgym.sites.site_info import START, SiteInfo, names_of, progress_of
+from netgym.sites.site_info import START, Lateness, SiteInfo, names_of, progress_of
 from netsim.ranks import SLOW_TIMES
 from netsim.units import format_count
 
@@ -224,9 +224,9 @@ class PendingRounds:
         found = self._downloads(meeting.number) | {
             site
             for site, info in self._sites.items()
-            if info.fetched == meeting.number and now < meeting.deadline + info.fetched_after
+            if info.download.number == meeting.number and now < meeting.deadline + info.download.age
         }
-        infos = [self._sites[site] for site in found if now >= self._sites[site].slow_until]
+        infos = [self._sites[site] for site in found if now >= self._sites[site].late.slow_until]
         return {info.site for info in infos if not info.has_done_all and not info.is_gone(now)}
 
     def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
@@ -262,16 +262,16 @@ class PendingRounds:
     def _report_absences(self, meeting: RoundMeeting, members: Sequence[int], now: float) -> None:
         """Report why a site that is present misses its second round in a row, and again from time to time."""
         for site, info in self._sites.items():
-            is_coming = info.has_begun or info.downloads_since is not None
+            is_coming = info.has_begun or info.download.since is not None
             if site in members or not is_coming or not info.is_connected or info.has_done_all:
                 continue
-            if info.missed is None:
-                info.missed, info.reported_missed = meeting.number, now
-            num_missed = meeting.number + 1 - info.missed
-            if num_missed == 2 or (num_missed > 2 and now >= info.reported_missed + _SECONDS_BETWEEN_REPORTS):
-                info.reported_missed = now
+            if info.late.missed is None:
+                info.late.missed, info.late.reported = meeting.number, now
+            num_missed = meeting.number + 1 - info.late.missed
+            if num_missed == 2 or (num_missed > 2 and now >= info.late.reported + _SECONDS_BETWEEN_REPORTS):
+                info.late.reported = now
                 self._say(
-                    f"site {site} has missed {format_count(num_missed, 'round')} since round {info.missed + 1}: "
+                    f"site {site} has missed {format_count(num_missed, 'round')} since round {info.late.missed + 1}: "
                     f"{self._why_absent(info, members, now)}"
                 )
 
@@ -279,14 +279,14 @@ class PendingRounds:
         cut_off = set(self._pairs.unreached(info.site)) & set(members)
         if cut_off:
             return f"it does not reach {names_of(sorted(cut_off))}; it takes part again when it does"
-        if now < info.slow_until:
-            seconds = info.slow_until - now
+        if now < info.late.slow_until:
+            seconds = info.late.slow_until - now
             return (
                 f"its last averages took too long, so no site waits for its downloads in the next {seconds:.0f} s; "
                 "give averages more time (averaging_timeout), or this site a faster link"
             )
-        if info.downloads_since is not None:
-            return f"it has been downloading the state for {now - info.downloads_since:.0f} s"
+        if info.download.since is not None:
+            return f"it has been downloading the state for {now - info.download.since:.0f} s"
         option = "timeout_waiting_for_peers, or matchmaking_time"
         return f"it still computes{progress_of(info)}; raise {option}"
 
@@ -359,8 +359,7 @@ class PendingRounds:
                 for site in attempt.members:
                     if site in self._sites and not self._is_lost(attempt, site, now):
                         info = self._sites[site]
-                        info.has_begun, info.missed = True, None
-                        info.num_slow, info.slow_until = 0, -math.inf
+                        info.has_begun, info.late = True, Lateness()
             elif not self._has_failed(attempt, now):
                 self._report_wait(attempt, attempt.results, set(attempt.members) - set(attempt.results), now)
                 return
@@ -427,14 +426,14 @@ class PendingRounds:
         """Stop waiting for downloads of sites that were too slow twice, for a while: they would hold up all others."""
         for site in sites & self._sites.keys():
             info = self._sites[site]
-            if info.num_slow:
-                info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
-            info.num_slow += 1
+            if info.late.num_slow:
+                info.late.slow_until = now + SLOW_TIMES * (seconds + info.download.age)
+            info.late.num_slow += 1
 
     def _retry(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
         attempt.left = left
         lost = sorted(set(attempt.members) - set(left))
-        slow = [site for site in lost if site in self._sites and self._sites[site].num_slow]
+        slow = [site for site in lost if site in self._sites and self._sites[site].late.num_slow]
         reason = f"without {names_of(lost)}" if lost else "as a connection broke"
         if slow:
             reason += f", as not all members finished in {attempt.seconds:g} s (averaging_timeout)"
@@ -457,7 +456,7 @@ class PendingRounds:
                     "it has ended" if info.has_ended else f"it was lost {now - info.lost:.0f} s ago"
                 )
             elif site not in self.present and not info.has_ended:
-                since = "" if info.missed is None else f"since round {info.missed + 1}: "
+                since = "" if info.late.missed is None else f"since round {info.late.missed + 1}: "
                 absent[str(site)] = since + self._why_absent(info, self.present, now)
         return {
             "present": list(self.present),
@@ -519,8 +518,8 @@ class PendingRounds:
             return f"site {site} has not joined yet"
         if not info.is_connected:
             return f"site {site} is lost{progress_of(info)}"
-        if info.downloads_since is not None:
-            return f"site {site} has been downloading the state for {now - info.downloads_since:.0f} s"
+        if info.download.since is not None:
+            return f"site {site} has been downloading the state for {now - info.download.since:.0f} s"
         place = info.pulse.get("place")
         where = f", in {visible(place, 120)}" if place else ""
         return f"site {site} has not arrived{progress_of(info)}{where}, last message {now - info.heard:.0f} s ago"

@@ -147,6 +147,37 @@ class Progress(Enum):
     GOES_ON = auto()
 
 
+class _SentMessages:
+    """Messages without a receive by box, in the order of their posts; and receives from any rank that wait for one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._keys: dict[Hashable, OrderedDict[Key, None]] = {}
+        self._wanted: dict[Hashable, simpy.Event] = {}
+
+    def add(self, key: Key) -> None:
+        """Note a message that was posted."""
+        box = _box_of(key)
+        self._keys.setdefault(box, OrderedDict())[key] = None
+        if box in self._wanted:
+            self._wanted.pop(box).succeed()
+
+    def remove(self, key: Key) -> None:
+        """Remove a message that is being received, or was withdrawn, from its queue."""
+        box = _box_of(key)
+        sent = self._keys.get(box, OrderedDict())
+        sent.pop(key, None)
+        if not sent:
+            self._keys.pop(box, None)
+
+    def first(self, box: Hashable) -> Generator[simpy.Event, None, Key]:
+        """Key of the first message to a queue that is not being received; wait until there is one."""
+        while box not in self._keys:
+            self._wanted[box] = self._clock.event()
+            yield self._wanted[box]
+        return next(iter(self._keys[box]))
+
+
 #: Called with rank, change, call, instant and seconds.
 OnProgress = Callable[[int, Progress, Key | None, float, float], None]
 
@@ -162,6 +193,7 @@ class Calls:
         network_seconds: by rank; `wait` adds its seconds after the last member's post.
 
     Attributes:
+        sent: messages that no rank receives yet.
         on_progress: called as calls begin and end; None: not called.
         ends_close: the end of a rank closes its connections, so that calls without a time-out end undone, too.
     """
@@ -175,15 +207,13 @@ class Calls:
         network_seconds: list[float],
     ) -> None:
         self._sink, self._network_seconds = sink, network_seconds
-        self._clock, self._start_call, self._on_span = clock, start, sink.on_span
+        self._clock, self._start_call = clock, start
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._queues: dict[tuple[Hashable, int], dict[_InFlight, Post]] = {}
         self._asleep: dict[int, _InFlight] = {}
-        # By box: messages without a receive, in the order of their posts; and receives from any rank.
-        self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
-        self._wanted: dict[Hashable, simpy.Event] = {}
+        self.sent = _SentMessages(clock)
         self._dissolved: set[Hashable] = set()
         self._broken: set[Hashable] = set()
         self._undone: dict[Key, _InFlight | None] = {}  # calls of broken groups; None: it never began
@@ -210,7 +240,7 @@ class Calls:
             for each in dict.fromkeys(flight.call.ranks):
                 if each not in flight.done_at:
                     self.on_progress(each, Progress.UNDER_WAY, post.key, self._clock.now, 0.0)
-        if self._on_span is not None:
+        if self._sink.on_span is not None:
             flight.posted_at[rank] = self._clock.now
         if post.seconds < math.inf:
             self._set_timeout(post.seconds, post.key, flight, rank)
@@ -228,27 +258,9 @@ class Calls:
     def _post_message(self, flight: _InFlight, post: Post) -> None:
         flight.enter(post.member, post.call)
         if post.member == 1:
-            self._is_received(post.key)
+            self.sent.remove(post.key)
         elif len(flight.members) == 1:
-            box = _box_of(post.key)
-            self._sent.setdefault(box, OrderedDict())[post.key] = None
-            if box in self._wanted:
-                self._wanted.pop(box).succeed()
-
-    def _is_received(self, key: Key) -> None:
-        """Remove a message that is being received, or was withdrawn, from its queue."""
-        box = _box_of(key)
-        sent = self._sent.get(box, OrderedDict())
-        sent.pop(key, None)
-        if not sent:
-            self._sent.pop(box, None)
-
-    def first_sent(self, box: Hashable) -> Generator[simpy.Event, None, Key]:
-        """Key of the first message to a queue that is not being received; wait until there is one."""
-        while box not in self._sent:
-            self._wanted[box] = self._clock.event()
-            yield self._wanted[box]
-        return next(iter(self._sent[box]))
+            self.sent.add(post.key)
 
     def withdraw(self, key: Key) -> bool:
         """Undo the only post of a message; False if both sides have posted, or it is over."""
@@ -258,7 +270,7 @@ class Calls:
         flight.is_off = True
         flight.cancel()
         del self._in_flight[key]
-        self._is_received(key)
+        self.sent.remove(key)
         self._sink.withdrawn(key)
         return True
 
@@ -345,7 +357,7 @@ class Calls:
     def _set_undone(self, key: Key, flight: _InFlight) -> None:
         self._undone[key] = flight
         if isinstance(key.group, MessageGroup):
-            self._is_received(key)
+            self.sent.remove(key)
         for rank, (instant, alarm) in flight.alarms.items():
             self._clock.cancel(alarm)
             if instant <= self._clock.now:  # report all whose time-out is at this instant
@@ -392,9 +404,10 @@ class Calls:
         flight.done_at[rank] = done_at = on_grid(self._clock.now)
         if self.on_progress is not None:
             self.on_progress(rank, Progress.OVER, key, done_at, 0.0)
-        if self._on_span is not None:
+        on_span = self._sink.on_span
+        if on_span is not None:
             times = (flight.posted_at[rank], done_at)
-            self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
+            on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
         alarm = flight.alarms.pop(rank, None)
         if alarm is not None:
             self._clock.cancel(alarm[1])

@@ -406,7 +406,7 @@ class Kernel:
                 Confirm: lambda rank, request: self._meetings.confirm(request),
                 Fetch: self._meetings.fetch,
                 Take: self._mailboxes.take,
-                FirstSent: lambda rank, request: self._calls.first_sent(request.box),
+                FirstSent: lambda rank, request: self._calls.sent.first(request.box),
                 Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
                 Await: self._await,
             },
