@@ -165,7 +165,12 @@ def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> Non
     kernel, _ = finished([rank(0), rank(1)])
     calls = kernel._calls
     assert kernel.seconds.end == [200.0, 200.0]
-    assert (len(calls._in_flight), len(calls._queues), len(calls.sent._keys), len(calls._asleep)) == (0, 0, 0, 0)
+    assert (len(calls._in_flight), len(calls._queues), len(calls.sent._keys), len(calls._asleep)) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def remembered(comm: Communicator, rounds: int, anew: bool) -> tuple[int, int, int]:
