@@ -27,7 +27,7 @@ __all__ = ["check_command"]
 def check_command(
     function: str = given(is_argument=True, required=True, metavar="MODULE:FUNCTION"),
     operation: str = given(required=True, metavar="|".join(OPERATIONS)),
-    cases: int = given(default=500, type=click.IntRange(1)),
+    cases: int = given(default=1000, type=click.IntRange(1)),
     seed: int = given(default=0),
     ranks: int = given(default=9, type=click.IntRange(2)),
     topology: tuple[str, ...] = given(default=NETWORKS),

@@ -111,16 +111,16 @@ def _topology(picks: Picks, min_hosts: int, max_hosts: int) -> dict[str, Any]:
 
 
 def _regions(picks: Picks, num_hosts: int) -> dict[str, Any]:
-    count = 1 + picks.below(min(num_hosts, 3))
-    sizes = [1] * count
+    links, cards, first = picks.part(6), picks.part(6), picks  # one may shrink without changing another
+    count = min(1 + first.below(3), num_hosts)
+    is_meshed, sizes = first.chance(2), [1] * count
     for _ in range(num_hosts - count):
-        sizes[picks.below(count)] += 1
+        sizes[first.below(count)] += 1
     regions = {
-        name: {"hosts": size, "nic": picks.of(BANDWIDTHS), "latency": picks.of(LATENCIES)}
+        name: {"hosts": size, "nic": cards.of(BANDWIDTHS), "latency": cards.of(LATENCIES)}
         for name, size in zip("abc", sizes, strict=False)
     }
-    pairs = list(combinations(regions, 2)) if picks.chance(2) else list(pairwise(regions))
-    wan = [_link(picks, *pair) for pair in pairs]
+    wan = [_link(links, *pair) for pair in (combinations(regions, 2) if is_meshed else pairwise(regions))]
     return {"regions": regions, **({"wan": wan} if wan else {})}
 
 
@@ -196,7 +196,7 @@ def _host_names(topology: Mapping[str, Any]) -> list[str]:
     return [*topology.get("hosts", ()), *inside]
 
 
-def weather(topology: Mapping[str, Any]) -> st.SearchStrategy[dict[str, list[dict[str, Any]]]]:
+def weather(topology: Mapping[str, Any]) -> st.SearchStrategy[TopologyMapping]:
     """Draw weather in which every transfer ends: keys of a topology file with one to three entries.
 
     Links fail and slow down, and hosts crash, for some time; rates and latencies get worse and never better, so lower
@@ -205,7 +205,7 @@ def weather(topology: Mapping[str, Any]) -> st.SearchStrategy[dict[str, list[dic
     Args:
         topology: the network, as `topologies` draws it.
     """
-    return _drawn(lambda picks: _weather(picks, topology), 24)
+    return _drawn(lambda picks: TopologyMapping(_weather(picks, topology)), 24)
 
 
 def _weather(picks: Picks, topology: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

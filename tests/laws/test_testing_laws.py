@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from netsim import DeadlockError, InputError, Topology
@@ -26,6 +26,7 @@ from netsim.testing import (
     CallShape,
     Case,
     LawError,
+    TopologyMapping,
     calls,
     cases,
     check_schedule,
@@ -221,6 +222,21 @@ def test_drawn_networks_are_files(num_hosts: int, is_detailed: bool, data: st.Da
     topology.place(5, data.draw(placements(form, 5)))
     for link in plain.links:
         assert link.bits_per_second >= parse_bits_per_second("1 Mbit/s")
+
+
+def test_drawn_networks_shrink_to_few_hosts_and_short_files() -> None:
+    def is_wanted(net: TopologyMapping) -> bool:
+        return any(link.get("bandwidth") == "1 Mbit/s" for link in net.get("wan", ()))
+
+    found = find(topologies(), is_wanted, settings=settings(database=None, max_examples=200))
+    assert compact_yaml(found) == (
+        "regions:\n"
+        "  a: {hosts: 1, nic: 10 Mbit/s, latency: 1 ms}\n"
+        "  b: {hosts: 1, nic: 10 Mbit/s, latency: 1 ms}\n"
+        "wan: [{between: [a, b], bandwidth: 1 Mbit/s, latency: 1 ms}]\n"
+    )
+    event = find(weather(found), lambda entries: "events" in entries, settings=settings(database=None))
+    assert repr(event) == "\nevents: [{at: 1 ms, link: [a, b], down: true, for: 10 ms}]\n"
 
 
 @given(st.integers(2, 7), st.data())
