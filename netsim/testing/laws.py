@@ -189,17 +189,19 @@ class Case:
                 messages in a step, the schedule depends on names of regions or changes from call to call, it ends
                 before any algorithm could or never; or the algorithm fails.
         """
+        __tracebackhide__ = True
         try:
             return self._check(as_algorithm(build))
         except Exception as error:
-            what = str(error).partition("\n")[0]
+            what, cause = str(error).partition("\n")[0], None
             if not isinstance(error, NetsimError):
+                cause = error
                 frames = traceback.extract_tb(error.__traceback__)
                 code = getattr(as_algorithm(build).build, "__code__", None)
                 at = [each for each in frames if code and each.filename == code.co_filename] or frames
                 what = f"{type(error).__name__} at {Path(at[-1].filename).name}:{at[-1].lineno}: {what}"
             problem = f"{self.call.operation} by {label_of(build)}: {what}"
-            raise LawError(problem, partial(self.program, build, problem), self) from error
+            raise LawError(problem, partial(self.program, build, problem), self) from cause
 
     def _check(self, algorithm: Algorithm) -> Schedule:
         net = Topology.from_mapping(self.topology)

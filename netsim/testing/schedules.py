@@ -102,6 +102,7 @@ def check_schedule(
         LawError: the algorithm breaks a law; its text ends with a program that shows it.
         InputError: the operation does not exist, or hypothesis is not installed.
     """
+    __tracebackhide__ = True
     algorithm_names(operation)  # raises for an unknown operation
     from netsim.testing.worlds import cases as draw_cases
     from netsim.testing.worlds import hold_for_all

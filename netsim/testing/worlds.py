@@ -320,6 +320,7 @@ def hold_for_all(
     Raises:
         LawError: of the smallest example found.
     """
+    __tracebackhide__ = True  # pytest shows the error alone
     failed: dict[str, LawError] = {}  # an example that fails is not run again: chance may have a part in it
     num_smaller = 0
 
