@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
 from exogym_core.testing.collectives import CallChoices, CollectiveTrial
@@ -25,7 +24,7 @@ from exogym_core.testing.group_calls import (
     TensorForm,
 )
 from exogym_core.testing.rank_programs import Action, RankProgram
-from netsim.testing import LawError
+from netsim.testing import worlds
 from netsim.testing.worlds import Picks, topologies, weather
 
 if TYPE_CHECKING:
@@ -56,57 +55,7 @@ EVENT_BYTES = 24
 """Of each event of a program."""
 
 
-def hold_for_all(
-    examples: st.SearchStrategy[T],
-    check: Callable[[T], None],
-    cases: int | None = None,
-    seed: int | None = None,
-) -> None:
-    """Check drawn examples, and make the first that fails smaller.
-
-    Args:
-        examples: drawn.
-        check: raises LawError.
-        cases: how many; None: as many as hypothesis's profile says.
-        seed: of the draws; None: as the profile says.
-
-    Raises:
-        LawError: of the smallest example found.
-    """
-    found: dict[
-        str, LawError
-    ] = {}  # by example: one that fails is not run again, so chance may have a part in it
-    num_later = 0
-
-    def check_once(example: T) -> None:
-        nonlocal num_later
-        name = repr(example)
-        num_later += bool(found)
-        if name not in found and num_later <= _SMALLER_EXAMPLES:
-            try:
-                check(example)
-            except LawError as error:
-                found[name] = error
-        if name in found:
-            found[name] = found.pop(name)  # the newest is the smallest
-            raise found[name]
-
-    options = settings(
-        max_examples=cases or settings().max_examples,
-        deadline=None,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    drawn = options(given(examples)(check_once))
-    try:
-        (drawn if seed is None else with_seed(seed)(drawn))()
-    except Exception:
-        if not found:
-            raise
-    if found:
-        error = list(found.values())[-1]
-        raise LawError(error.problem, error.program)
+hold_for_all = partial(worlds.hold_for_all, most_smaller=_SMALLER_EXAMPLES)
 
 
 # --- tensors and calls of groups -----------------------------------------------------------------------------
