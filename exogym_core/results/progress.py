@@ -379,9 +379,6 @@ def shown(
         folder: also keeps the progress, for `netgym status`; None: none does.
         is_quiet: show nothing on stderr.
     """
-    if is_quiet and folder is None:
-        yield lambda row: None
-        return
     stream = None if sys.stderr is None else Forgiving(sys.stderr)
     console = plain_console(file=stream, stderr=True, quiet=is_quiet)
     with progress_for(console, log, folder) as progress:

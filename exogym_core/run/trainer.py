@@ -10,6 +10,7 @@ import importlib
 import json
 import re
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -288,7 +289,8 @@ class Trainer:
     def _run(self, options: RunConfig, recording: RecordedTraining | None = None) -> FitResult:
         """Train, or retime a recording."""
         program = Program(FitRequest.check(options), self.model, self.train_dataset, self.val_dataset)
-        with run_record(program) as record:
+        is_recorded = options.out is not None or options.resume_from is not None
+        with run_record(program) if is_recorded else nullcontext() as record:
             result = self._train(program, record, recording)
         if recording is None and result.recording is not None:
             result.recording.trainer, result.recording.options = copy.copy(self), options
@@ -319,8 +321,12 @@ class Trainer:
         folder = None if record is None else record.folder.path
         log = (lambda line: None) if record is None else record.log
         is_quiet = not request.progress or bool(request.place)
+        showing: AbstractContextManager[_Listener | None] = nullcontext()
+        if folder is not None or not is_quiet:
+            showing = shown(request.run_name or result.strategy, result, log, folder, is_quiet=is_quiet)
         try:
-            with shown(request.run_name or result.strategy, result, log, folder, is_quiet=is_quiet) as show:
+            with showing as show:
+                listeners += [] if show is None else [show]
                 if recording is not None:
                     fit: Callable[..., Sequence[str]] = partial(fit_local, recording=recording)
                 elif request.is_apart:
@@ -328,7 +334,7 @@ class Trainer:
                     fit = getattr(importlib.import_module(module), name)
                 else:
                     fit = fit_torchrun if request.is_joining else fit_local
-                _conclude(fit(program, result, [*listeners, show]), result)
+                _conclude(fit(program, result, listeners), result)
         finally:
             if record is not None:
                 record.end(result)
