@@ -149,6 +149,28 @@ def schedule_cases(op: str, num_cases: int = 500) -> float:
     return (time.process_time() - began) / num_cases
 
 
+def rank_cases(num_cases: int = 200) -> float:
+    """Processor seconds of a program of `check_collective` in threads: a ring all-gather made of messages."""
+    import torch
+
+    from exogym_core.testing import check_collective
+
+    torch.set_num_threads(1)
+
+    def ring(comm: Any, tensor: Any) -> Any:
+        parts = [torch.empty_like(tensor) for _ in range(comm.world_size)]
+        parts[comm.rank] = tensor.clone()
+        for step in range(comm.world_size - 1):
+            sent = comm.isend(parts[comm.rank - step], (comm.rank + 1) % comm.world_size)
+            comm.recv(parts[comm.rank - step - 1], (comm.rank - 1) % comm.world_size)
+            sent.wait()
+        return parts
+
+    began = time.process_time()
+    check_collective(ring, "all_gather", cases=num_cases, seed=0, places=[], layouts=["plain"])
+    return (time.process_time() - began) / num_cases
+
+
 def equal_steps(num_steps: int = 2_000) -> float:
     """Processor seconds of a rank's step: `advance` and `all_reduce` of 4 kB, 8 ranks in threads."""
     import torch
@@ -183,6 +205,7 @@ def rank_steps(steps: int) -> float:
 
 ROWS: dict[str, Callable[[], float | None]] = {
     **{f"a case of check_schedule, {op}": partial(schedule_cases, op) for op in ("all_reduce", "broadcast")},
+    "a program of check_collective, all_gather": rank_cases,
     "netgym --help": partial(command, "netgym", "--help"),
     "netgym list": partial(command, "netgym", "list"),
     "netsim show lan": partial(command, "netsim", "show", "lan"),

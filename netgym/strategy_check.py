@@ -33,6 +33,7 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import coding_report
+from exogym_core.testing.bits import first_difference
 from exogym_core.workers.run import run_ranks
 from netgym.tasks import build_model, load_callable
 from netsim import Topology
@@ -578,16 +579,8 @@ def _resumes(trials: _Trials) -> str | None:
         begun = trials.fit(save_dir=folder, **kept)
         resumed = trials.fit(resume_from=begun.checkpoint_folder, **kept)
     remedy = "keep all that step() reads in self, and in state_dict(): class attributes and globals are lost"
-    for before, after in zip(trials.fitted.history, resumed.history, strict=True):
-        if before != after:
-            key = next(key for key in before if before[key] != after[key])
-            return (
-                f"{key} of step {before['step']} is {after[key]} in {where}, and {before[key]} without a stop: "
-                f"{remedy}"
-            )
-    for rank, (one, other) in enumerate(zip(trials.fitted.rank_states, resumed.rank_states, strict=True)):
-        if not all(torch.equal(one[name], other[name]) for name in one):
-            return f"the model of rank {rank} is another in {where}: {remedy}"
+    if found := first_difference(trials.fitted, resumed):
+        return f"{found} in {where}: {remedy}"
     return None
 
 

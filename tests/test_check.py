@@ -336,7 +336,7 @@ def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypat
     )
     assert main(["check", "own_drift:Drift", "--steps", "3", "--workers", "2"]) == 0
     seen = capsys.readouterr()
-    assert "code: strategy own_drift:Drift of own_drift.py" in seen.err
+    assert "code: object own_drift:Drift of own_drift.py" in seen.err
     assert f"{len(LAWS)} of {len(LAWS)} laws passed, 0 failed" in seen.out
     assert main(["check", "own_drift:Drift", "by=0.1", "--set", "lr=0.01", "--steps", "3", "--json"]) == 1
     output = json.loads(capsys.readouterr().out)

@@ -114,6 +114,15 @@ def test_a_rank_that_no_other_waits_for_is_reported_too() -> None:
     run_ranks(compute, 3, star(crash("b", 3.5)))  # it has ended by then
 
 
+@pytest.mark.parametrize(
+    "events", [[crash("a", 1.5, 10)], [crash("a", 1.5), {"host": "a", "at": "11.5 s", "up": True}]]
+)
+def test_a_host_without_links_comes_back(events: list[dict[str, Any]]) -> None:
+    """No link was revived by it, so that it was said never to come back."""
+    run = run_ranks(compute, 2, {"hosts": ["a"], "links": [], "events": events})
+    assert run.results == [[1.0, 12.5, 13.5]] * 2
+
+
 def test_ranks_that_share_a_host_share_its_fate() -> None:
     run = run_ranks(compute, 6, star(crash("b", 1.5, 10)), placement=["a", "b", "c", "a", "b", "c"])
     assert [result[-1] for result in run.results] == [3.0, 13.5, 3.0] * 2

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exogym_core.testing.bits import assert_same_bits
     from exogym_core.testing.collectives import CollectiveTrial
     from exogym_core.testing.communicators import COMMUNICATOR_LAWS, check_communicator
     from exogym_core.testing.drawing import call_sequences, programs, tensors
@@ -29,6 +30,7 @@ __all__ = [
     "GroupCall",
     "RankProgram",
     "TensorForm",
+    "assert_same_bits",
     "call_sequences",
     "check_collective",
     "check_communicator",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "bits": ("assert_same_bits",),
     "collectives": ("CollectiveTrial",),
     "communicators": ("COMMUNICATOR_LAWS", "check_communicator"),
     "drawing": ("call_sequences", "programs", "tensors"),

@@ -19,12 +19,13 @@ from exogym_core.workers.host import RankJob, Sinks
 from exogym_core.workers.run import Transport, run_ranks, transport_named
 from netsim.errors import InputError, NetsimError, unknown_names
 from netsim.testing import LawError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.workers.host import RunResult
 
-__all__ = ["COMMUNICATOR_LAWS", "CommunicatorLaw", "Trial", "check_communicator"]
+__all__ = ["COMMUNICATOR_LAWS", "CommunicatorLaw", "CommunicatorReport", "Trial", "check_communicator"]
 
 Body = Callable[["Communicator"], Any]
 
@@ -67,9 +68,9 @@ def check_communicator(
     calls: CallSequence | None = None,
     num_calls: int = 20,
     num_sequences: int = 40,
-    progress: Callable[[str, int, int], None] = lambda law, position, count: None,
+    on_case: Callable[[], object] = lambda: None,
     **options: Any,
-) -> None:
+) -> CommunicatorReport:
     """Hold a communicator to the contract that the shipped ones keep.
 
     Args:
@@ -80,14 +81,15 @@ def check_communicator(
         calls: check these alone.
         num_calls: calls of each drawn sequence; where starting ranks takes long, few sequences of many calls.
         num_sequences: number of drawn sequences.
-        progress: called before each law with its name, its position from 1, and how many there are.
+        on_case: called before each run of ranks.
         options: of `run_ranks`, such as `workers`.
 
     Raises:
         LawError: a law is broken; the error has the difference and a program that shows it.
         InputError: `factory` is none of these.
 
-    >>> check_communicator("netsim", ["handles", "groups"])
+    >>> print(check_communicator("netsim", ["handles", "groups"]))
+    'netsim': 2 laws passed
     """
     if unknown := [name for name in laws if name not in COMMUNICATOR_LAWS]:
         raise unknown_names("law of communicators", unknown, COMMUNICATOR_LAWS)
@@ -105,6 +107,7 @@ def check_communicator(
     exact = has_clock if exact is None else exact
 
     def run(body: Body, num_ranks: int) -> RunResult[Any]:
+        on_case()
         if isinstance(factory, Transport):
             return factory.host(RankJob(num_ranks=num_ranks, **options)).run(body, Sinks())
         if isinstance(factory, str):
@@ -121,10 +124,9 @@ def check_communicator(
     trial = Trial(run, program, exact, has_clock, num_calls, num_sequences)
     if calls is not None:
         trial.check(calls)
-        return
-    names = list(laws or COMMUNICATOR_LAWS)
-    for position, name in enumerate(names, start=1):
-        progress(name, position, len(names))
+        return CommunicatorReport(name_of(factory), ())
+    names = tuple(laws or COMMUNICATOR_LAWS)
+    for name in names:
         law = COMMUNICATOR_LAWS[name]
         write: str | Callable[[], str] = partial(program, f"[{name!r}]")
         try:
@@ -135,6 +137,18 @@ def check_communicator(
             problem = str(error).partition("\n")[0]
         if problem:
             raise LawError(f"law {name!r} ({law.about}): {problem}", write)
+    return CommunicatorReport(name_of(factory), names)
+
+
+@dataclass(frozen=True)
+class CommunicatorReport:
+    """A communicator that keeps these laws; printed as a line."""
+
+    communicator: str
+    laws: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{self.communicator}: {format_count(len(self.laws), 'law')} passed"
 
 
 # --- collectives ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -267,37 +268,117 @@ _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 @click.command()
 @takes()
 def check(
-    strategy: str = given(is_argument=True, required=True),
+    checked: str = given(is_argument=True, required=True, metavar="MODULE:OBJECT"),
     options: tuple[str, ...] = given(is_argument=True, metavar="[KEY=VALUE]..."),
     settings: tuple[str, ...] = given("--set", metavar="KEY=VALUE"),
+    kind: str | None = given("--as", type=click.Choice(["strategy", "collective", "communicator"])),
+    operation: str | None = given("--operation", "--like", metavar="NAME"),
     workers: int = given(default=3, type=click.IntRange(1)),
     steps: int = given(default=20, type=click.IntRange(3)),
+    cases: int = given(default=100, type=click.IntRange(1)),
+    seed: int = given(default=0),
     as_json: bool = given(),
 ) -> int:
-    """Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.
+    """Test a strategy, a function on ranks or a communicator against the laws that all of its kind obey.
 
-    It trains a small model, then again with one change at a time: the same run repeated, in processes, over real
-    sockets, resumed after a stop. A broken law is reported with the difference and the remedy; the exit code is 1.
+    OBJECT is a strategy's class, or a shipped name: it trains a small model, then again with one change at a time: the
+    same run repeated, in processes, over real sockets, resumed after a stop. Or a function(comm, tensor), which is
+    compared with the collective it stands for, on drawn networks. Or a transport, or a class or function(comm) that
+    wraps a communicator. A broken law is reported with the difference and the remedy, or a program that shows it; the
+    exit code is 1.
 
     Args:
-        settings: An option of the strategy, such as H=10; the same as KEY=VALUE.
-        workers: Number of workers.
+        settings: An option of the strategy, such as H=10, or of the check, such as is_uneven=true; the same as
+            KEY=VALUE.
+        kind: What it is; default: recognised.
+        operation: Of a function on ranks: the collective that it stands for; default: all_reduce.
+        workers: Number of workers of a strategy.
         steps: Local steps of each worker.
+        cases: Number of drawn programs of a function on ranks.
+        seed: Seed of the draws.
     """
+    from exogym_core.workers.run import Transport
     from netgym.experiment.own_code import find_own_code
-    from netgym.strategy_check import LAWS, checking
 
     read = _read([*options, *settings])
-    made: object = strategy
-    if strategy.endswith(".py"):
-        module = visible(Path(strategy).stem, 100)
+    made: object = checked
+    if checked.endswith(".py"):
+        module = visible(Path(checked).stem, 100)
         raise InputError(
-            f"check: {visible(strategy)}: is a file: write module:Class, such as {module}:MyStrategy"
+            f"check: {visible(checked)}: is a file: write module:object, such as {module}:MyStrategy"
         )
-    if ":" in strategy:
-        code = find_own_code(strategy, "strategy", [Path(), *(Path(place) for place in sys.path if place)])
+    if ":" in checked:
+        code = find_own_code(
+            checked, kind or "object", [Path(), *(Path(place) for place in sys.path if place)]
+        )
         click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
-        made = code.load(wrapped=False)
+        made = code.load(wrapped=False, also=Transport)
+    kind = kind or ("collective" if operation is not None else _kind_of(made))
+    if kind == "strategy":
+        return _check_strategy(checked, made, read, workers, steps, as_json)
+    if kind == "collective":
+        read |= {"like": operation or "all_reduce", "cases": cases, "seed": seed}
+    return _check_on_ranks(checked, made, kind, read, as_json)
+
+
+def _kind_of(made: object) -> str:
+    """Whether an object is a communicator, a collective (a function of one and more), or what makes a strategy."""
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy import Strategy
+    from exogym_core.workers.run import Transport
+
+    if isinstance(made, Transport):
+        return "communicator"
+    if isinstance(made, str | Strategy) or not callable(made):
+        return "strategy"
+    if isinstance(made, type) and issubclass(made, Communicator | Strategy):
+        return "communicator" if issubclass(made, Communicator) else "strategy"
+    names = list(inspect.signature(made).parameters)
+    if not names or names[0] not in ("comm", "communicator", "group"):
+        return "strategy"
+    return "collective" if len(names) > 1 and not isinstance(made, type) else "communicator"
+
+
+def _check_on_ranks(checked: str, made: object, kind: str, options: dict[str, Any], as_json: bool) -> int:
+    """Check a function on ranks or a communicator; print what came of it."""
+    from exogym_core.workers.run import run_ranks
+    from netgym.testing import check_collective, check_communicator
+    from netsim.testing import LawError
+
+    check: Any = check_collective if kind == "collective" else check_communicator
+    known = {*inspect.signature(check).parameters} - {"function", "factory", "on_case", "options"}
+    if kind == "communicator":
+        known |= {*inspect.signature(run_ranks).parameters} - {"body", "num_ranks", "transport"}
+    if unknown := [name for name in options if name not in known]:
+        raise unknown_name(f"option of {check.__name__}", unknown[0], known)
+    if "dtypes" in options:
+        import torch
+
+        options["dtypes"] = [getattr(torch, str(name), name) for name in options["dtypes"]]
+    played, found = itertools.count(1), None
+    with DelayedProgress("check", every_seconds=_SECONDS_A_LINE) as progress:
+        on_case = {"on_case": lambda: progress.now(f"check: case {next(played)}")}
+        try:
+            report = check(made, **options, **on_case)
+        except LawError as error:
+            found = error
+    if as_json:
+        about = {"line": found.problem, "program": found.program} if found is not None else {}
+        click.echo(json.dumps({"checked": checked, "as": kind, "passed": found is None, **about}, indent=2))
+    elif found is not None:
+        click.echo(found.program, nl=False)
+        click.echo(f"error: {found.problem}", err=True)
+    else:
+        click.echo(report)
+    return int(found is not None)
+
+
+def _check_strategy(
+    strategy: str, made: object, options: dict[str, object], workers: int, steps: int, as_json: bool
+) -> int:
+    """Check a strategy; print its rows."""
+    from netgym.strategy_check import LAWS, checking
+
     sizes = {"num_workers": workers, "num_steps": steps}
     reports: list[CheckReport] = []
     with Stoppable() as work, DelayedProgress("check", every_seconds=_SECONDS_A_LINE) as progress:
@@ -305,7 +386,7 @@ def check(
         def show(law: str, position: int, count: int) -> None:
             progress.now(f"check: {law} ({position} of {count})")
 
-        reports.extend(checking(made, read, progress=show, **sizes))  # type: ignore[arg-type]
+        reports.extend(checking(made, options, progress=show, **sizes))  # type: ignore[arg-type]
     if not reports:
         work.end("no law was tried to its end")
     report = reports[-1]

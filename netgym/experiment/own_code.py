@@ -57,8 +57,10 @@ class OwnCode:
             return f"{self.reference} of {self.distribution}"
         return f"{self.reference} of {_file_in(self.folder, self.module)}"
 
-    def load(self, *, wrapped: bool = True) -> Callable[..., Any]:
+    def load(self, *, wrapped: bool = True, also: type | tuple[()] = ()) -> Callable[..., Any]:
         """Import the module, which runs it, and return the callable; `wrapped`, its failures name it.
+
+        An object of the kind `also` need not be callable.
 
         Raises:
             InputError: it cannot be imported, has no such callable, or the callable is Python's own.
@@ -72,8 +74,8 @@ class OwnCode:
             ) from error
         except Exception as error:
             raise self._failed("its import fails with", error) from error
-        found = getattr(module, name, None)
-        if not callable(found):
+        found: Any = getattr(module, name, None)
+        if not (callable(found) or isinstance(found, also)):
             raise InputError(
                 f"{self.what} '{self.reference}': '{self.module}' has no callable '{name}'; write module:callable"
             )

@@ -373,8 +373,7 @@ class Faults:
             return False
         if not env.only_weather_is_next() or self._moves():
             return False
-        dead = self._network.dead_links
-        return not (dead and self.may_come_back(dead))
+        return not self.may_come_back(self._network.dead_links, +self._network.downtime.awaited)
 
     def blame(self) -> str:
         """Describe the links and hosts that block transfers for good; "" if there are none."""
@@ -393,15 +392,15 @@ class Faults:
         for host in sorted(crashed):
             at_host, since = self._links_at(host), network.downtime.since(host)
             at_crashed.update(at_host)
-            fate = f"crashed at {self._fate(since, at_host)}"
+            fate = f"crashed at {self._fate(since, at_host, [host])}"
             values[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.of(link).dead_since
             values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
         return ", ".join(f"{format_list(names, _MOST_NAMES)} {fate}" for fate, names in values.items())
 
-    def _fate(self, since: float | None, dead: Collection[int]) -> str:
-        if not self.may_come_back(dead):
+    def _fate(self, since: float | None, dead: Collection[int], hosts: Iterable[int] = ()) -> str:
+        if not self.may_come_back(dead, hosts):
             return f"{since:.10g} s and never comes back"
         protocol = self._network.protocol
         return f"{since:.10g} s and stayed so for longer than {protocol.name} waits ({protocol.give_up_seconds:g} s)"
@@ -469,26 +468,30 @@ class Faults:
     def _is_stuck(self) -> bool:
         """Return whether a transfer or rank waits for the network and no event to come can help."""
         network = self._network
-        dead, stand_still = network.dead_links, bool(+network.downtime.awaited)
+        dead, stand_still = network.dead_links, +network.downtime.awaited
         # Cheap tests first: this runs at every turn of the weather.
-        if not (dead or stand_still) or self.may_come_back(dead):
+        if not (dead or stand_still) or self.may_come_back(dead, stand_still):
             return False
         if self._moves():
             return False
-        return stand_still or bool(network.transfers_waiting())
+        return bool(stand_still or network.transfers_waiting())
 
     def _moves(self) -> bool:
         """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
         return self._network.can_move() or self._network.env.has_progress()
 
-    def may_come_back(self, dead: Collection[int]) -> bool:
-        """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
+    def may_come_back(self, dead: Iterable[int], hosts: Iterable[int] = ()) -> bool:
+        """Return whether one of these links may carry something again, by an event or a row to come, or by drift.
+
+        Or whether one of these crashed hosts may come back.
+        """
         changing = {number for _, number, _, _ in self._steps}
         for condition in map(self._conditions.of, dead):
             zeros = {cause for cause, factor in condition.factors.items() if not factor}
             if condition.is_up and zeros and zeros <= changing:
                 return True
-        return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
+        places = {*dead, *(~host for host in hosts)}
+        return any(not step.revives.isdisjoint(places) for _, _, step, _ in self._steps)
 
     # -- steps of entries -------------------------------------------------------------------------------------
 
@@ -517,9 +520,11 @@ class Faults:
         host = self._network.topology.host_index(event.host)
         links = self._links_at(host)
         if event.up:
-            return iter([_Step(event.at, lambda: self._bring_back(host), frozenset(links))])
+            return iter([_Step(event.at, lambda: self._bring_back(host), frozenset((*links, ~host)))])
         crash = _Crash(host, number)
-        return _begin_and_end(event, lambda: self._crash(crash), lambda: self._end_crash(crash), links)
+        return _begin_and_end(
+            event, lambda: self._crash(crash), lambda: self._end_crash(crash), (*links, ~host)
+        )
 
     def _crash(self, crash: _Crash) -> None:
         self._network.take_arrivals()

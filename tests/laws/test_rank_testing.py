@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +16,11 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from exogym_core.results.fit_result import FitResult, Rows
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.testing.rank_programs import Actor
-from netgym.testing import RankProgram, check_collective, programs, tensors
+from netgym.cli.main import main
+from netgym.testing import RankProgram, assert_same_bits, check_collective, programs, tensors
 from netsim.errors import InputError, NetsimError
 from netsim.testing import LawError
 
@@ -183,3 +191,101 @@ def test_mistakes_are_one_line() -> None:
         check_collective(ring_gather, "broadcast", is_uneven=True)
     with pytest.raises(InputError, match="unknown place 'mpi'"):
         check_collective(ring_gather, "all_gather", places=["mpi"])
+
+
+def a_result(**changed: Any) -> FitResult:
+    rows = [{"step": step, "train_loss": 0.5} for step in (1, 2)]
+    states = [{"w": torch.ones(2, 3)}, {"w": torch.ones(2, 3)}]
+    return FitResult(**{"strategy": "DiLoCo", "history": Rows(rows), "rank_states": states, **changed})
+
+
+def test_the_first_difference_of_two_results_is_named() -> None:
+    assert_same_bits(a_result(), a_result(resumed_step=3))
+    other = [{"w": torch.ones(2, 3)}, {"w": torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0000001]])}]
+    for changed, line in {
+        "history": (
+            Rows([{"step": 1, "train_loss": 0.5}, {"step": 2, "train_loss": 0.25}]),
+            "row 2 (step 2): train_loss is 0.5 and 0.25",
+        ),
+        "rank_states": (
+            other,
+            "rank 1: parameter w[1, 2] is 1.0 and 1.0000001192092896 (1 of 6 values differ)",
+        ),
+        "judged_state": ({"w": torch.ones(1)}, "judged_state: parameter w is None and tensor([1.])"),
+        "bytes_sent": (8, "bytes_sent is 0 and 8"),
+    }.items():
+        with pytest.raises(AssertionError, match=f"^DiLoCo: .*{re.escape(line[1])}$"):
+            assert_same_bits(a_result(), a_result(**{changed: line[0]}))
+
+
+def test_the_first_difference_of_two_folders_is_named(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder, loss, weight in zip(folders, (0.5, 0.25), (1.0, 2.0), strict=True):
+        run = RunFolder.create(folder, "run")
+        (folder / "experiment.yaml").write_text("")
+        result = a_result(history=Rows([{"step": 1, "train_loss": loss}]))
+        run.write_result("diloco", result)
+        run.write_model("diloco", {"w": torch.tensor([weight])})
+        run.write_summary([{"name": "diloco", "final_loss": loss}])
+        run.release()
+    for name, line in (
+        ("metrics/diloco.csv", "row 1 (step 1): train_loss is '0.5' and '0.25'"),
+        ("models/diloco.safetensors", "parameter w[0] is 1.0 and 2.0 (1 of 1 values differ)"),
+        ("summary.json", "diloco: final_loss is 0.5 and 0.25"),
+    ):
+        with pytest.raises(AssertionError) as caught:
+            assert_same_bits(*folders)
+        assert str(caught.value) == f"{name}: {line}"
+        (folders[1] / name).write_bytes((folders[0] / name).read_bytes())
+    assert_same_bits(*map(str, folders))
+    with pytest.raises(InputError, match="FitResult: give two results of fit, or two folders"):
+        assert_same_bits(folders[0], a_result())
+
+
+OWN = """
+import torch
+from exogym_core.workers.run import Transport, transport_named
+from netgym import run_ranks
+
+def ring(comm, tensor, op="sum"):
+    return comm.all_reduce(tensor, op)
+
+def short_gather(comm, tensor):
+    return comm.all_gather(tensor)[: max(comm.world_size - 1, 2)]
+
+class Counting:
+    def __init__(self, comm):
+        self.comm = comm
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+class Forgetful(Counting):
+    def broadcast(self, tensor, src=0, async_op=False):
+        return self.comm.broadcast(tensor.clone(), src, async_op)
+
+own = Transport("own", lambda job: transport_named("netsim").host(job), has_clock=True)
+"""
+
+
+def test_the_command_recognises_what_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_ranks.py").write_text(OWN, encoding="utf-8")
+    few = ["--cases", "10"]
+    assert main(["check", "own_ranks:ring", *few, "places=[]"]) == 0
+    assert capsys.readouterr().out == "all_reduce by ring: 10 programs passed\n"
+    assert main(["check", "own_ranks:Counting", "laws=[handles, in place]"]) == 0
+    assert main(["check", "own_ranks:own", "laws=[handles]"]) == 0
+    assert capsys.readouterr().out == "Counting: 2 laws passed\nown: 1 law passed\n"
+    assert main(["check", "own_ranks:Forgetful", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["as"], found["line"][:15]) == ("communicator", "law 'in place' (")
+    assert main(["check", "own_ranks:short_gather", "--like", "all_gather", "dtypes=[float32]"]) == 1
+    shown = capsys.readouterr()
+    assert "not a list of 3" in shown.err
+    done = subprocess.run([sys.executable, "-c", shown.out], capture_output=True, text=True)
+    assert (done.returncode, "AssertionError" in done.stderr) == (1, True), shown.out + done.stderr
+    assert main(["check", "own_ranks:ring", "--as", "strategy"]) == 2
+    assert main(["check", "own_ranks:ring", "speed=3"]) == 2
+    assert "unknown option of check_collective 'speed'; accepted: cases," in capsys.readouterr().err
