@@ -280,7 +280,7 @@ def test_the_command_recognises_what_it_is_given(
     assert capsys.readouterr().out == "Counting: 2 laws passed\nown: 1 law passed\n"
     assert main(["check", "own_ranks:Forgetful", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["as"], found["line"][:15]) == ("communicator", "law 'in place' (")
+    assert (found["as"], found["line"][:14]) == ("communicator", "law 'in place'")
     assert main(["check", "own_ranks:short_gather", "--like", "all_gather", "dtypes=[float32]"]) == 1
     shown = capsys.readouterr()
     assert "not a list of 3" in shown.err
