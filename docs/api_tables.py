@@ -16,7 +16,7 @@ PAGES = {
     "exogym_core": ("exogym_core", "exogym_core.communicator"),
     "strategies": ("exogym_core.strategy",),
     "tasks": ("netgym.tasks",),
-    "netsim": ("netsim",),
+    "netsim": ("netsim", "netsim.testing"),
 }
 WITH_METHODS = {
     "Comparison",
