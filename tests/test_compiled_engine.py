@@ -61,7 +61,7 @@ def test_compiled_and_interpreted_engines_agree_bit_by_bit(data: st.DataObject, 
             clock.at(instant, call=lambda event, index=index: network.set_link_up(index, False))
             clock.at(instant + 0.5, call=lambda event, index=index: network.set_link_up(index, True))
         done = ends(started, network, calls, range(num))
-        return done, network.link_bytes.tolist(), network.engine.num_events
+        return done, network.link_bytes.tolist(), network.engine.counts.num_events
 
     first = run()
     with pytest.MonkeyPatch.context() as patch:
@@ -74,7 +74,7 @@ def test_they_agree_on_a_long_transfer_with_losses() -> None:
     def run() -> tuple[float, int]:
         network = Network(Clock(), Topology.from_mapping(LOSSY), "linux-tcp")
         network.env.run(network.transfer(0, 1, 1e9))
-        return network.env.now, network.engine.num_events
+        return network.env.now, network.engine.counts.num_events
 
     first = run()
     with pytest.MonkeyPatch.context() as patch:

@@ -277,9 +277,9 @@ def test_a_step_of_the_clock_ends_though_nobody_is_to_be_called() -> None:
     network.send(0, 3, 1e15, lambda: None)
     network.send(2, 3, 1e15, lambda: None)
     for _ in range(3):
-        before = network.engine.num_events
+        before = network.engine.counts.num_events
         network.env.step()
-        assert network.engine.num_events <= before + 20_000
+        assert network.engine.counts.num_events <= before + 20_000
 
 
 def test_what_never_happens_is_reported_by_the_clock(clock: Clock, network: Network) -> None:

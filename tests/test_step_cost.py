@@ -59,7 +59,7 @@ def calls(steps: int) -> Counter[str]:
         made.kernel.run()
     finally:
         sys.setprofile(before)
-    counted["events"] = made.network.engine.num_events
+    counted["events"] = made.network.engine.counts.num_events
     return counted
 
 

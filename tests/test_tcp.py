@@ -226,8 +226,8 @@ def lossy(num_bytes: float, loss: str, latency: str, bandwidth: str, num: int = 
         network.send(0, 1, num_bytes, lambda: done.append(clock.now), connection=connection)
     while len(done) < num:
         clock.run(until=clock.now + 1e6)
-        assert network.engine.num_events < 20_000 * num, "the cost grows with the bytes"
-    return max(done), network.engine.num_events
+        assert network.engine.counts.num_events < 20_000 * num, "the cost grows with the bytes"
+    return max(done), network.engine.counts.num_events
 
 
 LOSSY = [

@@ -84,6 +84,24 @@ class DeadLinks:
 
 
 @final
+class Counts:
+    """Counts of an engine.
+
+    Attributes:
+        num_sent: transfers and timers so far, which are numbered.
+        num_in_flight: transfers that are not finished.
+        num_events: events so far.
+        dropped_bytes: payload that transfers ended by force had not delivered.
+    """
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self.num_in_flight = 0
+        self.num_events = 0
+        self.dropped_bytes = 0.0
+
+
+@final
 class Engine:
     """Event loop of the fluid network.
 
@@ -103,8 +121,7 @@ class Engine:
         queues: queues of links.
         observers: called as transfers start, end and change their rates.
         has_called_out: code above the network was called, or a transfer came to a halt, since `advance` began.
-        num_in_flight, num_events: transfers that are not finished; events so far.
-        dropped_bytes: payload that transfers ended by force had not delivered.
+        counts: of transfers and events.
         dead: links that carry nothing, and transfers held by them.
         singles: transfers in flight that were sent from above the network, by id.
     """
@@ -128,11 +145,8 @@ class Engine:
         self.show_time = show_time
         self.observers: list[Any] = []
         self.has_called_out = False
-        self.num_in_flight = 0
-        self.num_events = 0
-        self.dropped_bytes = 0.0
+        self.counts = Counts()
         self.singles: dict[int, Transfer] = {}
-        self._num_sent = 0
         self._heap = Heap()
         self._timers = Heap()
         self._has_changed = False  # something is to be done at this instant
@@ -176,9 +190,10 @@ class Engine:
         route = connection.route
         size = transfer.size
         owner = transfer.owner
-        transfer.number = self._num_sent
-        self._num_sent += 1
-        self.num_in_flight += 1
+        counts = self.counts
+        transfer.number = counts.num_sent
+        counts.num_sent += 1
+        counts.num_in_flight += 1
         transfer.begun = now
         transfer.timer = now + route.latency + route.setup
         if self.connections.tcp is not None:
@@ -208,8 +223,8 @@ class Engine:
 
     def set_timer(self, timer: Timer, seconds: float) -> None:
         """Have a timer ring after `seconds`, before whatever the network does at that instant."""
-        timer.number = self._num_sent
-        self._num_sent += 1
+        timer.number = self.counts.num_sent
+        self.counts.num_sent += 1
         self._timers.move(timer, self.now + seconds)
 
     def _fits_buffer(self, transfer: Transfer, num_bytes: float) -> bool:
@@ -227,7 +242,7 @@ class Engine:
             window = transfer.window
             if window is not None:
                 window.end(now, transfer.remaining)
-        self.dropped_bytes += transfer.size - delivered
+        self.counts.dropped_bytes += transfer.size - delivered
         self._leave(transfer, delivered)
         if transfer in self._notices:
             self._notices.remove(transfer)
@@ -289,15 +304,16 @@ class Engine:
             is_included: what is due at `until` happens; else only what is due before.
         """
         self.has_called_out = False
-        last_event = self.num_events + MOST_EVENTS
-        while not self.has_called_out and self.num_events < last_event:
+        counts = self.counts
+        last_event = counts.num_events + MOST_EVENTS
+        while not self.has_called_out and counts.num_events < last_event:
             now = self.now
             if now > until or (now == until and not is_included):
                 break
             timer = self._timers.first
             if isinstance(timer, Timer) and timer.key <= now:
                 self._timers.move(timer, inf)
-                self.num_events += 1
+                counts.num_events += 1
                 self.show_time(now)
                 timer.ring()
             elif self._has_changed or self._heap.least() <= now:
@@ -364,7 +380,7 @@ class Engine:
                 return
             if transfer.key - (now * CLOCK_TOLERANCE + (now - transfer.begun) * DURATION_TOLERANCE) > now:
                 return
-            self.num_events += 1
+            self.counts.num_events += 1
             if transfer.is_held:
                 self._give_up(transfer)
                 continue
@@ -442,7 +458,7 @@ class Engine:
         route.delivered_bytes += delivered
         if connection.is_background:
             route.background_bytes += delivered
-        self.num_in_flight -= 1
+        self.counts.num_in_flight -= 1
         if isinstance(owner, Outside):
             del self.singles[owner.id]
         if transfer.is_held:

@@ -261,7 +261,7 @@ class Network:
     def _by_link(self, *, is_background: bool) -> FloatArray:
         routes = self.engine.connections.routes
         by_route = [route.background_bytes if is_background else route.delivered_bytes for route in routes]
-        for transfer in self.engine.in_flight() if self.engine.num_in_flight else ():
+        for transfer in self.engine.in_flight() if self.engine.counts.num_in_flight else ():
             connection = transfer.connection
             if transfer.drains and (connection.is_background or not is_background):
                 by_route[connection.route.index] += self.engine.crossed_bytes(transfer)
@@ -273,7 +273,7 @@ class Network:
     @property
     def num_in_flight(self) -> int:
         """Transfers sent and not yet delivered or aborted."""
-        return self.engine.num_in_flight
+        return self.engine.counts.num_in_flight
 
     @property
     def num_connections(self) -> int:
@@ -283,7 +283,7 @@ class Network:
     @property
     def dropped_bytes(self) -> float:
         """Undelivered payload of transfers that were ended by force."""
-        return self.engine.dropped_bytes
+        return self.engine.counts.dropped_bytes
 
     @property
     def payload_bytes_per_second(self) -> Sequence[float]:

@@ -264,7 +264,7 @@ def _late(path: str, index: int, channel: Pipe) -> None:
     torch.set_num_threads(1)
     comm = GlooCommunicator.connect(Rendezvous(index, 2, path, timeout_seconds=None, secret=b"s" * 32))
     comm.state.rendezvous.timeout_seconds = 0.3
-    for group in comm.state.rendezvous._made:
+    for group in comm.state.rendezvous._made.alive:
         group.set_timeout(datetime.timedelta(seconds=0.3))
     time.sleep(0.5)  # so it waits for two seconds
     if index == 1:

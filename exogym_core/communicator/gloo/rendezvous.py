@@ -180,6 +180,23 @@ class ProcessGroups:
 
 
 @dataclass
+class _MadeGroups:
+    """Process groups that a rank has made.
+
+    Attributes:
+        num_with: their number with each other rank.
+        num_of: their number of just these ranks, by a digest.
+        alive: gloo's groups.
+        sockets: opened while groups were made.
+    """
+
+    num_with: Counter[int] = field(default_factory=Counter)
+    num_of: Counter[str] = field(default_factory=Counter)
+    alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    sockets: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
 class Rendezvous:
     """Connection of one rank to the others.
 
@@ -210,14 +227,9 @@ class Rendezvous:
     time_option: str = "timeout_seconds"
     store: Store = field(default_factory=HashStore)
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
-    # Groups so far: with each other rank, and of just these ranks, by a digest.
-    _num_groups: Counter[int] = field(init=False, default_factory=Counter)
-    _num_made: Counter[str] = field(init=False, default_factory=Counter)
     _grows: bool = field(init=False, default=False)  # no time-out was given
     _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
-    _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
-    # That were opened while groups were made.
-    _sockets: dict[int, int] = field(init=False, default_factory=dict)
+    _made: _MadeGroups = field(init=False, default_factory=_MadeGroups)
 
     def __post_init__(self) -> None:
         if self.timeout_seconds is None:
@@ -278,7 +290,7 @@ class Rendezvous:
         needed = _TIMES_OWN_WORK * (time.monotonic() - self._left)
         if self._grows and self.timeout_seconds is not None and needed > self.timeout_seconds:
             self.timeout_seconds = needed
-            for group in self._made:
+            for group in self._made.alive:
                 group.set_timeout(self.timeout)
         try:
             return call()
@@ -366,14 +378,14 @@ class Rendezvous:
         """
         members = sorted(ranks)
         digest = hashlib.blake2b(repr(members).encode(), digest_size=6).hexdigest()
-        self._num_made[digest] += 1
-        name = f"{digest} {self._num_made[digest]}"
+        self._made.num_of[digest] += 1
+        name = f"{digest} {self._made.num_of[digest]}"
         store = PrefixStore(f"group {name}", self.store)
         place = members.index(self.rank), len(members)
         before = open_sockets()
         control = self._gloo(PrefixStore("gloo", store), *place)
-        self._sockets |= open_sockets(before)
-        self._made.add(control)
+        self._made.sockets |= open_sockets(before)
+        self._made.alive.add(control)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
         data = control
@@ -385,7 +397,7 @@ class Rendezvous:
 
     def cut(self) -> None:
         """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""
-        cut_sockets(self._sockets)
+        cut_sockets(self._made.sockets)
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
         if not self.address or ("GLOO_SOCKET_IFNAME" in os.environ and not self.store_path):
@@ -416,10 +428,10 @@ class Rendezvous:
         mine = json.dumps([list(ranks), call])
         others = [rank for rank in ranks if rank != self.rank]
         for other in others:
-            store.set(f"call {self.rank} {other} {self._num_groups[other]}", mine)
+            store.set(f"call {self.rank} {other} {self._made.num_with[other]}", mine)
         for other in others:
-            theirs = json.loads(store.get(f"call {other} {self.rank} {self._num_groups[other]}"))
-            self._num_groups[other] += 1
+            theirs = json.loads(store.get(f"call {other} {self.rank} {self._made.num_with[other]}"))
+            self._made.num_with[other] += 1
             if theirs[0] != list(ranks):
                 raise MismatchError(
                     f"ranks disagree: rank {self.rank} called {call}; rank {other} called {theirs[1]}"
