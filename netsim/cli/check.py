@@ -15,6 +15,7 @@ from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, unknown_name
 from netsim.testing.laws import LawError
 from netsim.testing.schedules import NETWORKS, SIZES, check_schedule
+from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
     from netsim.testing.laws import Build
@@ -47,6 +48,7 @@ def check_command(
         size: Sizes of the table; several: give it again.
     """
     build = _load(function)
+    networks = [Topology.load(name) for name in topology]
     try:
         with DelayedProgress(f"playing {operation}", every_seconds=10.0) as progress:
             played = itertools.count(1)
@@ -59,7 +61,7 @@ def check_command(
                 on_case=lambda: progress.now(f"playing {operation}, case {next(played)} of {cases}"),
             )
             progress.now("timing the table")
-            table = report.compare(networks=topology, sizes=size)
+            table = report.compare(networks=networks, sizes=size)
     except LawError as error:
         click.echo(error.program, nl=False)
         click.echo(f"error: {error.problem}", err=True)

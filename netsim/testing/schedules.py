@@ -11,8 +11,7 @@ from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, make_schedule
 from netsim.collectives.schedules.schedule import Problem
 from netsim.testing.laws import as_algorithm, label_of
-from netsim.topology.protocol import Protocol
-from netsim.topology.topology import Topology
+from netsim.transfers import network_and_protocol
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from netsim.testing.laws import Build, Case
+    from netsim.topology.topology import Topology
 
 __all__ = ["ScheduleReport", "ScheduleTimes", "check_schedule", "compare_schedules"]
 
@@ -123,16 +123,16 @@ def compare_schedules(
     build: Build,
     operation: str,
     *,
-    networks: Sequence[str | Mapping[str, Any]] = NETWORKS,
+    networks: Sequence[Topology | str | Mapping[str, Any]] = NETWORKS,
     sizes: Sequence[int | str] = SIZES,
     protocol: str | Mapping[str, Any] | None = None,
 ) -> ScheduleTimes:
-    """Time an algorithm beside each shipped one, among all hosts of networks without weather.
+    """Time an algorithm beside each shipped one, among all hosts of some networks.
 
     Args:
         build: the algorithm.
         operation: such as "all_reduce".
-        networks: names of shipped topologies, files, or mappings.
+        networks: topologies, names of shipped ones, files, or mappings.
         sizes: as `num_bytes` of `netsim.collective`.
         protocol: how transfers use links; None: each topology's, else `linux-tcp`.
     """
@@ -143,8 +143,8 @@ def compare_schedules(
     algorithms = {name: own} | {key: row for row, key in reversed(names.items())}
     rows = []
     for network in networks:
-        net = Topology.from_mapping(network) if not isinstance(network, str) else Topology.load(network)
-        estimator = Estimator(net, Protocol.resolve(protocol, net.protocol))
+        net, parsed = network_and_protocol(network, protocol)
+        estimator = Estimator(net, parsed)
         for size in sizes if OPERATIONS[operation].has_size else (0,):
             hosts, num_bytes, root = resolve_request(net, operation, size, None, 0)
             regions = tuple(map(net.region_of, hosts))
