@@ -288,4 +288,4 @@ def test_the_command_recognises_what_it_is_given(
     assert (done.returncode, "AssertionError" in done.stderr) == (1, True), shown.out + done.stderr
     assert main(["check", "own_ranks:ring", "--as", "strategy"]) == 2
     assert main(["check", "own_ranks:ring", "speed=3"]) == 2
-    assert "unknown option of check_collective 'speed'; accepted: cases," in capsys.readouterr().err
+    assert "unknown option of check_collective 'speed'" in capsys.readouterr().err
