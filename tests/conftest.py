@@ -50,7 +50,7 @@ os.fsync = lambda _: None
 FIRST = [
     *("test_resume_laws", "test_strategy_table", "test_check", "test_launch_programs"),
     *("test_children", "test_checkpoint_cli", "test_fit_apart", "test_real_ranks"),
-    *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly"),
+    *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly", "test_rank_testing"),
     *("test_workers", "test_packaging", "test_docs", "test_collectives", "test_endings"),
     *("test_sites", "test_side_by_side", "test_netgym", "test_real_runs"),
 ]

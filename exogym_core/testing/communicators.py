@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,6 +127,8 @@ def check_communicator(
         trial.check(calls)
         return CommunicatorReport(name_of(factory), ())
     names = tuple(laws or COMMUNICATOR_LAWS)
+    if "sequences" in names:
+        import_module("exogym_core.testing.drawing")  # raises without hypothesis
     for name in names:
         law = COMMUNICATOR_LAWS[name]
         write: str | Callable[[], str] = partial(program, f"[{name!r}]")

@@ -8,8 +8,6 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hypothesis import strategies as st
-
 from exogym_core.testing.collectives import CallChoices, CollectiveTrial
 from exogym_core.testing.group_calls import (
     DTYPES,
@@ -24,8 +22,14 @@ from exogym_core.testing.group_calls import (
     TensorForm,
 )
 from exogym_core.testing.rank_programs import Action, RankProgram
+from netsim.errors import InputError
 from netsim.testing import worlds
 from netsim.testing.worlds import Picks, topologies, weather
+
+try:
+    from hypothesis import strategies as st
+except ImportError:
+    raise InputError("netgym.testing: hypothesis is not installed: run: pip install 'netgym[test]'") from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,7 +20,14 @@ from exogym_core.results.fit_result import FitResult, Rows
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.testing.rank_programs import Actor
 from netgym.cli.main import main
-from netgym.testing import RankProgram, assert_same_bits, check_collective, programs, tensors
+from netgym.testing import (
+    RankProgram,
+    assert_same_bits,
+    check_collective,
+    check_communicator,
+    programs,
+    tensors,
+)
 from netsim.errors import InputError, NetsimError
 from netsim.testing import LawError
 
@@ -184,13 +191,18 @@ def eval_program(source: str, names: dict[str, Any]) -> RankProgram:
     return RankProgram(names["ranks"], names["topology"])
 
 
-def test_mistakes_are_one_line() -> None:
+def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="unknown operation 'allreduce': did you mean 'all_reduce'"):
         check_collective(ring_gather, "allreduce")
     with pytest.raises(InputError, match="is_uneven: tensors of broadcast have one size"):
         check_collective(ring_gather, "broadcast", is_uneven=True)
     with pytest.raises(InputError, match="unknown place 'mpi'"):
         check_collective(ring_gather, "all_gather", places=["mpi"])
+    for name in ("exogym_core.testing.drawing", "netsim.testing.worlds"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(InputError, match=re.escape("not installed: run: pip install 'netgym[test]'")):
+        check_communicator("netsim", ["sequences"])
 
 
 def a_result(**changed: Any) -> FitResult:
