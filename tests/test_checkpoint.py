@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from experiments import Squares, fitted
+from forks import Fork, run_script
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -822,23 +823,26 @@ def test_what_is_not_declared_may_hold_anything_and_identity_is_the_same_in_each
     tmp_path: Path,
 ) -> None:
     """A dictionary keyed by tuples and a circular list failed every fit; a set made an identity of each process."""
-    resume = {"resume_from": "saved/Own"}
-    lines = []
-    for seed, steps, more, edit in [
-        ("1", 2, {}, ""),
-        ("2", 4, resume, ""),  # another length of the run is no edit of its classes
-        ("3", 6, resume, "2.0"),
-    ]:
-        script = SCRIPT.format(steps=steps, more=more).replace("return 1.0", f"return {edit or '1.0'}")
-        (tmp_path / "train.py").write_text(script)
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = [sys.executable, "train.py"]
-        done = subprocess.run(
-            run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=100
-        )
-        lines.append(done.stdout.strip() or done.stderr)
-    assert lines[:2] == ["0", "2"]
-    assert "step-00000004: __main__.Model was edited since this checkpoint" in lines[2]
+    script = tmp_path / "train.py"
+
+    def run(steps: int, edit: str = "1.0", *, fresh: bool = False, **more: str) -> str:
+        script.write_text(SCRIPT.format(steps=steps, more=more).replace("return 1.0", f"return {edit}"))
+        if not fresh:
+            ended = Fork(run_script, str(script), folder=tmp_path).end()
+            return ended.stdout.strip() or ended.stderr
+        return subprocess.check_output(
+            [sys.executable, script],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": "1"},
+            text=True,
+            timeout=100,
+        ).strip()
+
+    assert run(2) == "0"
+    # Another length of the run is no edit of its classes.
+    assert run(4, fresh=True, resume_from="saved/Own") == "2"
+    refused = run(6, "2.0", resume_from="saved/Own")
+    assert "step-00000004: __main__.Model was edited since this checkpoint" in refused
 
 
 def test_a_declared_attribute_that_is_missing_is_named(tmp_path: Path) -> None:
