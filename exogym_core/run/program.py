@@ -95,27 +95,20 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
 
 def _refuse_odd_tensors(model: nn.Module) -> None:
     """Raise InputError where the model has a tensor that cannot be copied, sent or kept."""
-    kinds: dict[str, Callable[[torch.Tensor], bool]] = {
-        "has no shape yet: run a batch through the model first": is_lazy,
-        "is on the meta device, without values: give it some (model.to_empty, then initialise)": (
-            lambda tensor: tensor.is_meta
-        ),
-        "is quantised: train the model as it was before, and quantise it afterwards": (
-            lambda tensor: tensor.is_quantized
-        ),
-        "is sparse: keep it dense (to_dense), or as an attribute that is no buffer": (
-            lambda tensor: tensor.layout is not torch.strided
-        ),
-        "has several elements at one place of memory (expand): register a clone() of it": (
-            lambda tensor: any(
-                stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
-        ),
-    }
-    for what, is_such in kinds.items():
-        for name, tensor in named_tensors(model).items():
-            if is_such(tensor):
-                raise InputError(f"fit: {type(model).__name__}: {name!r} {what}")
+    for name, tensor in named_tensors(model).items():
+        if is_lazy(tensor):
+            what = "has no shape yet: run a batch through the model first"
+        elif tensor.is_meta:
+            what = "is on the meta device, without values: give it some (model.to_empty, then initialise)"
+        elif tensor.is_quantized:
+            what = "is quantised: train the model as it was before, and quantise it afterwards"
+        elif tensor.layout is not torch.strided:
+            what = "is sparse: keep it dense (to_dense), or as an attribute that is no buffer"
+        elif 0 in [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]:
+            what = "has several elements at one place of memory (expand): register a clone() of it"
+        else:
+            continue
+        raise InputError(f"fit: {type(model).__name__}: {name!r} {what}")
 
 
 def _try_state(model: nn.Module, keeps: bool) -> None:
