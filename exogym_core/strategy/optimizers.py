@@ -19,9 +19,9 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from exogym_core.names import plain_numbers
-from exogym_core.strategy.options import number, positive_int
+from exogym_core.strategy.options import flag, number, positive_int
 from exogym_core.successors import refuse_unknown_options
-from netsim.errors import InputError, unknown_name, unknown_names
+from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -337,8 +337,6 @@ def _culprit(attempt: Callable[[dict[str, Any]], Any], options: Mapping[str, Any
 
 LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]
 
-_COSINE_OPTIONS = ("cosine_anneal", "floor", "max_steps", "warmup_steps")
-
 
 def cosine_factor(
     step: int,
@@ -396,17 +394,14 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
 
 def _check_cosine(options: Mapping[str, Any]) -> None:
     where = "lr_scheduler_kwargs"
-    unknown = [name for name in options if name not in _COSINE_OPTIONS]
-    if unknown:
-        raise unknown_names("option of lambda_cosine", unknown, _COSINE_OPTIONS)
+    refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
+    given = {name: value for name, value in options.items() if value is not None}
     for name in ("warmup_steps", "max_steps"):
-        if options.get(name) not in (None, 0):
-            positive_int(where, name, options[name])
-    floor = options.get("floor")
-    if floor is not None and number(where, "floor", floor) > 1:
-        raise InputError(f"{where}: floor={options['floor']!r} must be a share of the learning rate, 0 to 1")
-    if not isinstance(options.get("cosine_anneal"), bool | None):
-        raise InputError(f"{where}: cosine_anneal={options['cosine_anneal']!r} must be true or false")
+        if given.get(name):
+            positive_int(where, name, given[name])
+    if number(where, "floor", given.get("floor", 0)) > 1:
+        raise InputError(f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1")
+    flag(where, "cosine_anneal", given.get("cosine_anneal", False))
 
 
 def schedule_end(scheduler: LRSchedulerLike | None, options: Mapping[str, Any], max_steps: int) -> int | None:
