@@ -12,7 +12,7 @@ from typing import Any
 
 FOLDER = Path(__file__).with_name("api")
 PAGES = {
-    "netgym": ("netgym",),
+    "netgym": ("netgym", "netgym.testing"),
     "exogym_core": ("exogym_core", "exogym_core.communicator"),
     "strategies": ("exogym_core.strategy",),
     "tasks": ("netgym.tasks",),
