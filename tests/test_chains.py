@@ -149,6 +149,35 @@ def test_members_act_in_the_chains_order() -> None:
     assert calls == [f"{name} {hook}" for hook in hooks for name in "ab"]
 
 
+def test_members_have_the_chains_replica_and_progress() -> None:
+    """A member that EXO Gym's users wrote keeps what `_init_node` is given, as they do."""
+
+    class Own(AveragingCommunicator):
+        def prepare(self) -> None:
+            super().prepare()
+            self.rank, self.num_nodes, self.seen = self.rank, self.num_nodes, []
+
+        def communicate(self, step: int) -> None:
+            super().communicate(step)
+            self.seen.append((self.local_step, self.rank, self.num_nodes))
+
+    def body(comm: Any) -> list[Any]:
+        member, model = Own(2), nn.Linear(1, 1)
+        chain = Chain([member], SGD, lr_scheduler="lambda_cosine")
+        chain.setup(model, comm, 4, SEED)
+        assert (member.model, member.optim, member.site) == (model, chain.optim, chain.site)
+        assert (member.scheduler, member.seed, member.max_steps) == (chain.scheduler, SEED, 4)
+        for _ in range(3):
+            chain.zero_grad()
+            model(torch.ones(1)).sum().backward()
+            chain.step()
+        assert "local_step" not in member.state_dict()
+        return member.seen
+
+    result = reference.run_ranks(body, 2)
+    assert result.results == [[(step, rank, 2) for step in range(3)] for rank in range(2)]
+
+
 def test_a_chain_without_modules_trains_alone() -> None:
     model, batches = reference.make_problem(2, 3, 4, 6, seed=1)
     run = reference.run_strategy(Chain(optim_spec=ADAMW), model, batches, SEED)
