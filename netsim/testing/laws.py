@@ -36,6 +36,7 @@ __all__ = [
     "as_algorithm",
     "compact_yaml",
     "label_of",
+    "place_of",
 ]
 
 Build: TypeAlias = "Algorithm | Callable[[Problem], Schedule | tuple[Phase, ...]]"
@@ -277,14 +278,22 @@ def label_of(build: Build) -> str:
     return _name_of(build)[1].removesuffix('"]').rpartition('"')[2]
 
 
+def place_of(value: object, function: object) -> tuple[str, str]:
+    """Module of a function in which a value has a name, and that name; twice "" where it has none."""
+    module = inspect.getmodule(function)
+    for name, found in vars(module).items() if module is not None else ():
+        if module is not None and found is value:
+            is_script = module.__name__ == "__main__"
+            return Path(module.__file__ or "").stem if is_script else module.__name__, name
+    return "", ""
+
+
 def _name_of(build: Build) -> tuple[str, str]:
     """Module of an algorithm, and its name there."""
     function: Any = build.build if isinstance(build, Algorithm) else build
-    module = inspect.getmodule(function)
-    for name, value in vars(module).items() if module is not None else ():
-        if module is not None and value is build:
-            is_script = module.__name__ == "__main__"
-            return Path(module.__file__ or "").stem if is_script else module.__name__, name
+    place = place_of(build, function)
+    if place[0]:
+        return place
     for op, rows in ALGORITHMS.items():
         for name, row in rows.items():
             if row is build:
