@@ -192,3 +192,46 @@ def test_streams_are_read_as_they_were_written() -> None:
     read, about = Streams.from_bytes(content)
     assert about == {"more": 1}
     assert read.to_bytes(about) == content
+
+
+# --- sweeps -------------------------------------------------------------------------------------------------
+
+
+def swept(folder: Path, jobs: int, **axes: Any) -> Path:
+    """A sweep of a small experiment, with two strategies of which one cannot be retimed."""
+    text = experiment(
+        topology="lan",
+        compute="{fixed: 2 ms, jitter: 0.1}",
+        strategies="[AllReduce, {name: DiLoCo, H: 2}, {name: AsyncDiLoCo, H: 2}]",
+        checkpoint="{every: 2}",
+        sweep=json.dumps(axes),
+    )
+    (folder / "small.yaml").write_text(text, encoding="utf-8")
+    assert command("sweep", folder / "small.yaml", "--out", folder / "sweep", "--jobs", jobs) == 0
+    return folder / "sweep"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_trains_each_distinct_training_once(tmp_path: Path, jobs: int) -> None:
+    axes: dict[str, Any] = {"topology": ["lan", "wan-4-regions"], "strategies.DiLoCo.H": [2, 1]}
+    study = swept(tmp_path, jobs, **axes, **{"compute.jitter": [0.1, 0]})
+    entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
+    retimed = [entry.get("retimed", []) for entry in entries]
+    both = ["AllReduce", "DiLoCo"]
+    assert retimed == [[], both, ["AllReduce"], both, both, both, both, both]
+    for entry in entries:
+        point = study / "points" / entry["name"]
+        there = tmp_path / entry["name"]
+        assert command("compare", point / "experiment.yaml", "--out", there, "--jobs", 1) == 0
+        assert results_of(point) == results_of(there)
+
+
+def test_a_stopped_sweep_retimes_what_was_trained_before(tmp_path: Path) -> None:
+    study = swept(tmp_path, 1, topology=["lan", "wan-4-regions"])
+    before = results_of(study / "points/0001")
+    entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
+    shutil.rmtree(study / "points/0001")
+    (study / "summary.json").write_text(json.dumps(entries[:1]), encoding="utf-8")
+    assert command("sweep", "--resume", study, "--jobs", 1) == 0
+    assert results_of(study / "points/0001") == before
+    assert "AllReduce is retimed: it was trained in ../0000" in (study / "points/0001/log.txt").read_text()

@@ -67,6 +67,7 @@ class RecordedTraining:
         mean_state, judged_state: the models at its end.
         asked, compute: time of computing as it was asked for, and as it was settled.
         step_flops: operations of a step; 0 where they were not needed.
+        minibatch_size: samples of a forward pass.
         averaging_algorithm: of encoded means, if its ranks have read it; else None.
         trainer, options: model, data and settings; None for one of a run's folder.
     """
@@ -79,6 +80,7 @@ class RecordedTraining:
     asked: Compute | None
     compute: Compute | None
     step_flops: float
+    minibatch_size: int
     averaging_algorithm: str | None
     trainer: Trainer | None = None
     options: RunConfig | None = None
@@ -114,6 +116,7 @@ class RecordedTraining:
             request.compute,
             program.compute,
             program.step_flops if by_flops else 0.0,
+            request.minibatch_size,
             averaging,
         )
 
@@ -138,7 +141,8 @@ class RecordedTraining:
                 "outcomes": outcomes,
                 "compute": mappings,
             }
-            about |= {"step_flops": self.step_flops, "averaging_algorithm": self.averaging_algorithm}
+            for name in ("step_flops", "minibatch_size", "averaging_algorithm"):
+                about[name] = getattr(self, name)
             self._content = self.streams.to_bytes(about)
         return self._content
 
@@ -168,6 +172,7 @@ class RecordedTraining:
                 asked,
                 compute,
                 about["step_flops"],
+                about["minibatch_size"],
                 about["averaging_algorithm"],
                 _content=content,
             )
@@ -192,6 +197,9 @@ class RecordedTraining:
         Raises:
             InputError: its times or losses are not those of the recording.
         """
+        if program.request.finds_minibatch:
+            size = self.minibatch_size
+            program.request = replace(program.request, minibatch_size=size, finds_minibatch=False)
         request = program.request
         asked, known, settled = request.compute, self.asked, self.compute
         if self.streams.refused:

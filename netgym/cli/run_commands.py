@@ -63,7 +63,7 @@ def train_new(
     jobs: int | None = None,
     trace: bool = False,
     progress: bool = True,
-    source: Path | None = None,
+    source: RunFolder | None = None,
 ) -> list[dict[str, Any]]:
     """Train with every strategy in a new folder, which is removed after a mistake found before any training.
 
@@ -78,8 +78,11 @@ def train_new(
     Returns:
         The summary: one object a strategy.
     """
+    from netgym.experiment.comparison import Source
     from netgym.experiment.comparison import compare as compare_runs
 
+    labels = () if source is None else [str(entry.label) for entry in experiment.strategies]
+    sources = {label: Source(source.path, label) for label in labels if source is not None}
     try:
         folder.write_text("experiment.yaml", experiment.to_yaml())
         folder.write_environment(experiment.code_folder)
@@ -88,7 +91,7 @@ def train_new(
 
             remember("run folder", os.path.abspath(folder.path))
         with _shown(experiment, folder, progress=progress) as listener:
-            return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace, source=source)
+            return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace, sources=sources)
     except NetsimError as error:
         # Such as missing data, or no rendezvous.
         is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
@@ -483,5 +486,5 @@ def retime(
     show = partial(show_report, made, as_json=as_json, jobs=jobs)
     again = f"netgym retime {visible(folder)}"
     with reported(made, show, again, made.discard_if_untrained):
-        train_new(experiment, made, jobs=jobs, source=source.path)
+        train_new(experiment, made, jobs=jobs, source=source)
     _exit_if_failed(made.read_summary())

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Listener",
     "RunListener",
+    "Source",
     "compare",
     "flat_config",
     "follow",
@@ -62,6 +63,13 @@ __all__ = [
 _COPIES = 8  # of a replica's weights: gradients, the optimizer's and the strategy's state, snapshots
 _PROCESS_BYTES = 3e8  # of a forked process that shares torch's own memory
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
+
+
+class Source(NamedTuple):
+    """Run folder with a training, and the label of its strategy there."""
+
+    folder: Path
+    label: str
 
 
 class RunListener(Protocol):
@@ -89,7 +97,7 @@ def compare(
     resume: bool = False,
     trace: bool = False,
     jobs: int | None = 1,
-    source: Path | None = None,
+    sources: Mapping[str, Source] | None = None,
 ) -> list[dict[str, Any]]:
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
@@ -101,7 +109,7 @@ def compare(
 
     Args:
         jobs: runs at once, to the same results; None: as many as cores and memory allow.
-        source: folder of the same experiment on another network, whose runs are retimed where they can be.
+        sources: by label, the same training on another network, which is retimed if it can be.
 
     Returns:
         The summary: one object a strategy.
@@ -121,7 +129,9 @@ def compare(
     if under_torchrun():
         pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
         agreed([pair for pair in pairs if not tally.has(*pair)])
-    comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace, source)
+    comparison = _Comparison(
+        experiment, experiment.build_task(), folder, listener, tally, trace, sources or {}
+    )
     num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
     with closing(run_jobs(comparison.jobs(num_jobs), num_jobs)) as ends:
         for job, end in ends:
@@ -198,7 +208,7 @@ class _Comparison:
     listener: Listener
     tally: Tally
     trace: bool
-    source: Path | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict)
     left: list[_Run] = field(init=False)
     step_seconds: dict[str, float] = field(default_factory=dict)
     _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet
@@ -385,14 +395,16 @@ class _Run:
 
     def _retime(self, trainer: Trainer, experiment: Experiment, report: _Run) -> bool:
         """Retime the source's run with this strategy and seed; False: it has to be trained."""
-        comparison, name = self.comparison, seeded_name(self.label, self.file_seed)
-        if comparison.source is None:
+        comparison, source = self.comparison, self.comparison.sources.get(self.label)
+        if source is None:
             return False
-        place = os.path.relpath(comparison.source.resolve(), comparison.folder.path.resolve())
+        place = os.path.relpath(source.folder.resolve(), comparison.folder.path.resolve())
         try:
-            recording = RecordedTraining.of_run(comparison.source, name)
+            recording = RecordedTraining.of_run(source.folder, seeded_name(source.label, self.file_seed))
             if recording is None:
-                raise TrainAgainError(f"{visible(comparison.source)} has no recording of it")
+                raise TrainAgainError(f"{visible(place)} has no recording of it")
+            if experiment.compute.is_measured and recording.compute is not None:
+                experiment = experiment.with_settings(compute=recording.compute)
             self._fit(trainer, experiment, report, recording)
         except StoppedError:
             raise
@@ -400,7 +412,7 @@ class _Run:
             reason = visible(first_line(error), 300).removeprefix("retime: ")
             comparison.folder.log(f"{visible(self.title)} is trained: {reason}")
             return False
-        report.note_retimed(name, place)
+        report.note_retimed(seeded_name(self.label, self.file_seed), place)
         return True
 
     def _fit(

@@ -11,6 +11,7 @@ that the document lists under `scales: {tiny: ...}`. torch is imported only when
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 from collections import Counter
@@ -55,6 +56,7 @@ __all__ = [
     "apply_values",
     "differing_training",
     "program_remedy",
+    "retimable",
     "training_of",
 ]
 
@@ -531,6 +533,26 @@ def training_of(experiment: Experiment) -> dict[str, Any]:
         del plain[key]
     plain["workers"] = plain["workers"]["count"]
     return plain
+
+
+def retimable(experiment: Experiment) -> dict[str, str]:
+    """Key of each strategy's training by label, equal for equal losses; without those that are known to need the time.
+
+    A strategy may need it all the same: its recording says so.
+    """
+    settings = experiment.settings
+    needs_time = (settings.until, settings.evaluate.every_seconds)
+    if experiment.topology is None or settings.transport != "netsim" or any(needs_time):
+        return {}
+    common = training_of(experiment)
+    del common["strategies"]
+    if experiment.compute.is_measured:  # seconds are measured where it is trained
+        common["compute"] = experiment.compute.to_mapping()
+    return {
+        str(entry.label): json.dumps([common, entry.name, entry.options], sort_keys=True, default=repr)
+        for entry in experiment.strategies
+        if ":" in entry.name or experiment.build_strategy(entry).is_synchronous
+    }
 
 
 def differing_training(one: Experiment, other: Experiment) -> str | None:

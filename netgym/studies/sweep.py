@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Sized
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exogym_core.names import visible
@@ -23,8 +23,8 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netgym.command_options import first_line
-from netgym.experiment.comparison import compare, jobs_at_once
-from netgym.experiment.experiment import Experiment
+from netgym.experiment.comparison import Source, compare, jobs_at_once
+from netgym.experiment.experiment import Experiment, retimable
 from netgym.studies.points import batches_of, point_text
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
@@ -75,13 +75,25 @@ def run_here(
     """
     running: dict[int, tuple[PointRun, RunFolder]] = {}
 
-    def jobs() -> Iterator[Job]:
-        for each in points:
+    left = {each.number: each for each in points}
+
+    def jobs() -> Iterator[Job | None]:
+        waiting = list(points)
+        while waiting:
+            # Trainings first; a point that retimes one waits until that has ended.
+            ready = [each for each in waiting if not each.awaited & left.keys()]
+            if not ready:
+                yield None
+                continue
+            each = min(ready, key=lambda each: bool(each.sources))
+            waiting.remove(each)
             folder, progress = each.begin()
             running[each.number] = each, folder
 
             def train(report: PointProgress, each: PointRun = each, folder: RunFolder = folder) -> Found:
-                return found_by(lambda: train_in(folder, each.experiment(folder), report), folder)
+                return found_by(
+                    lambda: train_in(folder, each.experiment(folder), report, sources=each.sources), folder
+                )
 
             yield Job(str(each.number), train, progress)
 
@@ -90,10 +102,13 @@ def run_here(
         with closing(run_jobs(jobs(), at_once)) as ends:
             for job, end in ends:
                 each, folder = running.pop(int(job.name))
+                del left[each.number]
                 if isinstance(end.error, RecordError):
                     folder.release()
                     raise end.error
                 found = end.result if end.error is None else failed_by(end.error, folder)
+                if retimed := folder.read_retimed():
+                    found["retimed"] = sorted(retimed)
                 yield each.number, each.end(folder, found)
     finally:
         for _, folder in running.values():
@@ -114,13 +129,15 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
     that finished are kept.
     """
     begun = 0
+    trained: dict[str, tuple[int, str]] = {}  # by training: the first point that has it, and the label there
     for points, report in batches_of(study.sweep):
         values: dict[int, float | None] = {}
         left = []
         for number, point in enumerate(points, start=begun):
             known = study.entry(number)
+            sources = _sources(study, number, point, trained)
             if known is None or known.get("failed") or known.get("incomplete"):
-                left.append(PointRun(study, number, point, progress))
+                left.append(PointRun(study, number, point, progress, sources))
             else:
                 progress.skip()
                 values[number] = _value(study, known)
@@ -130,6 +147,18 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
         )  # so that a resumed search proposes the same points
         begun += len(points)
     return sum(bool(entry.get("failed")) for entry in study.entries)
+
+
+def _sources(
+    study: Study, number: int, point: Point, trained: dict[str, tuple[int, str]]
+) -> dict[str, tuple[int, str]]:
+    """Earlier point with the training of each strategy, by label, and the label there; new ones go into `trained`."""
+    try:
+        trainings = retimable(study.experiment_at(point))
+    except InputError:  # the point will fail
+        return {}
+    first = {label: trained.setdefault(key, (number, label)) for label, key in trainings.items()}
+    return {label: source for label, source in first.items() if source[0] != number}
 
 
 def _value(study: Study, found: Mapping[str, Any]) -> float | None:
@@ -180,12 +209,27 @@ class PointRun:
         number: of the point in the sweep, from 0.
         point: values by key path.
         progress: of the sweep.
+        trained: of strategies that an earlier point trains alike, by label: its number, and the label there.
     """
 
     study: Study
     number: int
     point: Point
     progress: SweepProgress
+    trained: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def awaited(self) -> set[int]:
+        """Points that it retimes."""
+        return {number for number, _ in self.trained.values()}
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Folders of the trainings that it retimes, by label."""
+        return {
+            label: Source(self.study.point_folder(number).path, other)
+            for label, (number, other) in self.trained.items()
+        }
 
     def begin(self) -> tuple[RunFolder, PointProgress]:
         """Mark the point as begun; returns its folder, locked until `end`, and its progress."""
@@ -219,11 +263,15 @@ class PointRun:
 
 
 def train_in(
-    folder: RunFolder, experiment: Experiment, listener: Listener, jobs: int | None = 1
+    folder: RunFolder,
+    experiment: Experiment,
+    listener: Listener,
+    jobs: int | None = 1,
+    sources: Mapping[str, Source] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train the strategies that are not finished in `folder`; warnings go to its log."""
+    """Train, or retime, the strategies that are not finished in `folder`; warnings go to its log."""
     with warnings_to(folder.log):
-        return compare(experiment, folder, listener, resume=True, jobs=jobs)
+        return compare(experiment, folder, listener, resume=True, jobs=jobs, sources=sources)
 
 
 def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Found:
