@@ -23,6 +23,7 @@ __all__ = [
     "confirm_seeds",
     "debug_flag",
     "first_line",
+    "is_place",
     "not_empty",
     "takes",
 ]
@@ -93,11 +94,16 @@ class TrainingArguments:
     def flags(self, **others: object) -> dict[str, object]:
         """Keys of the experiment that flags of their own replace: the topology, and `others` that are not None."""
         topology = self.topology  # a file is relative to the working directory, not to the experiment
-        if topology is not None and os.path.isfile(
-            topology
-        ):  # Path.is_file raises for names that are too long
+        if topology is not None and is_place(topology):
             topology = str(Path(topology).resolve())
         return {key: value for key, value in {"topology": topology, **others}.items() if value is not None}
+
+
+def is_place(topology: str | None) -> bool:
+    """True if a topology's name is that of a file."""
+    return topology is not None and os.path.isfile(
+        topology
+    )  # Path.is_file raises for names that are too long
 
 
 def first_line(error: Exception) -> str:

@@ -235,3 +235,13 @@ def test_a_stopped_sweep_retimes_what_was_trained_before(tmp_path: Path) -> None
     assert command("sweep", "--resume", study, "--jobs", 1) == 0
     assert results_of(study / "points/0001") == before
     assert "AllReduce is retimed: it was trained in ../0000" in (study / "points/0001/log.txt").read_text()
+
+
+def test_a_comparison_on_several_networks_trains_once(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(experiment(compute="2 ms"), encoding="utf-8")
+    networks = ("--topology", "lan, wan-4-regions,home-tiers", "--set", "steps=3", "--strategy", "AllReduce")
+    assert command("compare", tmp_path / "small.yaml", *networks, "--out", tmp_path / "all", "--jobs", 1) == 0
+    entries = json.loads((tmp_path / "all/summary.json").read_text(encoding="utf-8"))
+    assert [entry["point"]["topology"] for entry in entries] == ["lan", "wan-4-regions", "home-tiers"]
+    assert [entry.get("retimed") for entry in entries] == [None, ["AllReduce"], ["AllReduce"]]
+    assert {strategy["steps"] for entry in entries for strategy in entry["strategies"]} == {3}

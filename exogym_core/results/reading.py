@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.names import visible
+from exogym_core.names import seeded_name, visible
 from exogym_core.results.fit_result import load_pandas
 from exogym_core.results.progress import progress_elsewhere, trains_by_wall_clock
 from exogym_core.results.run_folder import RunFolder, csv_text
@@ -338,7 +338,7 @@ _OF_ALL_MODELS = ("local_loss", "local_perplexity", "global_loss", "global_perpl
 _EVALUATION = [column.name for column in VALIDATION if column.name not in _OF_ALL_MODELS]
 _EVALUATION += [*COUNTERS, *_OF_ALL_MODELS]
 _OUTCOME = [column.name for column in sorted(SUMMARY, key=lambda column: column.tidy) if column.tidy]
-_COLUMNS = ["run", "point", "strategy", "seed", *_EVALUATION, *_OUTCOME, "complete", "failed"]
+_COLUMNS = ["run", "point", "strategy", "seed", *_EVALUATION, *_OUTCOME, "complete", "failed", "retimed"]
 """Columns of a tidy table; the keys of sweeps follow the point."""
 
 
@@ -420,9 +420,12 @@ def tidy_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
     for run in runs:
         first = {"run": run.run, "point": run.point}
         first |= {key: _plain_value(run.values.get(key)) for key in keys}
+        retimed = run.folder.read_retimed()
         for strategy in Results.load(run.folder).strategies:
             for seed in strategy.runs:
-                rows += (first | row for row in _evaluations(strategy, seed))
+                names = strategy.name, seeded_name(strategy.name, seed.seed)
+                last = {"retimed": any(name in retimed for name in names)}
+                rows += (first | row | last for row in _evaluations(strategy, seed))
     for key in keys:
         if len({type(row[key]) for row in rows} - {type(None), int, float}) > 0:  # one type a column
             for row in rows:

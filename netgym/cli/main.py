@@ -32,7 +32,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "advise": "netgym.planning.commands:advise",
     "check": "netgym.cli.inspect_commands:check",
-    "compare": "netgym.cli.run_commands:compare",
+    "compare": "netgym.studies.commands:compare",
     "doctor": "netgym.cli.inspect_commands:doctor",
     "launch": "netgym.launch.command:command",
     "list": "netgym.cli.main:list_names",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
 
-__all__ = ["compare", "reported", "retime", "run", "show_report", "stdout", "train_new"]
+__all__ = ["RunArguments", "reported", "retime", "run", "show_report", "stdout", "train_new"]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
@@ -431,21 +431,6 @@ def run(asked: RunArguments, strategy: str | None = given(metavar="NAME"), trace
             "--trace: without a topology every call takes 0 s: add --topology, or leave --trace out"
         )
     return asked.train(loaded, trace=trace)
-
-
-@click.command()
-@takes(RunArguments)
-def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy", metavar="NAME")) -> None:
-    """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run.
-
-    Args:
-        strategies: Strategy to train [all]. May be repeated.
-    """
-    resumed = asked.resumed(strategy=strategies)
-    if resumed is not None:
-        return asked.resume_run(resumed)
-    loaded = asked.load()
-    return asked.train(loaded.only(*strategies) if strategies else loaded)
 
 
 @click.command()

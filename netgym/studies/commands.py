@@ -6,6 +6,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +16,21 @@ from rich.text import Text
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from netgym.cli.run_commands import reported, show_report, stdout
-from netgym.command_options import TrainingArguments, confirm_seeds, takes
+from netgym.cli.run_commands import RunArguments, reported, show_report, stdout
+from netgym.command_options import TrainingArguments, confirm_seeds, is_place, takes
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from exogym_core.results.run_folder import RunFolder
     from netgym.studies.study import Study
     from netgym.studies.tuning import Tuning
     from netsim.files.documents import Document
 
-__all__ = ["ON_HELP", "in_order", "sweep", "tune"]
+__all__ = ["ON_HELP", "compare", "in_order", "sweep", "tune"]
 
 # The rest of this room, which brings torch, is imported inside functions: `netgym sweep --help` answers at once.
 
@@ -118,6 +118,51 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     stdout().print(table)
 
 
+# --- compare ------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@takes(RunArguments)
+def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy", metavar="NAME")) -> None:
+    """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run.
+
+    On several topologies each training is done once, and timed on the others: results are in the form of a sweep's.
+
+    Args:
+        strategies: Strategy to train [all]. May be repeated.
+        topology: Replace the topology: a shipped name or a file, or several with commas between.
+    """
+    resumed = asked.resumed(strategy=strategies)
+    if resumed is not None:
+        return asked.resume_run(resumed)
+    names = [name.strip() for name in (asked.topology or "").split(",")]
+    if len(names) < 2 or is_place(asked.topology):
+        loaded = asked.load()
+        return asked.train(loaded.only(*strategies) if strategies else loaded)
+    return _run(_on_networks(asked, names, strategies), asked)
+
+
+def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence[str]) -> Study:
+    """Sweep of the experiment over several topologies."""
+    from netgym.experiment.experiment import Experiment, apply_overrides
+    from netgym.studies.study import Study
+    from netsim.files.documents import load_document
+
+    path = asked.experiment
+    assert path is not None
+    confirm_seeds(asked.seeds, yes=asked.yes)
+    flags = {"protocol": asked.protocol, "seeds": asked.seeds, "topology": names[0]}
+    given_flags = {key: value for key, value in flags.items() if value is not None}
+    document = apply_overrides(load_document(path), asked.overrides, given_flags, asked.scale)
+    data = dict(document.data) if isinstance(document.data, dict) else {}
+    if strategies:
+        chosen = Experiment.from_document(document, path.parent, path.stem).only(*strategies).strategies
+        data["strategies"] = [entry.to_mapping() for entry in chosen]
+    places = [str(Path(name).resolve()) if is_place(name) else name for name in names]
+    data["sweep"] = {"topology": places}
+    return Study.create(replace(document, data=data), path.parent, asked.out, path.stem)
+
+
 # --- sweep --------------------------------------------------------------------------------------------------
 
 
@@ -136,8 +181,7 @@ def sweep(
         minimise: Field of the summary that the search minimises, such as final_loss.
         only_estimate: Print the estimated time and memory, and run nothing.
     """
-    from netgym.studies.runners import run_points
-    from netgym.studies.study import LineWriter, Study
+    from netgym.studies.study import Study
     from netgym.studies.sweep import estimated
 
     resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
@@ -158,13 +202,25 @@ def sweep(
                 study.folder.release()
             return
         study = Study.create(document, folder, asked.out, stem)
+    _run(study, asked, asked.place, is_new=resumed is None)
+
+
+def _run(study: Study, asked: TrainingArguments, place: str | None = None, *, is_new: bool = True) -> None:
+    """Run a sweep's points, and show their results.
+
+    Raises:
+        Exit: with code 1, where points failed.
+    """
+    from netgym.studies.runners import run_points
+    from netgym.studies.study import LineWriter
+
     again = f"netgym sweep --resume {visible(study.folder.path)}"
     show = partial(_show_sweep, study, as_json=asked.as_json)
     with in_order(study.folder, show, again, study.discard_if_empty):
-        if resumed is None:
+        if is_new:
             for code in study.base().own_code:
                 click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
-        run_points(study, LineWriter(study.folder), asked.place, asked.jobs, is_new=resumed is None)
+        run_points(study, LineWriter(study.folder), place, asked.jobs, is_new=is_new)
     if failed := _num_failed(study):
         total = format_count(len(study.entries), "point")
         click.echo(f"error: {failed} of {total} failed (see above)", err=True)

@@ -94,7 +94,7 @@ def run_points(
     """
     measured = None
     if is_new:
-        line, measured, _ = estimated(study, 1 if place else jobs)
+        line, measured, _ = estimated(study, 1 if place else jobs, retimes=place is None)
         write(line)
     with runner_at(place, measured, jobs) as runner:
         run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)

@@ -5,6 +5,7 @@ A `PointRunner` runs points: `run_here`, side by side on this machine, or `RayRu
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -33,6 +34,8 @@ from netsim.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from exogym_core.config import StrategySettings
+    from exogym_core.results.fit_result import FitResult
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.comparison import Listener
     from netgym.studies.points import Point
@@ -405,12 +408,18 @@ class Probe:
         step_seconds: of one step of all workers.
         evaluation_seconds: of one evaluation and of the end, at most.
         memory_bytes: of this process and its children.
+        steps_of: seconds of one step of the other strategies, by label.
+        task_seconds: of loading data.
+        retimed_seconds: of retiming a run of one step, and of each step more.
     """
 
     start_seconds: float
     step_seconds: float
     evaluation_seconds: float
     memory_bytes: int
+    steps_of: Mapping[str, float] = field(default_factory=dict)
+    task_seconds: float = 0.0
+    retimed_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -420,41 +429,56 @@ class Estimate:
     Attributes:
         seconds: of this machine, for all points, `at_once` of them side by side.
         memory_bytes: of a point, at the peak.
-        num_runs: trainings: points, times strategies, times seeds.
+        num_runs: points, times strategies, times seeds.
         at_once: points side by side.
+        num_retimed: those of the runs that are not trained but timed on another network.
     """
 
     seconds: float
     memory_bytes: int
     num_runs: int
     at_once: int = 1
+    num_retimed: int = 0
 
     def __str__(self) -> str:
         memory = format_bytes(float(f"{self.memory_bytes:.2g}"))
+        retimed = f", {self.num_retimed} of them by retiming" if self.num_retimed else ""
         return (
             f"about {format_seconds(float(f'{self.seconds:.2g}'))} of this machine for "
-            f"{format_count(self.num_runs, 'run')}, {format_count(self.at_once, 'point')} at once with {memory} of "
-            "memory each (a few steps of the first strategy were timed; others take other times)"
+            f"{format_count(self.num_runs, 'run')}{retimed}, {format_count(self.at_once, 'point')} at once "
+            f"with {memory} of memory each (a few steps of each strategy were timed)"
         )
 
 
 def probe(experiment: Experiment) -> Probe:
-    """Run the first strategy for a few steps and time them; nothing is written.
+    """Run each strategy for a few steps and time them; nothing is written.
 
     A run of one step goes first, so that imports and compilation are not timed. Whole runs are timed: rows of several
     steps may be reported at once.
     """
+    experiment.build_task()  # imports what it needs
+    began = time.perf_counter()
     task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
-    took, stamps = list[float](), list[float]()
+    task_seconds = time.perf_counter() - began
+    took, stamps, retimed = list[float](), list[float](), list[float]()
     evaluation_seconds = 0.0
+    first, *others = experiment.strategies
     for steps in (1, 1, num_steps, num_steps):
         stamps[:] = [time.perf_counter()]
-        _train(experiment, task, steps, lambda: stamps.append(time.perf_counter()))
+        result = _train(experiment, first, task, steps, lambda: stamps.append(time.perf_counter()))
         ended = time.perf_counter()
+        retimed.append(_retiming_seconds(result))
         took.append(ended - stamps[0])
         evaluation_seconds = ended - stamps[-1]
     # The faster of two: whatever else the machine does only adds to them.
     step_seconds = max(min(took[2:]) - took[1], 0.0) / max(num_steps - 1, 1)
+    start_seconds = max(took[1] - step_seconds - evaluation_seconds, 0.0)
+    steps_of: dict[str, float] = {}
+    for entry in others:
+        began = time.perf_counter()
+        _train(experiment, entry, task, num_steps, lambda: None)
+        of_steps = time.perf_counter() - began - start_seconds - evaluation_seconds
+        steps_of[str(entry.label)] = max(of_steps, 0.0) / num_steps
     # Memory at the peak of this process, and of as many of its largest child as run at once.
     workers, num_children = experiment.settings.workers, 0
     if workers.kind not in IN_ONE_PROCESS:
@@ -462,16 +486,30 @@ def probe(experiment: Experiment) -> Probe:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return Probe(
-        start_seconds=max(took[1] - step_seconds - evaluation_seconds, 0.0),
+        start_seconds=start_seconds,
         step_seconds=step_seconds,
         evaluation_seconds=evaluation_seconds,
         memory_bytes=(1 if sys.platform == "darwin" else 1024) * (own + child * num_children),
+        steps_of=steps_of,
+        task_seconds=task_seconds,
+        retimed_seconds=(retimed[1], max(min(retimed[2:]) - retimed[1], 0.0) / max(num_steps - 1, 1)),
     )
 
 
-def _train(experiment: Experiment, task: Task, steps: int, stepped: Callable[[], None]) -> None:
+def _retiming_seconds(result: FitResult) -> float:
+    """Host seconds of retiming a result on its own network; those of nothing where it cannot be retimed."""
+    began = time.perf_counter()
+    with warnings.catch_warnings(), contextlib.suppress(InputError):
+        warnings.simplefilter("ignore")
+        result.retime(progress=False)
+    return time.perf_counter() - began
+
+
+def _train(
+    experiment: Experiment, entry: StrategySettings, task: Task, steps: int, stepped: Callable[[], None]
+) -> FitResult:
     trainer = Trainer(experiment.build_model(task), task.train, task.validation)
-    given = experiment.fit_arguments(experiment.strategies[0])
+    given = experiment.fit_arguments(entry)
     given.setdefault("val_size", len(task.validation) if isinstance(task.validation, Sized) else 256)
     given |= {"max_steps": steps, "val_interval": 10**9}
     given.pop("checkpoint_interval", None)
@@ -482,15 +520,19 @@ def _train(experiment: Experiment, task: Task, steps: int, stepped: Callable[[],
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(on_event=emit, progress=False, **given)
+        result: FitResult = trainer.fit(on_event=emit, progress=False, **given).fit_result
+    return result
 
 
-def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:
+def estimated(
+    study: Study, jobs: int | None = None, *, retimes: bool = True
+) -> tuple[str, Probe | None, Estimate | None]:
     """Line with host time, memory and the points that are refused already; the probe; the estimate.
 
     Args:
         study: in its folder.
         jobs: points at once; None: as many as cores and memory allow.
+        retimes: equal trainings are done once.
 
     Raises:
         InputError: every point is refused.
@@ -509,7 +551,7 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
     try:
         measured = probe(experiments[0])
         all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
-        found = estimate(measured, all_points, experiments[0])
+        found = estimate(measured, all_points, experiments[0], retimes=retimes and is_grid)
         num_free = len(all_points) if study.sweep.search != "optuna" else study.sweep.at_once or 1
         at_once = _at_once(experiments[0], num_free, jobs, measured)
         found = replace(found, seconds=found.seconds / at_once, at_once=at_once)
@@ -523,23 +565,37 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
     return line, measured, found
 
 
-def estimate(measured: Probe, experiments: Iterable[Experiment], measured_on: Experiment) -> Estimate:
+def estimate(
+    measured: Probe, experiments: Iterable[Experiment], measured_on: Experiment, *, retimes: bool = True
+) -> Estimate:
     """Scale a probe to a sweep: a step's seconds are taken to grow with workers and samples alone.
 
     Args:
         measured: the probe.
         experiments: one a point.
         measured_on: the experiment that was probed.
+        retimes: equal trainings are done once.
     """
-    seconds, num_runs = 0.0, 0
+    seconds, num_runs, num_retimed = 0.0, 0, 0
+    trained: set[str] = set()
     samples = measured_on.settings.workers.count * measured_on.settings.batch_size
     for experiment in experiments:
-        settings, runs = experiment.settings, len(experiment.strategies) * len(experiment.seeds)
+        settings, runs = experiment.settings, len(experiment.seeds)
+        trainings = retimable(experiment) if retimes else {}
         work = (
             settings.steps * settings.workers.count * settings.batch_size / samples
         )  # in steps of the probe
         evaluations = settings.steps // settings.evaluate.every + 1
         one = measured.start_seconds + evaluations * measured.evaluation_seconds
-        seconds += runs * (one + work * measured.step_seconds)
-        num_runs += runs
-    return Estimate(seconds, measured.memory_bytes, num_runs)
+        seconds += measured.task_seconds
+        for label in (str(entry.label) for entry in experiment.strategies):
+            num_runs += runs
+            training = trainings.get(label)
+            if training in trained:
+                first, more = measured.retimed_seconds
+                num_retimed += runs
+                seconds += runs * (first + settings.steps * more)
+            else:
+                seconds += runs * (one + work * measured.steps_of.get(label, measured.step_seconds))
+            trained |= {training} if training is not None else set()
+    return Estimate(seconds, measured.memory_bytes, num_runs, num_retimed=num_retimed)
