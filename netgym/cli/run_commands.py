@@ -78,11 +78,11 @@ def train_new(
     Returns:
         The summary: one object a strategy.
     """
-    from netgym.experiment.comparison import Source
+    from netgym.experiment.comparison import TrainedRun
     from netgym.experiment.comparison import compare as compare_runs
 
     labels = () if source is None else [str(entry.label) for entry in experiment.strategies]
-    sources = {label: Source(source.path, label) for label in labels if source is not None}
+    sources = {label: TrainedRun(source.path, label) for label in labels if source is not None}
     try:
         folder.write_text("experiment.yaml", experiment.to_yaml())
         folder.write_environment(experiment.code_folder)

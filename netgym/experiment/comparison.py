@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Listener",
     "RunListener",
-    "Source",
+    "TrainedRun",
     "compare",
     "flat_config",
     "follow",
@@ -65,7 +65,7 @@ _PROCESS_BYTES = 3e8  # of a forked process that shares torch's own memory
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
 
 
-class Source(NamedTuple):
+class TrainedRun(NamedTuple):
     """Run folder with a training, and the label of its strategy there."""
 
     folder: Path
@@ -97,7 +97,7 @@ def compare(
     resume: bool = False,
     trace: bool = False,
     jobs: int | None = 1,
-    sources: Mapping[str, Source] | None = None,
+    sources: Mapping[str, TrainedRun] | None = None,
 ) -> list[dict[str, Any]]:
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
@@ -208,7 +208,7 @@ class _Comparison:
     listener: Listener
     tally: Tally
     trace: bool
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, TrainedRun] = field(default_factory=dict)
     left: list[_Run] = field(init=False)
     step_seconds: dict[str, float] = field(default_factory=dict)
     _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet

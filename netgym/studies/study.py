@@ -174,6 +174,7 @@ class Study:
         known = self.entry(number)
         if known is None:
             self.entries.append(entry)
+            self.entries.sort(key=lambda each: str(each["name"]))  # trainings begin before what retimes them
         else:
             self.entries[self.entries.index(known)] = entry
         self.folder.write_summary(self.entries)

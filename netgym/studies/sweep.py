@@ -24,7 +24,7 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netgym.command_options import first_line
-from netgym.experiment.comparison import Source, compare, jobs_at_once
+from netgym.experiment.comparison import TrainedRun, compare, jobs_at_once
 from netgym.experiment.experiment import Experiment, retimable
 from netgym.studies.points import batches_of, point_text
 from netsim.cli.signals import raise_lost_interrupt
@@ -227,10 +227,10 @@ class PointRun:
         return {number for number, _ in self.trained.values()}
 
     @property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, TrainedRun]:
         """Folders of the trainings that it retimes, by label."""
         return {
-            label: Source(self.study.point_folder(number).path, other)
+            label: TrainedRun(self.study.point_folder(number).path, other)
             for label, (number, other) in self.trained.items()
         }
 
@@ -270,7 +270,7 @@ def train_in(
     experiment: Experiment,
     listener: Listener,
     jobs: int | None = 1,
-    sources: Mapping[str, Source] | None = None,
+    sources: Mapping[str, TrainedRun] | None = None,
 ) -> list[dict[str, Any]]:
     """Train, or retime, the strategies that are not finished in `folder`; warnings go to its log."""
     with warnings_to(folder.log):
