@@ -123,9 +123,13 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
 
     assert entries(there) == entries(here)
     assert [bool(entry.get("failed")) for entry in entries(there)] == [False, True, False] * 2
-    assert (there / "results.csv").read_bytes().replace(b"there", b"here") == (
-        here / "results.csv"
-    ).read_bytes()
+
+    def table(folder: Path) -> list[str]:
+        """Rows but for the last column, `retimed`."""
+        text = (folder / "results.csv").read_text(encoding="utf-8").replace("there", "here")
+        return [line.rpartition(",")[0] for line in text.splitlines()]
+
+    assert table(there) == table(here)
     assert (
         main(["sweep", "--resume", str(there), "--on", cluster.address]) == 1
     )  # all but the failed are done
