@@ -42,8 +42,8 @@ class DeadlockError(NetsimError, ValueError):
     """Ranks wait for events that can never happen. The first line names the circle; a table has each rank's call."""
 
 
-class MismatchError(InputError):
-    """Members of one collective disagree in operation, shape, dtype, reduce op or root."""
+class MismatchError(InputError, RuntimeError):
+    """Members of one collective disagree in operation, shape, dtype, reduce op or root; a RuntimeError as gloo's."""
 
 
 class BrokenCallError(NetsimError, RuntimeError):

@@ -537,6 +537,10 @@ ERRORS = {
         "dist.all_reduce(torch.ones(2 + dist.get_rank()))",
         "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:3",
     ),
+    "mismatch that is caught as gloo's": (
+        "try: dist.all_reduce(torch.ones(2 + dist.get_rank()))\nexcept RuntimeError: raise KeyError('through') from None",
+        "failed at program.py:4: KeyError: 'through'",
+    ),
     "deadlock": (
         "dist.recv(torch.ones(1), 1 - dist.get_rank())",
         "deadlock: rank 0 waits for rank 1 in recv(float32[1]) at program.py:3",
