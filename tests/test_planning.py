@@ -490,7 +490,26 @@ def test_strategies_with_servers_are_planned_as_they_train(name: str, options: d
     rows = {row["step"]: row for row in result.history}
     for number, seconds in enumerate(figures.round_seconds, 1):
         assert rows[number * plan_.steps_per_round]["virtual_seconds"] == pytest.approx(seconds, rel=1e-6)
-    assert plan_.tokens_per_second > rounds * plan_.steps_per_round * 5 * 2 * 4 / figures.round_seconds[-1]
+    assert (
+        plan_.seconds_per_round < figures.round_seconds[-1] / rounds
+    )  # all workers' rounds, not the slowest's
+
+
+@pytest.mark.parametrize(("name", "options"), SERVED, ids=str)
+@pytest.mark.parametrize("steps", [13, 70])
+def test_a_budget_of_workers_at_their_own_pace_ends_with_the_slowest(
+    name: str, options: dict[str, Any], steps: int
+) -> None:
+    """It ended as if all shared the steps: 28 to 50 % too soon. Whole where it is simulated, then at that pace."""
+    where = replace(setting(), topology=Topology.from_mapping(NETWORK), num_ranks=3, seed=4)
+    made = measure(
+        build_strategy(name, **options), replace(where, tokens=float(steps * where.tokens_a_round(1)))
+    )
+    result = trained(name, options, steps, num_nodes=3, topology=NETWORK, seed=4)
+    assert (made.steps, made.days) == (
+        steps,
+        pytest.approx(result.virtual_seconds / 86_400, rel=1e-9 if steps < 20 else 0.05),
+    )
 
 
 @pytest.mark.parametrize(

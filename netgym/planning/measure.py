@@ -480,11 +480,14 @@ class Measured:
         whole, remainder = divmod(steps, period)
         charged = setting.topology.egress_dollars
         a_round = charged(figures.link_bytes) / num_rounds
-        if (
-            (self._is_a_mean and steps > period)
-            or not self.strategy.is_synchronous
-            or self.rounds.has_absences
-        ):
+        if not (self.strategy.is_synchronous or self._is_a_mean or self.rounds.has_absences):
+            few = min(whole, self.rounds.num_rounds)
+            if remainder or few < num_rounds:
+                figures = self.rounds_of(few, remainder=remainder).on(setting, few)
+            later = whole - few  # of the slowest worker, with which the run ends
+            seconds = figures.end_seconds + later * pace.slowest
+            return seconds, charged(figures.link_bytes) + later * a_round, not whole
+        if (self._is_a_mean and steps > period) or self.rounds.has_absences:
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
             return pace.seconds_until(steps / period) + at_end, a_round * steps / period, not whole
         quiet, played = 0.0, min(whole, num_rounds)

@@ -138,6 +138,7 @@ class Pace(NamedTuple):
         steady: whether rounds were seen to repeat.
         span: rounds of which bytes are means.
         remarks: notes on the figures.
+        slowest: seconds of a round of the slowest rank, where ranks go their own pace; else 0.
     """
 
     seconds: float
@@ -146,6 +147,7 @@ class Pace(NamedTuple):
     steady: bool
     span: int
     remarks: tuple[str, ...] = ()
+    slowest: float = 0.0
 
     def seconds_until(self, num_rounds: float) -> float:
         """End of so many rounds: as simulated, then at this pace."""
@@ -229,7 +231,8 @@ def pace_apart(figures: RoundFigures) -> Pace:
     fastest, slowest = max(rates), min(rates)
     text = (
         f"workers go their own pace, the fastest {fastest / slowest:.3g} times the slowest: a round is their number "
-        f"over the rounds that all of them do in a second; {num_rounds} of each were simulated"
+        f"over the rounds that all of them do in a second, and a run ends with the slowest; {num_rounds} of each were "
+        "simulated"
     )
     return Pace(
         a_round,
@@ -238,6 +241,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
         max(halves) <= _SAME_PACE,
         max(num_rounds - 1, 1),
         (text,),
+        1 / slowest,
     )
 
 
