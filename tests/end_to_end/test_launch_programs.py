@@ -538,7 +538,8 @@ ERRORS = {
         "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:3",
     ),
     "mismatch that is caught as gloo's": (
-        "try: dist.all_reduce(torch.ones(2 + dist.get_rank()))\nexcept RuntimeError: raise KeyError('through') from None",
+        "try: dist.all_reduce(torch.ones(2 + dist.get_rank()))\n"
+        "except RuntimeError: raise KeyError('through') from None",
         "failed at program.py:4: KeyError: 'through'",
     ),
     "deadlock": (
