@@ -1,6 +1,7 @@
-"""Collectives of plans: long ones by their first steps, crowds of messages by the links with most to carry.
+"""Collectives in plans: long ones extrapolated from their first steps, crowds of messages timed by their busiest link.
 
-Plans tolerate a thousandth, and a ring of hundreds under TCP is millions of events; training simulates every message.
+Plans tolerate an error of a thousandth, and a ring of hundreds of ranks under TCP is millions of events. Training
+simulates every message.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ __all__ = ["Abridged"]
 
 
 class Gathering:
-    """A collective that begins when its last member arrives, and ends for all at once.
+    """A collective that starts when its last member arrives and finishes for all members at once.
 
     Args:
-        network: on whose clock.
-        num_members: how many.
-        begun: called when all have arrived, with the seconds by which each was before the last; returns the seconds
-            from then on.
+        network: network whose clock it uses.
+        num_members: number of members.
+        begun: called when all have arrived, with the seconds by which each preceded the last; returns the remaining
+            seconds.
         on_done: called with every member when it finishes.
     """
 
@@ -58,7 +59,7 @@ class Gathering:
                 call_at(self._env, at, partial(self._finish, each))
 
     def cancel(self) -> None:
-        """End it: `on_done` is not called any more."""
+        """Cancel it: `on_done` is no longer called."""
         self._num_members = 0
 
     def _finish(self, member: int) -> None:
@@ -67,13 +68,13 @@ class Gathering:
 
 
 class Abridged:
-    """Starts collectives on a quiet network, of long ones under TCP their first steps alone.
+    """Starts collectives on a quiet network; under TCP, simulates only the first steps of long ones.
 
-    The time of the others is computed from a trial, and added at the end. Crowds take the seconds of their busiest
-    links, on which a member's messages are from its arrival on.
+    The time of the other steps is extrapolated from a trial and added at the end. A crowd takes the time of its busiest
+    links, which carry a member's messages from its arrival on.
 
     Args:
-        network: on whose links and clock they run; without weather.
+        network: network without weather on which they run.
     """
 
     def __init__(self, network: Network) -> None:
@@ -85,7 +86,7 @@ class Abridged:
     def start(
         self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
     ) -> tuple[Callable[[int], None], Cancel]:
-        """Start one collective, abridged where it is long; return how a member enters, and how it is cancelled.
+        """Start a collective, abridged where it is long; return functions that let a member enter and that cancel it.
 
         Args:
             plan: messages of the collective.
@@ -125,7 +126,7 @@ class Abridged:
         Args:
             hosts: the host of each member; members may share one.
             whole: makes the schedule of the bytes from member to member, one row a sender.
-            group, on_done: as for `start`.
+            group, on_done: see `start`.
 
         Returns:
             A function that lets a member enter with the bytes that it has for each member, and one that cancels.
@@ -149,7 +150,7 @@ class Abridged:
     def _begin_crowd(
         self, hosts: tuple[int, ...], sizes: Hashable, made: Callable[[], Schedule], early: tuple[float, ...]
     ) -> float:
-        """Seconds from now of a crowd, identified by its `sizes`, whose members were `early` by so many seconds."""
+        """Remaining seconds of a crowd of messages, whose members arrived `early` seconds before the last."""
         key = (hosts, sizes, early)
         if key not in self._crowds:
             self._crowds[key] = self._estimator.crowds.times(made(), hosts, early)

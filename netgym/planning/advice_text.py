@@ -24,7 +24,7 @@ _FEW = 10  # below, dollars and hours have two decimal places
 def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     """Ranking, ring over the sites, and unknowns.
 
-    Of rows that differ in searched options alone the first is shown, or the one with the smallest that is as soon.
+    Of rows that differ only in searched options, show the first, or an equally fast one with smaller options.
     """
     variants: dict[str, dict[str, Any]] = {}
     for row in advice["ranked"]:
@@ -96,7 +96,7 @@ def _collective_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _ring_lines(ring: Mapping[str, Any] | None) -> Iterator[str]:
-    """Best order of a ring, of many sites only where it is faster than the natural one."""
+    """Best order of a ring; with many sites, listed only where it beats the natural order."""
     if ring is None:
         return
     sites, best, natural = ring["sites"], ring["seconds"], ring["natural_seconds"]
@@ -153,12 +153,12 @@ def _band(low: float | None, high: float | None, text: Callable[[float], str]) -
 
 
 def _worth(row: Mapping[str, Any]) -> str:
-    """Band of data-parallel's tokens to the same loss."""
+    """Band of the tokens with which data-parallel reaches the same loss."""
     return f"{_band(row['worth_low'], row['worth_high'], short_count)} of data-parallel's"
 
 
 def _days(row: Mapping[str, Any]) -> str:
-    """A band of days, of short ones in hours and less."""
+    """A band of days, or of hours and less where it is short."""
     low, high = row["days_low"], row["days_high"]
     if row["days"] >= 1:
         return f"{_band(low, high, '{:,.1f}'.format)} days"

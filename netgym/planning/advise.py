@@ -1,4 +1,4 @@
-"""Advice: strategies and settings ranked by the days and dollars that a budget of tokens takes."""
+"""Advice: strategies and settings ranked by the days and dollars that they take for a budget of tokens."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _AS_SOON = 0.005  # relative: rows that differ by less are equal, and smaller op
 
 
 def is_as_soon(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two rows take about equally long."""
+    """True if two rows take about the same time."""
     return bool(abs(row["days"] - other["days"]) <= _AS_SOON * other["days"])
 
 
@@ -77,7 +77,7 @@ SEARCHED: Mapping[str, Mapping[str, Sequence[int]]] = {
     "StreamingDiLoCo": {"tau": (2, 5, 10), "num_fragments": (2, 4)},
 }
 
-#: Strategies and options that are tried.
+#: Candidate strategies and options.
 CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("AllReduce", {}),
     ("AllReduce", {"codec": "bf16"}),
@@ -100,14 +100,14 @@ def advise(
     setting: Setting,
     ratios: Mapping[str, Ratio] | None = None,
 ) -> dict[str, Any]:
-    """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
+    """Plan many strategies and settings, and rank them by the time they need for the budget of tokens.
 
     Args:
         setting: with `tokens`.
-        ratios: steps to the same loss by strategy, of own runs; for others those of `steps_range`.
+        ratios: steps to the same loss by strategy, from the user's runs; default: those of `steps_range`.
 
     Returns:
-        As `Advice.result`.
+        See `Advice.result`.
     """
     found = Advice(setting, ratios)
     found.search()
@@ -115,21 +115,21 @@ def advise(
 
 
 class Advice:
-    """A search for the soonest and cheapest way to a budget of tokens, or for the most that dollars buy.
+    """A search for the fastest and cheapest plan for a budget of tokens, or for the most training that dollars buy.
 
-    With `dollars` every row is planned for as many tokens as computing alone would buy at the least; the result has
-    rows for the money itself, ranked by what they cost for tokens of equal worth.
+    With `dollars`, every row is planned for the tokens that the money would buy if workers never waited; the result has
+    rows for the money itself, ranked by the cost of tokens of equal worth.
 
     Args:
         setting: with `tokens`, or with `dollars` and prices.
-        ratios: steps to the same loss by strategy, of own runs; for others those of `steps_range`.
-        report: called before each plan with how many were made, about how many there will be, and the next one's name.
+        ratios: steps to the same loss by strategy, from the user's runs; default: those of `steps_range`.
+        report: called before each plan with the number made, the approximate total, and the next one's name.
 
     Attributes:
         rows: every plan so far, as a mapping; may be read during the search.
 
     Raises:
-        InputError: there is one worker, or hours have no price.
+        InputError: only one worker, or no price of an hour.
     """
 
     def __init__(
@@ -144,29 +144,50 @@ class Advice:
                 "advise: there is one worker, and advice is on how workers communicate: add hosts or --workers, or "
                 "plan one with netgym plan"
             )
-        self._dollars = setting.dollars
-        self._setting, self._ratios, self._report = _with_tokens(setting), ratios, report
+        self._dollars, self._ratios, self._report = setting.dollars, ratios, report
+        if setting.dollars is not None:  # so many tokens as they buy if workers compute all the time
+            if not (hourly := setting.hourly_dollars()):
+                given = "nothing" if hourly == 0 else "not known"
+                raise InputError(
+                    f"advise: --budget: what a worker's hour costs is {given}: add --price DOLLARS"
+                )
+            seconds = max(each.mean_seconds for each in setting.durations())
+            tokens = setting.dollars / hourly * 3600 / seconds * setting.tokens_a_round(1)
+            setting = replace(setting, tokens=tokens, dollars=None)
+        self._setting = setting
         self._explained: list[str] = []
         self._misfits: list[tuple[int, str, Strategy, dict[str, int]]] = []
         self._not_simulated: list[dict[str, Any]] = []
 
     def search(self) -> None:
-        """Plan candidates, and from the best of each strategy its options, algorithms, streams, groups and sites."""
+        """Plan the candidates, then search options, groups, algorithms, streams and sites from the best rows."""
         setting = self._setting
-        for name, options in self._most_promising_first():
+        tried = list(candidates(setting))
+
+        def least(candidate: tuple[str, Mapping[str, Any]]) -> float:
+            name, options = candidate
+            row = {"strategy": name, "options": options, "workers": setting.num_ranks}
+            return least_days(build_strategy(name, **options), setting)[1] * self._ratio_of(row).low
+
+        for name, options in sorted(tried, key=least):  # an early row with few days rules others out
             self._plan(name, options, setting)
         if not self.rows:  # nothing fits
             return
-        order = [(name, dict(options)) for name, options in candidates(setting)]
-        self.rows.sort(key=lambda row: order.index((row["strategy"], row["options"])))
-        self._search_options()
+        self.rows.sort(key=lambda row: tried.index((row["strategy"], row["options"])))
+        for name in SEARCHED:  # with each codec that is nearly as soon as the best
+            own = (row for row in self.rows if row["strategy"] == name)
+            best = _best_by(own, lambda row: row["options"].get("codec"))
+            soonest = min((row["days"] for row in best), default=0.0)
+            for row in best:
+                if row["days"] <= _WORTH_SEARCHING * soonest:
+                    self._with_options(row, setting)
         self._group()
         self._explained = _explained(self.rows)
         self._widen()
         self._leave_out()
 
     def best(self) -> dict[str, Any] | None:
-        """The row so far with the fewest days in the mean of its band, among those that fit; None before the first."""
+        """The fastest row so far by mean days, among those that fit; None before the first."""
         rows = map(self._with_bands, self.rows)
         best = min(rows, key=_order, default=None)
         return best if best is None or self._dollars is None else self._for_money(best, self._dollars)
@@ -197,6 +218,15 @@ class Advice:
             row["pareto"] = row["fits"] is not False and not any(_beats(other, row) for other in rows)
         kept.sort(key=lambda row: (row["fits"] is False, row["place"], row[by]))
         ranked = kept if self._dollars is None else [self._for_money(row, self._dollars) for row in kept]
+        explained = self._explained
+        if self._misfits and all(row["fits"] is False for row in self.rows):
+            needed, name, strategy, states = min(self._misfits, key=lambda each: each[0])
+            enough = "; or ".join(would_fit(strategy, setting, states)) or "none of the options of a plan"
+            explained = [
+                f"nothing fits: {name} needs {format_bytes(needed)} at the least of a worker's "
+                f"{format_bytes(round(setting.memory_available() or 0))}; enough would be {enough}",
+                *explained,
+            ]
         return {
             "ranked": ranked,
             "budget": {"tokens": setting.tokens} if self._dollars is None else {"dollars": self._dollars},
@@ -209,25 +239,12 @@ class Advice:
             )
             if self.rows
             else None,
-            "explained": [*self._what_would_fit(), *self._explained],
+            "explained": explained,
             "unknown": [*_unknown(kept, self._ratios), *setting.remarks],
         }
 
-    def _what_would_fit(self) -> list[str]:
-        """A line with all that would make the smallest row fit, if no row fits into the devices' memory."""
-        if not self._misfits or any(row["fits"] is not False for row in self.rows):
-            return []
-        needed, name, strategy, states = min(self._misfits, key=lambda each: each[0])
-        available = self._setting.memory_available()
-        assert available is not None
-        enough = "; or ".join(would_fit(strategy, self._setting, states)) or "none of the options of a plan"
-        return [
-            f"nothing fits: {name} needs {format_bytes(needed)} at the least of a worker's "
-            f"{format_bytes(round(available))}; enough would be {enough}"
-        ]
-
     def _with_bands(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row with bands of time and money to the loss that data-parallel has after the budget."""
+        """Row with bands of the time and money that reach the loss of data-parallel after the budget."""
         ratio = self._ratio_of(row)
         factors = {"_low": ratio.low, "": ratio.mean, "_high": ratio.high}
 
@@ -247,7 +264,7 @@ class Advice:
         }
 
     def _for_money(self, row: Mapping[str, Any], dollars: float) -> dict[str, Any]:
-        """A row as `dollars` buy it: its tokens, and the data-parallel tokens that lead to the same loss."""
+        """Row for a budget of `dollars`: its tokens, and the data-parallel tokens that reach the same loss."""
         planned, parameters = self._setting.tokens, self._setting.model.num_parameters
         assert planned is not None
         worth = {
@@ -271,27 +288,17 @@ class Advice:
         }
 
     def _ratio_of(self, row: Mapping[str, Any]) -> Ratio:
-        """Ratio of steps by the user's runs where there are any, else by published or measured ones."""
+        """Ratio of steps from the user's runs, else from published or measured ones."""
         name, options = row["strategy"], row["options"]
         if self._ratios and name in self._ratios:
             return self._ratios[name]
         workers = row["workers"] // options.get("ranks_per_worker", 1)
         return steps_range(name, options, self._setting.model.num_parameters, workers, self._setting.tokens)
 
-    def _most_promising_first(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Candidates by the fewest days that they may take, so that an early one rules others out."""
-
-        def least(candidate: tuple[str, Mapping[str, Any]]) -> float:
-            name, options = candidate
-            row = {"strategy": name, "options": options, "workers": self._setting.num_ranks}
-            return least_days(build_strategy(name, **options), self._setting)[1] * self._ratio_of(row).low
-
-        return sorted(candidates(self._setting), key=least)
-
     def _plan(
         self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any
     ) -> dict[str, Any] | None:
-        """Plan one row more, None where another beats it for sure; `labels`: fields that describe its setting."""
+        """Plan another row; None if a planned row surely beats it. `labels` describe its setting."""
         row = {
             "strategy": name,
             "options": dict(options),
@@ -308,9 +315,13 @@ class Advice:
             self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
         strategy, days = build_strategy(name, **options), 0.0
         try:
-            if self._is_too_large(row, strategy, setting):
-                return None
             days, low = least_days(strategy, setting)
+            if setting.fits(states := memory_states(strategy, setting)) is False:
+                needed, available = setting.memory_of(states)["total"], setting.memory_available() or 0
+                self._misfits.append((needed, name, strategy, states))
+                of_available = f"{format_bytes(needed)} of a worker's {format_bytes(round(available))}"
+                self._leave(row, days, f"does not fit: {of_available}")
+                return None
             if self._is_beaten(row, days, low, setting):
                 return None
             if takes_long(strategy, setting):
@@ -333,21 +344,6 @@ class Advice:
         self.rows.append(row)
         return row
 
-    def _is_too_large(self, row: Mapping[str, Any], strategy: Strategy, setting: Setting) -> bool:
-        """True if a row does not fit into its devices' memory; it is then noted."""
-        states = memory_states(strategy, setting)
-        if setting.fits(states) is not False:
-            return False
-        needed, available = setting.memory_of(states)["total"], setting.memory_available()
-        assert available is not None
-        self._misfits.append((needed, row["strategy"], strategy, states))
-        self._leave(
-            row,
-            least_days(strategy, setting)[0],
-            f"does not fit: {format_bytes(needed)} of a worker's {format_bytes(round(available))}",
-        )
-        return True
-
     def _leave(self, row: Mapping[str, Any], days: float, reason: str) -> None:
         """Note that a row is not simulated."""
         named = {
@@ -356,9 +352,9 @@ class Advice:
         self._not_simulated.append({**named, "days_at_least": days, "reason": reason})
 
     def _is_beaten(self, row: Mapping[str, Any], days: float, low: float, setting: Setting) -> bool:
-        """True if a planned row beats one that takes `days` at the least, `low` in its band; it is then noted.
+        """True if a planned row beats one with at least `days`, and `low` at its band's lower end; it is then noted.
 
-        Of data-parallel's, which is shown in any case, only a row that takes longer than another of them for sure.
+        Data-parallel is always shown, so its rows are dropped only where another of them is surely faster.
         """
         if not days:
             return False
@@ -386,21 +382,18 @@ class Advice:
         self._leave(row, bound["days_low"], reason)
         return True
 
-    def _search_options(self) -> None:
-        """Plan the grid of a strategy's options, with each codec that is nearly as soon as the best."""
-        for name in SEARCHED:
-            own = (row for row in self.rows if row["strategy"] == name)
-            best = _best_by(own, lambda row: row["options"].get("codec"))
-            soonest = min((row["days"] for row in best), default=0.0)
-            for row in best:
-                if row["days"] <= _WORTH_SEARCHING * soonest:
-                    self._with_options(row, self._setting)
-
     def _with_options(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
-        """The soonest of a row and its plans with the options of `SEARCHED`, but for those that cannot be sooner."""
+        """Fastest of a row and its plans with options of `SEARCHED`, without those whose bound is no faster."""
         name, labels = row["strategy"], {"streams": row["streams"], "groups": row["groups"]}
-        best = row
-        for options in _grid(row, 4 * self._setting.model.num_parameters):
+        best, axes, model_bytes = row, SEARCHED.get(name, {}), 4 * self._setting.model.num_parameters
+        values = [
+            [-(-model_bytes // each) for each in reversed(given)] if option == "bucket_bytes" else given
+            for option, given in axes.items()
+        ]
+        for point in itertools.product(*values):
+            options = row["options"] | dict(zip(axes, point, strict=True))
+            if options == row["options"]:
+                continue
             if self._is_soonest(best, there):
                 break
             with suppress(InputError):  # options that exclude each other, or need more layers
@@ -410,7 +403,7 @@ class Advice:
         return best
 
     def _group(self) -> None:
-        """Rounds between groups of hosts of one region, which average gradients at each step inside."""
+        """Plan rounds between groups of hosts of one region, inside which gradients are averaged at each step."""
         setting = self._setting
         regions: dict[str, list[str]] = {}
         for host in setting.hosts:
@@ -424,9 +417,9 @@ class Advice:
                 self._plan("DiLoCo", options, _placed(setting, {"groups": groups}), groups=groups)
 
     def _widen(self) -> None:
-        """The best of each strategy with other algorithms, and with more streams where these have windows.
+        """Plan the best row of each strategy with other algorithms, and with more streams under protocols with windows.
 
-        Nothing that its bound says cannot be sooner is planned.
+        Plans whose lower bound is no faster are skipped.
         """
         for row in _best_by(self.rows, lambda row: row["strategy"]):
             there = _placed(self._setting, row)
@@ -445,7 +438,7 @@ class Advice:
                 soonest = found
 
     def _with_algorithms(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
-        """The soonest of a row and its plans with single algorithms, see `by_algorithm`."""
+        """Fastest of a row and its plans with single algorithms, see `by_algorithm`."""
         if self._is_soonest(row, there):
             return row
         name, options = row["strategy"], row["options"]
@@ -458,11 +451,11 @@ class Advice:
         return by_algorithm(strategy, there, planned, lambda each: each["tokens_per_second"])[0]
 
     def _is_soonest(self, row: Mapping[str, Any], there: Setting) -> bool:
-        """True if a row takes about as long as its bound, whatever the algorithms and streams."""
+        """True if a row takes about as long as its lower bound, which no algorithm and no streams can beat."""
         return bool(_least(there, row["strategy"], row["options"]) >= (1 - _AS_SOON) * row["days"])
 
     def _leave_out(self) -> None:
-        """The best without one site, and without more while that is sooner, if every worker has a host of its own."""
+        """Plan the best row without one site, and without more while that is faster, if no two workers share a host."""
         best = min(self.rows, key=_order)
         setting = replace(_placed(self._setting, best), collectives=best["algorithm"])
         if best["streams"]:
@@ -476,44 +469,29 @@ class Advice:
             sites = [site for site in _narrowest_first(setting, hosts) if site not in outside]
             if len(sites) < 3:
                 return
-            tried = [
-                self._without([*outside, site], best, setting)
-                for site in sites[: _MOST_LEFT_OUT if not outside else _MORE_LEFT_OUT]
-            ]
+            tried = []
+            for site in sites[: _MOST_LEFT_OUT if not outside else _MORE_LEFT_OUT]:
+                smaller = setting.without([*outside, site])
+                kept = set(smaller.placement or ())
+                groups = [group for group in best["groups"] or () if set(group) <= kept] or None
+                labels = {"streams": best["streams"], "groups": groups}
+                left_out = " and ".join([*outside, site])
+                tried.append(
+                    self._plan(best["strategy"], best["options"], smaller, left_out=left_out, **labels)
+                )
             row = min((row for row in tried if row is not None), key=_order, default=None)
             if row is None or row["fits"] is False or row["days"] >= soonest:
                 return
             soonest, outside = row["days"], row["left_out"].split(" and ")
 
-    def _without(
-        self, sites: Sequence[str], best: Mapping[str, Any], setting: Setting
-    ) -> dict[str, Any] | None:
-        """The best candidate without some sites."""
-        smaller = setting.without(sites)
-        kept = set(smaller.placement or ())
-        groups = [group for group in best["groups"] or () if set(group) <= kept] or None
-        labels = {"streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
-        return self._plan(best["strategy"], best["options"], smaller, **labels)
-
-
-def _grid(row: Mapping[str, Any], model_bytes: int) -> list[dict[str, Any]]:
-    """Options of a row with each combination of `SEARCHED` but its own, the smallest first."""
-    axes = SEARCHED.get(row["strategy"], {})
-    values = [
-        [-(-model_bytes // each) for each in reversed(given)] if name == "bucket_bytes" else given
-        for name, given in axes.items()
-    ]
-    found = [row["options"] | dict(zip(axes, point, strict=True)) for point in itertools.product(*values)]
-    return [options for options in found if options != row["options"]]
-
 
 def _least(setting: Setting, name: str, options: Mapping[str, Any]) -> float:
-    """Lower bound of a strategy's days, see `least_days`."""
+    """Lower bound on a strategy's days, see `least_days`."""
     return least_days(build_strategy(name, **options), setting)[0]
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Strategies and options that are tried."""
+    """Candidate strategies and options."""
     large = 4 * setting.model.num_parameters // _BUCKETS
     for name, options in CANDIDATES:
         buckets = {"bucket_bytes": large} if name == "AllReduce" and large > _BUCKET_BYTES else {}
@@ -521,27 +499,11 @@ def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _money(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Ends of a row's cost: dollars, or worker hours where hours have no price."""
+    """Lower and upper cost of a row in dollars, or in worker hours without a price."""
     if row["cost_by"].get("workers") is not None:
         return row["cost_low"], math.inf if row["cost_high"] is None else row["cost_high"]
     hours = row["worker_hours"] / row["days"] if row["days"] else 0.0
     return hours * row["days_low"], hours * _high(row) if hours else 0.0
-
-
-def _with_tokens(setting: Setting) -> Setting:
-    """A setting of tokens; of `dollars` so many as they would buy if workers computed all the time.
-
-    Raises:
-        InputError: the price of a worker's hour is missing.
-    """
-    if setting.dollars is None:
-        return setting
-    if not (hourly := setting.hourly_dollars()):
-        given = "nothing" if hourly == 0 else "not known"
-        raise InputError(f"advise: --budget: what a worker's hour costs is {given}: add --price DOLLARS")
-    seconds = max(each.mean_seconds for each in setting.durations())
-    tokens = setting.dollars / hourly * 3600 / seconds * setting.tokens_a_round(1)
-    return replace(setting, tokens=tokens, dollars=None)
 
 
 def _high(row: Mapping[str, Any]) -> float:
@@ -551,7 +513,7 @@ def _high(row: Mapping[str, Any]) -> float:
 def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """True if a row is both sooner and cheaper, for any number of steps in both bands.
 
-    Of rows that learn alike it is enough that their days and money are less, as they need as many steps.
+    Rows that learn alike need equally many steps, so comparing their days and money suffices.
     """
     if row is other or row["fits"] is False:
         return False
@@ -566,7 +528,7 @@ def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _may_send_dearer(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if traffic alone has a price, and that of a row may cost more than the other's."""
+    """True if only traffic has a price, and a row's may cost more than the other's."""
     if row["cost_by"].get("workers") is not None:
         return False
     dollars, least = row["cost"] or 0.0, other["cost_low"] or 0.0
@@ -578,7 +540,7 @@ def _may_send_dearer(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Key of the options on which the number of steps of a row depends."""
+    """Key of the options that determine the number of steps of a row."""
     options = tuple(sorted((name, value) for name, value in row["options"].items() if name != "bucket_bytes"))
     return row["strategy"], options, row["workers"]
 
@@ -594,12 +556,12 @@ def _best_by(
 
 
 def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
-    """Sort key: rows that fit into the devices' memory first, then the sooner."""
+    """Sort key: rows that fit into memory first, then by days."""
     return row["fits"] is False, row["days"]
 
 
 def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences on groups of hosts, and on codecs that make a strategy slower, as their values take other routes."""
+    """Sentences on groups of hosts, and on codecs that slow a strategy down: codes cannot be summed on the way."""
     lines = [
         f"ranks_per_worker={row['options']['ranks_per_worker']}: hosts that average gradients at each step are "
         + " | ".join(", ".join(group) for group in row["groups"])
@@ -627,14 +589,14 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
-    """The setting with ranks where a row has its groups."""
+    """The setting with ranks placed in a row's groups."""
     if row["groups"] is None:
         return setting
     return replace(setting, placement=[host for group in row["groups"] for host in group])
 
 
 def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
-    """Sites in the order of the widest of their routes to others, the narrowest first."""
+    """Sites by the bandwidth of their widest route to another site, the narrowest first."""
     topology = setting.topology
     first = first_hosts(topology, hosts)
     widest = dict.fromkeys(first, 0.0)
@@ -658,7 +620,30 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "and, without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands "
         "have both",
     ]
-    lines += [*_coding_lines(rows), *_ratio_lines(rows, ratios or {})]
+    most: dict[str, tuple[float, str]] = {}  # of each strategy the largest share of a round
+    by_strategy: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        name, ratio = row["strategy"], row["steps_ratio"]
+        if row["coding"] == "not charged":
+            seconds, of_round = row["coding_bytes"] / CODING_SPEED, row["seconds_per_round"]
+            text = f"{name} {format_seconds(seconds)} of a round of {format_seconds(of_round)}"
+            most[name] = max(most.get(name, (0.0, "")), (seconds / of_round, text))
+        if ratio["low"] != ratio["high"] or name in (ratios or ()):
+            by_strategy.setdefault(name, []).append(ratio)
+    if most:
+        lines.append(
+            "the time of coding, which is not charged: at 2 GB/s of fp32 values a worker it would add, at the most, "
+            f"{', '.join(text for _, text in most.values())}; --set compute.coding='2 GB/s' charges it"
+        )
+    for name, found in by_strategy.items():
+        low, ends = min(each["low"] for each in found), [each["high"] for each in found]
+        high = "any number of" if None in ends else f"{max(ends):.2f}"
+        source = max((each["source"] for each in found), key=len)
+        line = f"{name}: {low:.2f} to {high} times data-parallel's steps ({source})"
+        measured = "; measured on a small model, and applied as it is" if name in (ratios or ()) else ""
+        lines.append(line + measured)
+    if not ratios:
+        lines.append("--runs DIR takes the steps of a run of yours instead")
     lines.append(
         "the cost of lost workers, weather and other people's traffic, unless the topology or --set has them"
     )
@@ -667,36 +652,3 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
             "the times of rows that do not fit: theirs assume that they fit, and they are ranked last"
         )
     return lines
-
-
-def _coding_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line on coding that is not charged: of each strategy the row with the largest share of its round."""
-    most: dict[str, tuple[float, str]] = {}
-    for row in rows:
-        if row["coding"] == "not charged":
-            seconds, of_round = row["coding_bytes"] / CODING_SPEED, row["seconds_per_round"]
-            text = f"{row['strategy']} {format_seconds(seconds)} of a round of {format_seconds(of_round)}"
-            most[row["strategy"]] = max(most.get(row["strategy"], (0.0, "")), (seconds / of_round, text))
-    if not most:
-        return []
-    texts = ", ".join(text for _, text in most.values())
-    return [
-        "the time of coding, which is not charged: at 2 GB/s of fp32 values a worker it would add, at the most, "
-        f"{texts}; --set compute.coding='2 GB/s' charges it"
-    ]
-
-
-def _ratio_lines(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
-    """A line a strategy: its range of steps over all its rows, and where that comes from."""
-    by_strategy: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["steps_ratio"]["low"] != row["steps_ratio"]["high"] or row["strategy"] in ratios:
-            by_strategy.setdefault(row["strategy"], []).append(row["steps_ratio"])
-    lines = []
-    for name, found in by_strategy.items():
-        low, ends = min(each["low"] for each in found), [each["high"] for each in found]
-        high = "any number of" if None in ends else f"{max(ends):.2f}"
-        source = max((each["source"] for each in found), key=len)
-        line = f"{name}: {low:.2f} to {high} times data-parallel's steps ({source})"
-        lines.append(line + ("; measured on a small model, and applied as it is" if name in ratios else ""))
-    return lines if ratios else [*lines, "--runs DIR takes the steps of a run of yours instead"]

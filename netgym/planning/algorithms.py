@@ -1,4 +1,4 @@
-"""Algorithms of collectives in whole rounds: `auto` judges each call alone, on idle links with warm connections."""
+"""Collective algorithms judged by whole rounds; `auto` judges each call alone, on idle links with warm connections."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def by_algorithm(
 ) -> list[R]:
     """Plans with the setting's `collectives`, and with single algorithms in place of those that `auto` chose.
 
-    One operation after the other, the others as they are fastest. An algorithm is tried if a call alone takes at most
-    half as long again by it as by the chosen one.
+    Operations are searched one after the other, with the best algorithms found so far. An algorithm is tried if a
+    single call takes at most 1.5 times as long with it as with the chosen one.
 
     Args:
         strategy: not set up.
-        setting: where; operations with a given algorithm keep it.
-        planned: plan in a setting that differs in `collectives`; None: it cannot be made.
-        pace: of a plan, higher for the faster.
-        every: try all algorithms that there are, as others may be cheaper.
+        setting: setting of the plan; operations with a given algorithm keep it.
+        planned: plans a setting that differs in `collectives`; returns None if it cannot.
+        pace: speed of a plan, higher is faster.
+        every: try all algorithms, since slower ones may be cheaper.
 
     Returns:
-        The fastest first, `auto`'s if none is noticeably faster, then the others; empty if there is none.
+        The fastest plan first (`auto`'s unless another is noticeably faster), then the others; empty without any.
     """
     if (best := planned(setting)) is None:
         return []
@@ -72,7 +72,7 @@ def algorithm_text(collectives: str | Mapping[str, str]) -> str:
 
 
 def algorithm_flags(collectives: str | Mapping[str, str]) -> str:
-    """Options of `netgym` that set `collectives`.
+    """Command-line options that set `collectives`.
 
     >>> algorithm_flags("ring"), algorithm_flags({"all_reduce": "ring"})
     ('--set collectives=ring', '--set collectives.all_reduce=ring')

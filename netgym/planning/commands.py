@@ -1,4 +1,4 @@
-"""`netgym plan`, `netgym advise`, `netgym reproduce`: needs of a strategy, before anything is paid."""
+"""`netgym plan`, `netgym advise`, `netgym reproduce`: costs of a strategy before anything is paid."""
 
 from __future__ import annotations
 
@@ -156,8 +156,14 @@ def plan(
         trust: Run the code that the run EXPERIMENT names, even if another user has made it.
     """
     words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology, "trust": trust}
-    if out is not None:
-        _check_folder(out)
+    if out is not None:  # before anything is planned that would be lost
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            if not os.access(out, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
     from netgym.planning.planned import request_of
     from netgym.planning.setting import Known
     from netgym.planning.sweep import grid, placed
@@ -193,7 +199,7 @@ def plan(
 
 
 def _flags_of(point: Mapping[str, str], words: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Values of swept keys of the experiment; and flags, those that are swept with the values that they have there.
+    """Values of the experiment's swept keys, and flags with their swept values.
 
     Raises:
         InputError: a flag is swept and given.
@@ -221,7 +227,7 @@ def _print_plans(
     out: Path | None,
     requests: Sequence[Request],
 ) -> None:
-    """Print the plans, and write their page to `out`; `sweeps` are those whose break-even lines are shown."""
+    """Print the plans and write their page to `out`; break-even lines are shown for `sweeps`."""
     from netgym.planning.page import at_text, print_table, write_page
     from netgym.planning.sweep import (
         break_even,
@@ -269,7 +275,7 @@ def plan_rows(
     *,
     failures: list[Exception],
 ) -> Iterator[dict[str, Any]]:
-    """Plan each strategy where it is to run, then without sites that may be lost; `progress` shows which is next.
+    """Plan each strategy on all sites, then without each lost site; `progress` names the next.
 
     A strategy that fails is a row with `refused`, the reason; the exception is added to `failures`.
     """
@@ -300,21 +306,6 @@ def plan_rows(
 def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
     """Sites left out of each plan: none, each by itself, and all that were named."""
     return [(), *((site,) for site in lost), *([lost] if len(lost) > 1 else [])]
-
-
-def _check_folder(out: Path) -> None:
-    """Make the folder of results, before anything is planned that would be lost.
-
-    Raises:
-        InputError: nothing can be written there.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not os.access(out, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Measurement of a strategy on a network: seconds, bytes, memory and money, extrapolated from rounds that repeat."""
+"""Costs of a strategy on a network: seconds, bytes, memory and money, extrapolated from rounds that repeat."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CODING_SPEED = 2e9
 
 @dataclass(frozen=True)
 class Plan:
-    """Needs of one strategy.
+    """Costs of one strategy.
 
     Attributes:
         strategy: its label.
@@ -199,7 +199,7 @@ class Plan:
         )
 
     def scaled(self, seconds: float, rounds: float = 1.0) -> Plan:
-        """Plan that takes so many times the `seconds`, for so many times the `rounds`."""
+        """Plan with its time multiplied by `seconds` and its rounds and tokens by `rounds`."""
 
         def times(value: float | None, factor: float) -> float | None:
             return None if value is None else value * factor
@@ -223,7 +223,7 @@ class Plan:
         )
 
     def ended(self, seconds: float) -> Plan:
-        """Plan that ends after so many seconds at the latest."""
+        """Plan that ends after `seconds` at the latest."""
         if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
             return self
         share = seconds / (self.days * SECONDS_A_DAY)
@@ -264,7 +264,7 @@ class RefusedPlanError(InputError):
 
 
 def refusal(error: Exception) -> str:
-    """Why a strategy cannot be planned, in a line.
+    """Reason why a strategy cannot be planned, as one line.
 
     Raises:
         KeyboardInterrupt: the error stands for a signal, see `raise_lost_interrupt`.
@@ -279,41 +279,42 @@ class Measured:
     """A strategy that has been simulated, and can be simulated elsewhere.
 
     Attributes:
-        strategy, setting: which, and where.
-        plan: its figures.
-        rounds: those that were simulated.
-        rounds_of: another number of them.
-        figures: of those rounds.
-        are_peers_new: ranks meet others in other rounds.
+        strategy, setting: what was planned, and where.
+        plan: the resulting figures.
+        rounds: the simulated rounds.
+        rounds_of: makes another number of rounds.
+        figures: figures of `rounds`.
+        are_peers_new: ranks meet different peers in different rounds.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting) -> None:
-        name = type(strategy).__name__
-        declared = _declared(strategy, setting)
         self.strategy, self.setting = strategy, setting
-        period, num_rounds, start, remarks = _extent(strategy, setting, declared)
-        self._is_a_mean = declared.period is None
-        self.rounds_of = partial(
-            SimulatedRounds, strategy, setting, period, start=start, apart=declared.period is None
-        )
-        self.rounds = self.rounds_of(num_rounds)
-        if declared.period is not None and (self.rounds.has_pairs or _differs_together(self.rounds, setting)):
-            self.rounds = self.rounds_of(_ROUNDS_OF_NEW_PEERS)  # such requests cannot be lengthened
+        begun = _begin(strategy, setting)
+        name, period, remarks = type(strategy).__name__, begun.period, begun.remarks
+        self._is_a_mean, self.rounds_of, self.rounds = not begun.is_declared, begun.rounds_of, begun.rounds
+        # Requests of ranks that were recorded together cannot be lengthened.
+        differ = setting.differs_for_ever() and self.rounds.runs_together
+        if begun.is_declared and (self.rounds.has_pairs or differ):
+            self.rounds = self.rounds_of(_ROUNDS_OF_NEW_PEERS)
         self.are_peers_new = self.rounds.has_pairs and self.rounds.peers_change
-        walked = self._verify(period, start)
+        verified = self._verify(period, begun.start)
         figures = self.rounds.on(setting)
-        remarks += _silence_remarks(
-            strategy, setting, figures, max(walked, period * len(figures.round_seconds))
-        )
+        if setting.num_ranks > 1 and not any(counts[-1] for counts in figures.payload_bytes):
+            seen = max(verified, period * len(figures.round_seconds))
+            if setting.tokens is None or seen < setting.max_steps:
+                raise RefusedPlanError(
+                    f"plan: {name} sends nothing in its first {format_count(seen, 'step')}, so a plan does not know "
+                    "what it sends: declare in round_steps after how many steps it repeats (docs/own-strategy.md)"
+                )
+            remarks += (f"{name} sends nothing in its {format_count(setting.max_steps, 'step')}: {_ALONE}",)
         steps = setting.num_steps()
         budget = None if steps is None else -(-steps // period)
         if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
             until = self._pace(figures).seconds_until
             budget = setting.affordable_rounds(lambda number: (until(number), 0.0))
         if strategy.is_synchronous and not self.are_peers_new:
-            figures = self._until_they_repeat(figures, budget)
-            figures, weather_remarks = self._through_weather(figures, budget)
-            remarks += weather_remarks
+            figures = self._more_rounds(figures, budget)
+            remarks += rounds_remarks(setting, figures.round_seconds, budget)
         is_replayed = self.rounds.calls_a_round > 0  # else every message is simulated
         is_crowded = any("direct" in names for names in figures.collectives.values()) and is_replayed
         num_ranks = setting.num_ranks + strategy.num_servers
@@ -359,16 +360,34 @@ class Measured:
         return number * period
 
     def _priced(self, name: str, period: int, pace: Pace) -> Plan:
-        """The plan for the setting's tokens, crashes included."""
+        """Plan for the setting's tokens, crashes included."""
         setting = self.setting
         made = self._plan_of(name, period, pace)
         fits_with = would_fit(self.strategy, setting, self.figures.memory)
         self.plan = replace(made, expected_bytes=self.strategy.sends_by_value, fits_with=tuple(fits_with))
-        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
+        simulated = pace.ends[-1] if pace.ends else 0.0  # workers at their own pace have no common rounds
+        end = (made.days or 0.0) * SECONDS_A_DAY
+        end = end if setting.until is None else min(end, setting.until)
+        if unseen := changes_between(setting.topology.weather, simulated, end):
+            raise RefusedPlanError(
+                f"plan: {name}: the network changes {format_count(unseen, 'time')} after the "
+                f"{format_seconds(simulated)} whose rounds are simulated one by one, and before the budget's end, so "
+                "its days are not known; plan fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set "
+                "failures.repair=..."
+            )
         if setting.failures is None:
             return self.plan
         plan = with_failures(self, setting.failures)
-        _refuse_endless(name, plan)
+        assert plan.failures is not None
+        longer, lost = plan.failures["times_as_long"], plan.failures["seconds_lost_per_crash"]
+        days = plan.seconds_per_round * longer / SECONDS_A_DAY if plan.days is None else plan.days
+        if longer >= _LONGER and days >= _A_CENTURY:
+            raise RefusedPlanError(
+                f"plan: {name}: it never ends: {plan.failures['crashes_per_day']:.3g} crashes a day, each of which "
+                f"takes {format_seconds(lost)}, leave {1 / longer:.2g} of the time for training, and "
+                f"{'a round' if plan.days is None else 'the budget'} takes more than a century; give a longer "
+                "failures.mtbf or a shorter failures.repair, or plan fewer workers"
+            )
         return plan
 
     def _plan_of(self, name: str, period: int, pace: Pace) -> Plan:
@@ -450,7 +469,7 @@ class Measured:
         )
 
     def _paid(self, name: str, period: int, pace: Pace) -> Setting:
-        """The setting with the tokens that its dollars pay for.
+        """Setting with the tokens that its dollars pay for.
 
         Raises:
             InputError: the first round costs more.
@@ -472,8 +491,8 @@ class Measured:
     def _bill(self, steps: int, period: int, pace: Pace) -> tuple[float, float, bool]:
         """Seconds of `steps` steps to the end of what is in flight, dollars of traffic, and whether nothing is sent.
 
-        Whole rounds are played until they repeat, and the remaining steps after them. Where ranks go their own pace or
-        may be absent, and where rounds are means, the pace is all there is.
+        Whole rounds are simulated until they repeat, then the remaining steps. Where ranks go their own pace or may be
+        absent, or figures are means, the total follows from the pace alone.
         """
         setting, figures = self.setting, self.figures
         num_rounds = len(figures.round_seconds)
@@ -507,31 +526,22 @@ class Measured:
             not (whole or any(figures.link_bytes)),
         )
 
-    def _through_weather(
-        self, figures: RoundFigures, budget: int | None
-    ) -> tuple[RoundFigures, tuple[str, ...]]:
-        """More rounds, where the network or devices change beyond those in `figures`, and remarks."""
-        setting, calls = self.setting, self.rounds.calls_a_round
-        needed = num_rounds_needed(setting, figures.round_seconds, calls, budget)
-        if needed > len(figures.round_seconds):
-            if calls:
-                figures = self.rounds.on(setting, needed)
-            elif not setting.differs_for_ever():  # such requests cannot be lengthened
-                self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
-                figures = self.rounds.on(setting)
-        return figures, rounds_remarks(setting, figures.round_seconds, budget)
-
-    def _until_they_repeat(self, figures: RoundFigures, budget: int | None) -> RoundFigures:
-        """More rounds while the last two differ, as windows grow or queues drop."""
-        setting, ends = self.setting, figures.round_seconds
-        most = min(_MOST_UNLIKE, budget or _MOST_UNLIKE)
-        if not self.rounds.calls_a_round or setting.topology.weather or setting.differs_for_ever():
-            return figures
+    def _more_rounds(self, figures: RoundFigures, budget: int | None) -> RoundFigures:
+        """Simulate more rounds while the last two differ, as windows grow or queues drop, and past network changes."""
+        setting, ends, calls = self.setting, figures.round_seconds, self.rounds.calls_a_round
+        is_quiet = calls and not setting.topology.weather and not setting.differs_for_ever()
+        most = min(_MOST_UNLIKE, budget or _MOST_UNLIKE) if is_quiet else 0
         while len(ends) < most and repeats_from(_lengths(ends), _NEARLY) is None:
             figures, before = self.rounds.on(setting, min(2 * len(ends), most)), len(ends)
             ends = figures.round_seconds
             if len(ends) == before:  # its requests cannot be lengthened
                 break
+        needed = num_rounds_needed(setting, ends, calls, budget)
+        if needed > len(ends) and calls:
+            return self.rounds.on(setting, needed)
+        if needed > len(ends) and not setting.differs_for_ever():  # such requests cannot be lengthened
+            self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
+            return self.rounds.on(setting)
         return figures
 
     def _pace(self, figures: RoundFigures) -> Pace:
@@ -542,31 +552,32 @@ class Measured:
         )
 
     def own_round(self) -> float:
-        """Seconds of a round that is not the first, in the own setting; as `later_round` finds it."""
+        """Seconds of a later round in the plan's own setting, equal to `later_round`."""
         ends = self.figures.round_seconds[: self._num_compared(self.setting)]
         if self._is_alike(self.setting) and len(ends) > 1 and not self.setting.topology.weather:
             return (ends[-1] - ends[0]) / (len(ends) - 1)
         return self.later_round(self.setting)
 
     def _num_compared(self, setting: Setting) -> int:
-        """Rounds that are simulated with something doubled: two, unless later ones are unlike the second."""
+        """Number of rounds to simulate with a resource doubled: two, unless later rounds differ from the second."""
         number = min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
         is_early = repeats_from(_lengths(self.figures.round_seconds[:3])) in (0, 1)
         return 2 if self._is_alike(setting) and is_early else number
 
     def _is_alike(self, setting: Setting) -> bool:
-        """True if rounds do not differ, here and there."""
+        """True if rounds repeat in both settings."""
         differ = setting.differs_for_ever() or self.setting.differs_for_ever() or self.are_peers_new
         return self.strategy.is_synchronous and not differ
 
     def later_round(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
-        """Seconds of a round that is not the first, in a setting that differs in the network or in computing alone.
+        """Seconds of a later round in a setting that differs only in its network or computing.
 
-        Collectives go by the algorithms that were chosen on the own network; what is set to change on it does not.
+        Collectives use the algorithms chosen on the plan's own network, and scheduled changes of the network are left
+        out.
 
         Args:
             setting: with the same workers.
-            factors: on each worker's seconds of computing; None: those of the own setting.
+            factors: multiply each worker's seconds of computing; None: 1.
         """
         if not setting.differs_for_ever():
             setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
@@ -580,144 +591,138 @@ def _lengths(ends: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise([0.0, *ends])]
 
 
-class _Declared(NamedTuple):
-    """Declarations of a strategy that has been set up: `round_steps`, and its `warmup_steps` in whole rounds."""
+class _Begun(NamedTuple):
+    """First rounds of a strategy.
 
-    period: int | None
-    warmup: int
-
-
-def _declared(strategy: Strategy, setting: Setting) -> _Declared:
-    """Declared rounds of a strategy on the setting's model.
-
-    Raises:
-        InputError: they are no number of steps, or too long to be simulated.
+    Attributes:
+        period: steps a round; of a strategy that does not declare it, all that are simulated.
+        is_declared: by the strategy, with `round_steps`.
+        start: steps before the first.
+        rounds_of: makes a number of them.
+        rounds: those to simulate before comparing them.
+        remarks: on the figures.
     """
-    known, name = setting.known, type(strategy).__name__
-    of_run = (
-        known.key_of(strategy),
-        setting.num_ranks,
-        setting.max_steps,
-        known.number_of(setting.model.model),
-    )
 
-    def find() -> _Declared:
-        found = [strategy]
-
-        def set_up(comm: Communicator, computing: Callable[[int, float], None]) -> None:
-            made = planned_rank(strategy, comm, setting.model.model, computing, setting.max_steps)
-            assert made is not None
-            found.append(made.strategy)
-
-        with suppress(ValueError, RuntimeError):
-            run_alone(set_up, setting.num_ranks + strategy.num_servers)
-        period = found[-1].round_steps
-        if period is None:
-            return _Declared(None, 0)
-        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-            raise InputError(f"{name}: round_steps = {period!r} must be a whole number of steps, 1 at least")
-        if period > _LONGEST_ROUND:
-            raise InputError(
-                f"plan: {name}: rounds of {period:,} steps are longer than those that are planned; give "
-                f"{_LONGEST_ROUND:,} steps at most"
-            )
-        warmup = found[-1].warmup_steps if len(found) > 1 else 0
-        return _Declared(period, -(-warmup // period))
-
-    return known.once(("declared", *of_run), find)
+    period: int
+    is_declared: bool
+    start: int
+    rounds_of: Callable[..., SimulatedRounds]
+    rounds: SimulatedRounds
+    remarks: tuple[str, ...] = ()
 
 
-def _extent(
-    strategy: Strategy, setting: Setting, declared: _Declared
-) -> tuple[int, int, int, tuple[str, ...]]:
-    """Steps a round, rounds to simulate at first, the step that they begin with, and remarks.
+def _begin(strategy: Strategy, setting: Setting) -> _Begun:
+    """First rounds of a strategy, of the length that it declares.
 
     A strategy that does not declare its rounds is simulated step by step, up to the budget's end or a limit.
-    """
-    name = type(strategy).__name__
-    if declared.period is None:
-        steps = setting.max_steps
-        period = -(-steps // -(-steps // _most_steps(setting)))
-        over = "all" if period == steps and setting.tokens is not None else "the first"
-        text = f"{name} does not declare round_steps: figures are means over {over} {format_count(period, 'step')}"
-        return period, 1, 0, (text,)
-    if declared.warmup <= _MOST_UNLIKE:
-        return declared.period, _rounds_at_first(strategy) + declared.warmup, 0, ()
-    start = declared.warmup * declared.period
-    return declared.period, _rounds_at_first(strategy), start, _start_remarks(name, setting, start)
-
-
-def _silence_remarks(
-    strategy: Strategy, setting: Setting, figures: RoundFigures, steps: int
-) -> tuple[str, ...]:
-    """A remark where nothing is sent in the `steps` simulated, which are all of the run.
 
     Raises:
-        RefusedPlanError: later steps may send.
+        RefusedPlanError: with a budget, the first rounds are a warm-up too long to simulate.
     """
-    if setting.num_ranks == 1 or any(counts[-1] for counts in figures.payload_bytes):
-        return ()
-    name = type(strategy).__name__
-    if setting.tokens is not None and steps >= setting.max_steps:
-        return (f"{name} sends nothing in its {format_count(setting.max_steps, 'step')}: {_ALONE}",)
-    raise RefusedPlanError(
-        f"plan: {name} sends nothing in its first {format_count(steps, 'step')}, so a plan does not know what it "
-        "sends: declare in round_steps after how many steps it repeats (docs/own-strategy.md)"
-    )
+    name, number = type(strategy).__name__, _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
+    known = setting.known
+    of_run = (known.key_of(strategy), setting.num_ranks, setting.max_steps)
+    key = ("declared", *of_run, known.number_of(setting.model.model))
+    declared, warmup = known.once(key, lambda: _declared(strategy, setting))
+    period, start, remarks = declared or 1, 0, tuple[str, ...]()
+    if declared is None:
+        steps, number = setting.max_steps, 1
+        period = -(-steps // -(-steps // _most_steps(setting)))
+        over = "all" if period == steps and setting.tokens is not None else "the first"
+        remarks = (
+            f"{name} does not declare round_steps: figures are means over {over} {format_count(period, 'step')}",
+        )
+    elif warmup <= _MOST_UNLIKE:
+        number += warmup
+    else:
+        start = warmup * period
+        text = f"begins with {format_count(start, 'step')} that send otherwise than later ones"
+        if setting.tokens is not None or setting.dollars is not None:
+            raise RefusedPlanError(
+                f"plan: {name}: it {text}, so its days are not those of later rounds; set fewer (such as freeze_step), "
+                "or plan it without --tokens and --budget"
+            )
+        remarks = (f"it {text}: figures are for later ones",)
+    rounds_of = partial(SimulatedRounds, strategy, setting, period, start=start, apart=declared is None)
+    return _Begun(period, declared is not None, start, rounds_of, rounds_of(number), remarks)
+
+
+def _declared(strategy: Strategy, setting: Setting) -> tuple[int | None, int]:
+    """Declared steps a round of a strategy on the setting's model, and rounds of its warm-up.
+
+    Raises:
+        InputError: `round_steps` is no number of steps, or too many to simulate.
+    """
+    name, found = type(strategy).__name__, [strategy]
+
+    def set_up(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        made = planned_rank(strategy, comm, setting.model.model, computing, setting.max_steps)
+        assert made is not None
+        found.append(made.strategy)
+
+    with suppress(ValueError, RuntimeError):
+        run_alone(set_up, setting.num_ranks + strategy.num_servers)
+    period = found[-1].round_steps
+    if period is None:
+        return None, 0
+    if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+        raise InputError(f"{name}: round_steps = {period!r} must be a whole number of steps, 1 at least")
+    if period > _LONGEST_ROUND:
+        raise InputError(
+            f"plan: {name}: rounds of {period:,} steps are longer than those that are planned; give "
+            f"{_LONGEST_ROUND:,} steps at most"
+        )
+    warmup = found[-1].warmup_steps if len(found) > 1 else 0
+    return period, -(-warmup // period)
 
 
 def _most_steps(setting: Setting) -> int:
-    """Steps of a strategy that are simulated, or verified, one by one."""
+    """Largest number of steps that are simulated or verified one by one."""
     return max(min(_MOST_STEPS, _MOST_STEPS_OF_ALL // setting.num_ranks), 1)
 
 
 def _is_shipped(strategy: Strategy) -> bool:
-    """True if all classes of a strategy and its chain are those of the package."""
+    """True if a strategy and the modules of its chain are classes of the package."""
     parts = (strategy, *getattr(strategy, "modules", ()))
     return all(type(part).__module__.startswith("exogym_core.") for part in parts)
 
 
-def _differs_together(rounds: SimulatedRounds, setting: Setting) -> bool:
-    """True if rounds differ by chance, and their ranks were recorded together, at these speeds."""
-    return setting.differs_for_ever() and rounds.runs_together
-
-
 def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
-    """Bytes of a worker's states by purpose, without simulating; none where they are known in a simulation alone."""
-    return _first_rounds(strategy, setting).memory()
+    """Bytes of a worker's states by purpose, without simulating; empty where only a simulation finds them."""
+    return _begin(strategy, setting).rounds.memory()
 
 
 def algorithms_to_try(strategy: Strategy, setting: Setting, within: float) -> dict[str, list[str]]:
-    """Algorithms by operation that could be faster in whole rounds than those chosen, see `SimulatedRounds.rivals`."""
+    """Algorithms by operation that may be faster in whole rounds than the chosen ones, see `SimulatedRounds.rivals`."""
     if not strategy.is_synchronous or strategy.num_servers:
         return {}
     try:
-        return _first_rounds(strategy, setting).rivals(within)
+        return _begin(strategy, setting).rounds.rivals(within)
     except (ValueError, RuntimeError):  # its requests depend on the others
         return {}
 
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
-    """True if ranks read the clock, so that all have to run, and thousands of messages be simulated one by one."""
-    return _are_crowds(setting, setting.num_ranks) and not _first_rounds(strategy, setting).calls_a_round
+    """True if ranks read the clock, so that all must run and thousands of messages be simulated one by one."""
+    return _are_crowds(setting, setting.num_ranks) and not _begin(strategy, setting).rounds.calls_a_round
 
 
 def _are_crowds(setting: Setting, num_ranks: int) -> bool:
-    """True if messages among so many ranks at once are too many to be simulated."""
+    """True if `num_ranks` ranks send too many messages at once to simulate them all."""
     most = Estimator(setting.topology, setting.resolved_protocol).most_at_once(setting.hosts)
     return num_ranks * (num_ranks - 1) > most
 
 
 def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
-    """Changes with each of which a worker's states and activations fit into its devices; none where they do already.
+    """Changes, each of which makes a worker's states and activations fit into its devices; empty if they fit already.
 
-    The fewest ways to save memory that suffice, the fewest devices and layers of the model, and the smallest sites that
+    The fewest memory-saving choices that suffice, the fewest devices, the most layers, and the smallest sites that
     share a replica.
 
     Args:
         strategy: not set up.
         setting: where.
-        states: bytes of them by purpose, of `memory_states`.
+        states: bytes by purpose, see `memory_states`.
     """
     if setting.fits(states) is not False:
         return []
@@ -742,7 +747,7 @@ def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -
 
 
 def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
-    """The fewest devices of a worker that suffice, in at most one line."""
+    """Fewest devices of a worker that suffice, as at most one line."""
     number = setting.devices_per_worker
     if not isinstance(number, int):
         return []
@@ -755,7 +760,7 @@ def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
 
 
 def _sharded(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
-    """The smallest sites whose ranks share all states but the weights, which fit then, in at most one line."""
+    """Smallest sites that fit when ranks share all states but the weights, as at most one line."""
     if strategy.arguments.get("ranks_per_worker") != 1:
         return []
     name = type(strategy).__name__.removesuffix("Strategy")
@@ -768,7 +773,7 @@ def _sharded(strategy: Strategy, setting: Setting, states: Mapping[str, int]) ->
 
 
 def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:
-    """The most layers of a model whose states fit, with the whole model's activations, in at most one line."""
+    """Most layers whose states fit, with the whole model's activations, as at most one line."""
     blocks = getattr(setting.model.model, "blocks", ())
     every = setting.model.num_parameters
     for layers in range(len(blocks) - 1, 0, -1):
@@ -780,10 +785,10 @@ def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:
 
 
 def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
-    """Lower bounds of the days to the budget and of their band, without simulating; 0 where nothing is proven.
+    """Lower bounds on the days for the budget and on their band, without simulating; 0 where nothing is proven.
 
-    A round takes the slowest worker's computing at least, and what the bytes that must leave or enter a site with one
-    worker take on all lines of that site, whatever the algorithms and streams. The first round may send less.
+    A round takes at least the slowest worker's computing, and at least the time that bytes entering or leaving a site
+    with one worker need on all links of that site, for any algorithms and streams. The first round may send less.
 
     Args:
         strategy: not set up.
@@ -792,9 +797,9 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     is_proven = strategy.is_synchronous and not strategy.num_servers and setting.is_even()
     if not is_proven or setting.until is not None or setting.tokens is None:
         return 0.0, 0.0
-    period, _, start, _ = _extent(strategy, setting, _declared(strategy, setting))
-    rounds = _first_rounds(strategy, setting)
-    if start or rounds.has_pairs or rounds.unlike(rounds, rounds.num_rounds - 2) is not None:
+    begun = _begin(strategy, setting)
+    rounds = begun.rounds
+    if begun.start or rounds.has_pairs or rounds.unlike(rounds, rounds.num_rounds - 2) is not None:
         return 0.0, 0.0
     steps, durations = setting.max_steps, setting.durations()
     try:
@@ -807,7 +812,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
         return 0.0, 0.0
     on_lines /= setting.resolved_protocol.payload_share
     slowest = max(each.mean_seconds for each in durations)
-    days = max(steps * slowest, (steps // period - 1) * on_lines) / SECONDS_A_DAY
+    days = max(steps * slowest, (steps // begun.period - 1) * on_lines) / SECONDS_A_DAY
     fast = setting.computing_range()[0]
     computing = sum(each.mean_seconds for each in durations) / len(durations) * steps
     share = (
@@ -817,7 +822,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
 
 
 def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
-    """Workers alone at the sites with the narrowest lines out and in; of each, its site's bits a second out and in."""
+    """Workers alone at the sites with the narrowest links out and in, with their bits per second out and in."""
     topology = setting.topology
     sites = [topology.region_of(host) for host in setting.hosts]
     alone = {site: rank for rank, site in enumerate(sites) if sites.count(site) == 1}
@@ -835,7 +840,7 @@ def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
 
 
 def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) -> float:
-    """Seconds that a round's bytes of a rank take at least on lines of so many bits a second."""
+    """Least seconds for a rank's bytes of a round, at `out` and `into` bits per second."""
     leaving = entering = 0
     for call, member in rounds.calls_of(rank):
         others = len(call.ranks) - 1
@@ -856,65 +861,14 @@ def measure(strategy: Strategy, setting: Setting) -> Plan:
     return Measured(strategy, setting).plan
 
 
-def _rounds_at_first(strategy: Strategy) -> int:
-    """Rounds to simulate before comparing them."""
-    return _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
-
-
-def _first_rounds(strategy: Strategy, setting: Setting) -> SimulatedRounds:
-    declared = _declared(strategy, setting)
-    period, num_rounds, start, _ = _extent(strategy, setting, declared)
-    return SimulatedRounds(strategy, setting, period, num_rounds, start=start, apart=declared.period is None)
-
-
 def _coding_remark(coding_bytes: float) -> str:
-    """A remark on coding that is not charged, with what it would take."""
+    """Remark on coding that is not charged, with the time that it would take."""
     if not coding_bytes:
         return "coding is not charged: it sends encoded values, and calls neither `charged` nor `charge`"
     return (
         f"coding is not charged: a worker encodes and decodes {format_bytes(round(coding_bytes))} of fp32 values a "
         f"round, which takes {format_seconds(coding_bytes / CODING_SPEED)} at 2 GB/s; --set compute.coding='2 GB/s' "
         "charges it, or the speed of your codec and device"
-    )
-
-
-def _start_remarks(name: str, setting: Setting, start: int) -> tuple[str, ...]:
-    """A remark where the figures are not those of a long warm-up; with a budget there is no plan."""
-    text = f"begins with {format_count(start, 'step')} that send otherwise than later ones"
-    if setting.tokens is not None or setting.dollars is not None:
-        raise RefusedPlanError(
-            f"plan: {name}: it {text}, so its days are not those of later rounds; set fewer (such as freeze_step), or "
-            "plan it without --tokens and --budget"
-        )
-    return (f"it {text}: figures are for later ones",)
-
-
-def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequence[float]) -> None:
-    """Raise RefusedPlanError where the network changes during the budget, after the simulated rounds."""
-    simulated = ends[-1] if ends else 0.0  # workers at their own pace have no common rounds
-    end = 0.0 if plan.days is None else plan.days * SECONDS_A_DAY
-    end = end if setting.until is None else min(end, setting.until)
-    unseen = changes_between(setting.topology.weather, simulated, end)
-    if unseen:
-        raise RefusedPlanError(
-            f"plan: {name}: the network changes {format_count(unseen, 'time')} after the {format_seconds(simulated)} "
-            f"whose rounds are simulated one by one, and before the budget's end, so its days are not known; plan "
-            "fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
-        )
-
-
-def _refuse_endless(name: str, plan: Plan) -> None:
-    """Raise RefusedPlanError where crashes lengthen the budget, or without one a round, beyond a century."""
-    assert plan.failures is not None
-    longer, a_day = plan.failures["times_as_long"], plan.failures["crashes_per_day"]
-    days = plan.seconds_per_round * longer / SECONDS_A_DAY if plan.days is None else plan.days
-    if longer < _LONGER or days < _A_CENTURY:
-        return
-    lost = format_seconds(plan.failures["seconds_lost_per_crash"])
-    raise RefusedPlanError(
-        f"plan: {name}: it never ends: {a_day:.3g} crashes a day, each of which takes {lost}, leave {1 / longer:.2g} "
-        f"of the time for training, and {'a round' if plan.days is None else 'the budget'} takes more than a century; "
-        "give a longer failures.mtbf or a shorter failures.repair, or plan fewer workers"
     )
 
 

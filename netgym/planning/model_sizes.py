@@ -1,4 +1,4 @@
-"""Dimensions of models of plans by name, and choices of their memory; imported without torch."""
+"""Dimensions of planned models by name, and choices that save memory; imported without torch."""
 
 from __future__ import annotations
 

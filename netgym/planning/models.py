@@ -36,9 +36,9 @@ class SequenceModel:
     Args:
         model: maps (tokens, targets) to a loss.
         length: tokens a sequence.
-        sequence_flops: if known already.
-        activation_bytes: likewise; 0 where they are not known.
-        checkpointed_bytes: likewise.
+        sequence_flops: None: counted.
+        activation_bytes: None: counted with `sequence_flops`, else 0.
+        checkpointed_bytes: None: all activations.
 
     Attributes:
         num_parameters: all of them.
@@ -70,8 +70,8 @@ class SequenceModel:
 def kept_bytes(model: nn.Module, batch: Any, length: int) -> int:
     """Bytes that a forward pass keeps for the backward pass, parameters aside, on the meta device.
 
-    Scores of attention, from each place to each, are left out: fused attention keeps none, and only without values
-    torch falls back to a kind that does.
+    Attention scores are left out: fused attention keeps none, and on the meta device torch falls back to a kernel that
+    does.
     """
     own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
     kept: dict[int, Any] = {}
@@ -89,7 +89,7 @@ def kept_bytes(model: nn.Module, batch: Any, length: int) -> int:
 
 
 def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceModel:
-    """The model of this name; nothing is allocated.
+    """Model of this name on the meta device; nothing is allocated.
 
     Args:
         name: in `PLANNED_MODELS`, or a preset of the tasks' models as `llama-2m` or `gpt-base`.
@@ -160,13 +160,13 @@ def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
 def memory_in_use(
     states: Mapping[str, int], activations: int, checkpointed: int, choices: Sequence[str]
 ) -> dict[str, int]:
-    """Bytes on a worker's devices by purpose, with `activations`, as the choices make them.
+    """Bytes on a worker's devices by purpose, `activations` included, under the given choices.
 
     Args:
-        states: of `worker_memory`.
-        activations: bytes of them.
-        checkpointed: bytes of them where each layer is computed again.
-        choices: of MEMORY_CHOICES.
+        states: bytes of `worker_memory`.
+        activations: bytes of activations.
+        checkpointed: bytes of activations where each layer is recomputed.
+        choices: names in MEMORY_CHOICES.
     """
     found = {name: size for name, size in states.items() if name != "total"}
     found["activations"] = checkpointed if "checkpointing" in choices else activations
@@ -218,13 +218,13 @@ def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
 
 
 def _meta_tensors(things: object) -> list[Tensor]:
-    """All tensors without values within reach of `things`; others are random states and tables, alike in every plan."""
+    """All meta tensors reachable from `things`; those with values are random states and tables, equal in all plans."""
     found = reachable(things, _is_searched)
     return [each for each in found if isinstance(each, Tensor) and each.is_meta]
 
 
 def _is_searched(value: object) -> bool:
-    """True for strategies, models and objects of torch; objects of communicators are the transport's."""
+    """True for strategies, models and objects of torch, not for those of communicators, which are the transport's."""
     module = type(value).__module__
     return (
         not isinstance(value, Tensor)

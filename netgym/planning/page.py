@@ -95,7 +95,7 @@ def _days(days: float) -> str:
 
 
 def _banded(row: Mapping[str, Any], name: str, text: Callable[[float], str]) -> str:
-    """An amount with its band in brackets, where that shows; `-` where there is none."""
+    """Amount with its band in brackets where the ends differ; `-` without a band."""
     if row[name] is None or row[f"{name}_low"] is None:
         return "-"
     low, high = text(row[f"{name}_low"]), text(row[f"{name}_high"])
@@ -110,12 +110,8 @@ def _dollars(row: Mapping[str, Any]) -> str:
 
 
 def _is_egress_only(row: Mapping[str, Any]) -> bool:
-    """True if the dollars are for traffic alone."""
+    """True if the dollars pay for traffic only."""
     return row["cost"] is not None and row["cost_by"].get("workers") is None
-
-
-def _is_of_money(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return any(row["tokens_low"] is not None for row in rows)
 
 
 #: Text of a row in each column; one in which no row has a value is left out.
@@ -150,7 +146,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
     keys = _swept(rows)
     columns = {name: [text(row) for row in _once(rows)] for name, text in _COLUMNS.items()}
     columns = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
-    cells = [[*_values(row, keys), *line] for row, *line in zip(_once(rows), *columns.values(), strict=True)]
+    cells = [
+        [*(row["point"][key] if concerns(row, key) else "any" for key in keys), *line]
+        for row, *line in zip(_once(rows), *columns.values(), strict=True)
+    ]
     return [*keys.values(), *columns], cells
 
 
@@ -162,23 +161,10 @@ def _swept(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return short_keys(rows[0].get("point", {})) if rows else {}
 
 
-def _values(row: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
-    """Value of each swept key, or `any` where it cannot change this strategy."""
-    return [row["point"][key] if concerns(row, key) else "any" for key in keys]
-
-
 def _once(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows by strategy, one for each set of swept values that can change it."""
     names = list(dict.fromkeys(row["name"] for row in rows))
     return sorted(once(rows), key=lambda row: names.index(row["name"])) if _swept(rows) else list(rows)
-
-
-def _soonest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Row of each strategy with most tokens a second, or for the money."""
-    best: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: -pace(row)):
-        best.setdefault(row["name"], row)
-    return [best[name] for name in dict.fromkeys(row["name"] for row in rows)]
 
 
 def at_text(point: Mapping[str, str]) -> str:
@@ -198,10 +184,23 @@ def _name_at(row: Mapping[str, Any]) -> str:
 
 
 def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, short: bool = False) -> list[str]:
-    """Notes on plans; `short`: of a strategy's points, on the soonest alone."""
-    every, is_of_money = _once(rows), _is_of_money(rows)
-    shown = _soonest(every) if short and _swept(rows) else every
-    notes = [note for row in shown for note in _notes_of(row)] + _remarks(shown)
+    """Notes on plans; `short`: only on the fastest point of each strategy."""
+    every, is_of_money = _once(rows), any(row["tokens_low"] is not None for row in rows)
+    shown = every
+    if short and _swept(rows):
+        best: dict[str, Mapping[str, Any]] = {}
+        for row in sorted(every, key=lambda row: -pace(row)):
+            best.setdefault(row["name"], row)
+        shown = [best[name] for name in dict.fromkeys(row["name"] for row in every)]
+    notes = [note for row in shown for note in _notes_of(row)]
+    names: dict[str, dict[str, None]] = {}
+    for row in shown:
+        for remark in row["remarks"]:
+            names.setdefault(visible(remark, 1000), {})[_name_at(row)] = None
+    for remark, of in names.items():
+        more = f" and {len(of) - _MOST_NAMED} more" if len(of) > _MOST_NAMED else ""
+        text = "all plans" if 1 < len(shown) == len(of) else "; ".join(list(of)[:_MOST_NAMED]) + more
+        notes.append(f"{text}: {remark}")
     notes += _crossing_notes(values, is_of_money, short=short) + _ratio_notes(
         values["step_ratios"], short=short
     )
@@ -222,7 +221,12 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
         notes.append(
             "dollars: traffic that links charge for alone; --price DOLLARS, of a worker's hour, adds theirs"
         )
-    notes.append(_memory_note(shown))
+    most = max(shown, key=lambda row: row["memory_per_worker"])
+    parts, others = (
+        ", ".join(f"{name} {format_bytes(size)}" for name, size in most[key].items() if name != "total")
+        for key in ("memory", "memory_with")
+    )
+    notes.append(f"memory: {parts} ({_name(most)}); in all with one --memory alone: {others}")
     if len(places := [row["place"] for row in rows if row["place"] is not None]) > len(set(places)):
         notes.append(
             f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "
@@ -236,35 +240,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
     return notes
 
 
-def _remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each remark once, with the plans of which it is made."""
-    names: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for remark in row["remarks"]:
-            names.setdefault(visible(remark, 1000), {})[_name_at(row)] = None
-    lines = []
-    for remark, of in names.items():
-        text = "; ".join(list(of)[:_MOST_NAMED])
-        if 1 < len(rows) == len(of):
-            text = "all plans"
-        elif len(of) > _MOST_NAMED:
-            text += f" and {len(of) - _MOST_NAMED} more"
-        lines.append(f"{text}: {remark}")
-    return lines
-
-
-def _memory_note(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Contents of memory, and its size by choice, for the row that needs most."""
-    most = max(rows, key=lambda row: row["memory_per_worker"])
-    parts, others = (
-        ", ".join(f"{name} {format_bytes(size)}" for name, size in most[key].items() if name != "total")
-        for key in ("memory", "memory_with")
-    )
-    return f"memory: {parts} ({_name(most)}); in all with one --memory alone: {others}"
-
-
 def _notes_of(row: Mapping[str, Any]) -> list[str]:
-    """Limit of a row, cheaper collectives, missing memory and crashes."""
+    """Notes on a row's limit, cheaper collectives, missing memory and crashes."""
     notes = [f"limited by {row['limit']['by']}; {row['limit']['remedy']}"]
     if (cheaper := row["cheaper"]) is not None:
         algorithms = algorithm_flags(cheaper["collectives"])
@@ -301,7 +278,7 @@ def _does_not_fit(row: Mapping[str, Any]) -> str:
 def _grouped(
     lines: Sequence[Mapping[str, Any]], names: Sequence[str], *, short: bool
 ) -> list[list[Mapping[str, Any]]]:
-    """Lines one by one; `short`: with those of the same two at other points."""
+    """Each line alone; `short`: grouped with those of the same two strategies at other points."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         key = tuple(line[name] for name in names)
@@ -343,7 +320,7 @@ def _where(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ratio_notes(lines: Sequence[Mapping[str, Any]], *, short: bool) -> list[str]:
-    """Ratios of steps; `short`: of variants those of the one that is most often the sooner alone."""
+    """Notes on ratios of steps; `short`: of variants, only those of the one that is most often faster."""
     notes = []
     best: dict[str, str] = {}
     for name, _ in Counter(line["faster"] for line in lines).most_common():
@@ -373,7 +350,7 @@ def print_table(
     title: str = "",
     facts: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Table of plans, one row each, then remedies, remarks, and break-even lines; of many points those of the best.
+    """Print plans as a table, then remedies, remarks and break-even lines; of many points, those of the best.
 
     Args:
         rows: plans.
@@ -414,7 +391,7 @@ def write_page(
 
     Args:
         folder: where.
-        rows, values, title, facts: as of `print_table`.
+        rows, values, title, facts: see `print_table`.
         plain: content of `plan.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -436,13 +413,13 @@ def write_page(
 
 
 def _in_lines(cell: str) -> str:
-    """A cell with its band, its steps or the links that it names on lines of their own."""
+    """Cell with its band, steps and named links on separate lines."""
     lines = cell.replace(" (", "\n(").replace(" / ", " /\n").splitlines()
     return "\n".join(textwrap.fill(line, _WIDEST, break_on_hyphens=False) for line in lines)
 
 
 def _plot(rows: Sequence[Mapping[str, Any]], inches: float, panels_a_row: int) -> bytes:
-    """PNG of the utilisation against a swept quantity, a line a strategy; bars without a sweep."""
+    """PNG of the utilisation over a swept quantity, one line per strategy; bars without a sweep."""
     from matplotlib.figure import Figure as Plot
 
     keys = list(_swept(rows))
@@ -467,7 +444,7 @@ def _plot(rows: Sequence[Mapping[str, Any]], inches: float, panels_a_row: int) -
 def _draw_panels(
     figure: Any, rows: Sequence[Mapping[str, Any]], keys: Sequence[str], axis: str, panels_a_row: int
 ) -> None:
-    """A panel for each value of one other key, in it a line for each strategy and value of the rest."""
+    """Draw a panel for each value of one other key, with a line for each strategy and value of the remaining keys."""
     others = [key for key in keys if key != axis]
     apart = min(others, key=lambda key: len({row["point"][key] for row in rows}), default=None)
     panels: dict[str, dict[str, dict[float, float]]] = {}

@@ -1,4 +1,4 @@
-"""Plan of a strategy with its limit: the resource whose doubling shortens a round most, by simulating each again."""
+"""Plan of a strategy with its limit: the resource whose doubling shortens a round most, found by simulation."""
 
 from __future__ import annotations
 
@@ -47,10 +47,9 @@ class _Doubling(NamedTuple):
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
     """Plan of `strategy`, with its limit.
 
-    The limit is the resource that shortens a round most when it is doubled (latency: halved; stragglers: without):
-    later rounds are simulated with each, collectives by the algorithms of the plan. Of those that save nearly as much
-    the cheapest is
-    named: a setting before a line.
+    The limit is the resource that shortens a round most when it is doubled (latency halved, stragglers removed): later
+    rounds are simulated with each, with the collective algorithms of the plan. Of those that save nearly as much, the
+    cheapest is named: a setting before a link.
 
     Args:
         strategy: not set up.
@@ -67,35 +66,28 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
                 strategy,
                 setting,
                 lambda other: first if other is setting else Measured(strategy, other),
-                _pace,
+                lambda other: other.plan.tokens_per_second,
                 charged,
             )
         measured, *others = every
         found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         remarks = (*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found))
+        if measured is not first:  # judged in whole rounds
+            longer = measured.plan.tokens_per_second / first.plan.tokens_per_second
+            remarks += (
+                f"planned with {algorithm_flags(measured.plan.algorithm)}: collectives=auto, which judges each call "
+                f"alone on idle links, takes {longer:.3g} times as long",
+            )
         return replace(
             measured.plan,
             limit=_limit(measured, found),
             cheaper=_cheaper(measured.plan, [other.plan for other in others]),
-            remarks=(*remarks, *([] if measured is first else [_sooner_than(first.plan, measured.plan)])),
+            remarks=remarks,
         )
 
     known = setting.known
     found = known.once(("plan", known.key_of(strategy), known.number_of(setting)), limited)
     return replace(found, strategy=label or type(strategy).__name__)
-
-
-def _pace(of: Measured) -> float:
-    return of.plan.tokens_per_second
-
-
-def _sooner_than(auto: Plan, plan: Plan) -> str:
-    """Remark on algorithms that are faster in whole rounds than those that `auto` chooses for each call."""
-    longer = plan.tokens_per_second / auto.tokens_per_second
-    return (
-        f"planned with {algorithm_flags(plan.algorithm)}: collectives=auto, which judges each call alone on idle "
-        f"links, takes {longer:.3g} times as long"
-    )
 
 
 def _cheaper(plan: Plan, others: Sequence[Plan]) -> dict[str, Any] | None:
@@ -124,7 +116,7 @@ def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
 
 
 def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
-    """The limit; of doublings that can save less than nine tenths of the best so far none is simulated."""
+    """Find the limit; doublings that can save less than nine tenths of the best so far are not simulated."""
     of_round, before = of.plan.seconds_per_round, of.own_round()
     doublings = [*_networks(of, setting), *_computing(of, setting)]
     saved: dict[str, float] = {}

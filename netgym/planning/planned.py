@@ -1,4 +1,4 @@
-"""Requests for plans: settings from an experiment, or from a few words in its place."""
+"""Requests for plans: settings from an experiment or from the command line."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _BLOCK_SIZE, _BYTES, _TOKENS = 128, 256, 50304  # as the task text has them
 
 
 def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...]]:
-    """The experiment's own model on its task's samples, and remarks on them.
+    """The experiment's model on samples of its task, and remarks.
 
-    The task is made as a run makes it, and two of its samples are read. Where the task `text` misses its files,
-    its options are taken.
+    The task is built as in a run, and two of its samples are read. If files of the task `text` are missing, its options
+    replace them.
 
     Raises:
         InputError: the task or the model cannot be made, or the operations of a step cannot be counted.
@@ -82,9 +82,10 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
 
 
 def _first_samples(task: Task, num_workers: int) -> Any:
-    """A batch of the first ones, which may be those of the first rank alone."""
+    """Batch of the first samples, which may be the first rank's."""
     if isinstance(task.train, TokenWindows):
-        return _tokens(task.train.block_size)
+        size = _COUNTED_SAMPLES, task.train.block_size
+        return [torch.zeros(size, dtype=torch.long, device="meta")] * 2
     data: Any = task.train
     if not isinstance(data, Dataset) and callable(data):
         data = data(rank=0, num_nodes=num_workers, train_dataset=True)
@@ -93,12 +94,8 @@ def _first_samples(task: Task, num_workers: int) -> Any:
     return batch_reader(data)(torch.arange(_COUNTED_SAMPLES))
 
 
-def _tokens(length: int) -> list[torch.Tensor]:
-    return [torch.zeros(_COUNTED_SAMPLES, length, dtype=torch.long, device="meta")] * 2
-
-
 def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Task, tuple[str, ...]]:
-    """The task `text` by its options alone."""
+    """The task `text`, built from its options alone."""
     options = experiment.settings.task.options
     paths = options.get("paths") or []
     suffixes = {Path(path).suffix for path in ([paths] if isinstance(paths, str) else paths)}
@@ -130,7 +127,7 @@ _BILLION = 1e9
 
 
 def _scaled(given: object, text: str, most: float, wrong: str) -> float:
-    """A number above 0 and below `most` with a letter for thousands, millions and so on; else `wrong` says so."""
+    """Parse a number between 0 and `most` with an optional suffix K, M, B, G or T; `wrong` is the error's text."""
     scale = _SCALES.get(text[-1:].upper())
     with suppress(ValueError):
         number = float(text if scale is None else text[:-1])
@@ -140,10 +137,10 @@ def _scaled(given: object, text: str, most: float, wrong: str) -> float:
 
 
 def parse_tokens(text: str) -> float:
-    """A number of tokens as people write it.
+    """Parse a number of tokens, such as 200B.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is no such number.
 
     >>> parse_tokens("200B"), parse_tokens("1.5 T"), parse_tokens("20b")
     (200000000000.0, 1500000000000.0, 20000000000.0)
@@ -154,10 +151,10 @@ def parse_tokens(text: str) -> float:
 
 
 def parse_dollars(given: str | float) -> float:
-    """Dollars to spend, above zero.
+    """Parse dollars to spend, above zero.
 
     Raises:
-        InputError: it is no such number.
+        InputError: the text is no such number.
 
     >>> parse_dollars("500,000"), parse_dollars("500k"), parse_dollars(1.5e6)
     (500000.0, 500000.0, 1500000.0)
@@ -172,9 +169,9 @@ class Request:
     """An experiment to plan.
 
     Attributes:
-        experiment: its strategies.
-        setting: where they run.
-        tokens: the budget on the command line; None: none, or the steps of an experiment's file.
+        experiment: experiment with the strategies.
+        setting: setting of the plans.
+        tokens: budget on the command line; None: the steps of an experiment's file, or no budget.
     """
 
     experiment: Experiment
@@ -200,7 +197,7 @@ class Request:
             experiment: to plan.
             sequence: tokens a sequence of a model by name; None: the task's block size, else 2,048.
             tokens: the budget.
-            known: results that are shared with other requests.
+            known: cache shared with other requests.
             wan_bandwidth: on every link between sites, as text; None: the topology's.
             is_file: the experiment has a task and a number of steps of its own.
             remarks: differences between the plan and a run.
@@ -249,7 +246,7 @@ class Request:
         return cls(experiment, setting, tokens)
 
     def of_own_sites(self, every: Container[str]) -> Request:
-        """Request whose values by site are those of its network, of all that are given for `every` site."""
+        """Request with values by site for its own network only, of those given for `every` site."""
         setting, own = self.setting, self.setting.sites()
         changes: dict[str, Any] = {}
         for name in ("devices_per_worker", "utilisation", "dollars_per_hour"):
@@ -272,6 +269,15 @@ class Request:
         setting, length = self.setting, self.setting.model.length
         a_step, size = setting.tokens_a_round(1), setting.model.num_parameters
         batch, price = setting.batch_size, setting.dollars_per_hour
+        compute, computing = self.experiment.compute, self.experiment.compute.describe()
+        if compute.flops is not None and setting.utilisation is not None:
+            shares = ", ".join(f"{site} {share:.0%}" for site, share in setting.utilisation.items())
+            computing = f"flops at {shares} of {compute.device or 'each host'}'s peak"
+        hour = "no price"
+        if isinstance(price, Mapping):
+            hour = ", ".join(f"{site} {dollars:g}" for site, dollars in price.items()) + " dollars"
+        elif price is not None:
+            hour = f"{price:g} dollars"
         budget = []
         if self.tokens is not None:
             steps = format_count(math.ceil(self.tokens / a_step), "step")
@@ -287,23 +293,16 @@ class Request:
                 "a step",
                 f"{setting.num_ranks * batch:,} sequences ({batch:,} a worker) of {length:,}, {a_step:,} tokens",
             ),
-            ("computing", self._compute_text()),
+            ("computing", computing),
             *budget,
-            ("a worker's hour", _priced(price)),
+            ("a worker's hour", hour),
         ]
-
-    def _compute_text(self) -> str:
-        compute, utilisation = self.experiment.compute, self.setting.utilisation
-        if compute.flops is not None and utilisation is not None:
-            shares = ", ".join(f"{site} {share:.0%}" for site, share in utilisation.items())
-            return f"flops at {shares} of {compute.device or 'each host'}'s peak"
-        return compute.describe()
 
 
 def _model(
     experiment: Experiment, sequence: int | None, known: Known, *, is_file: bool
 ) -> tuple[SequenceModel, tuple[str, ...]]:
-    """The model that an experiment's task would train, or the published one of its name; and remarks on it."""
+    """Model that an experiment's task would train, or the published one of its name; and remarks."""
     settings = experiment.settings
     name = None if settings.model is None else settings.model.name
     is_preset = name in ("llama", "gpt") and not is_file
@@ -324,30 +323,24 @@ def _model(
 
     def made() -> tuple[SequenceModel, tuple[str, ...]]:
         model = planned_model(name, length, **arguments)
-        half = planned_model(name, length // 2, **arguments) if length > _LONG_SEQUENCE else model
-        return model, _long_remarks(model, half)
+        if length <= _LONG_SEQUENCE:
+            return model, ()
+        # Operations are a * length + b * length^2, the latter self-attention's.
+        half = planned_model(name, length // 2, **arguments)
+        attention = 2 - 2 * length / half.length * half.sequence_flops / model.sequence_flops
+        grown = 2 * (model.num_parameters - half.num_parameters)
+        table = f"; {grown / 1e6:,.3g}M of its parameters are the table of positions" if grown else ""
+        return model, (
+            f"sequences of {length:,} tokens: self-attention is {attention:.0%} of a step's operations, and each "
+            f"device holds whole sequences{table}; published shares of the peak are for {_LONG_SEQUENCE:,} tokens and "
+            "fewer (38 % for 131,072, each divided over 16 devices, arXiv 2407.21783)",
+        )
 
     return known.once(key, made)
 
 
-def _long_remarks(model: SequenceModel, half: SequenceModel) -> tuple[str, ...]:
-    """A remark on sequences that are longer than those of published trainings; `half` is the model at half of it."""
-    length = model.length
-    if half is model:
-        return ()
-    # Operations are a * length + b * length^2, the latter self-attention's.
-    attention = 2 - 2 * length / half.length * half.sequence_flops / model.sequence_flops
-    grown = 2 * (model.num_parameters - half.num_parameters)
-    table = f"; {grown / 1e6:,.3g}M of its parameters are the table of positions" if grown else ""
-    return (
-        f"sequences of {length:,} tokens: self-attention is {attention:.0%} of a step's operations, and each device "
-        f"holds whole sequences{table}; published shares of the peak are for {_LONG_SEQUENCE:,} tokens and fewer (38 % "
-        "for 131,072, each divided over 16 devices, arXiv 2407.21783)",
-    )
-
-
 def _refuse_measured(experiment: Experiment) -> None:
-    """Raise InputError, with the option that settles it, where a plan would have to run something to know its time."""
+    """Raise InputError, with the option to set, where a step's time would have to be measured."""
     compute = experiment.compute
     plain = {
         key: value for key, value in compute.to_mapping().items() if key not in ("updates", "shared_cores")
@@ -370,14 +363,6 @@ def _in_one_line(value: Any) -> str:
     return str(value)
 
 
-def _priced(price: float | Mapping[str, float] | None) -> str:
-    if price is None:
-        return "no price"
-    if isinstance(price, Mapping):
-        return ", ".join(f"{site} {dollars:g}" for site, dollars in price.items()) + " dollars"
-    return f"{price:g} dollars"
-
-
 def _checked(name: str, settings: Settings) -> Any:
     """Option of the settings as a run takes it: durations in seconds."""
     return getattr(checked_config(**{name: file_values(settings)[name]}), name)
@@ -386,7 +371,7 @@ def _checked(name: str, settings: Settings) -> Any:
 def _of_words(
     model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
 ) -> Document:
-    """An experiment's document from words of the command line; its data are not used."""
+    """Experiment document made from the command line; its data are not used."""
     given = {"--model": model, "--strategy": strategies, "--topology": topology}
     if missing := [flag for flag, value in given.items() if not value]:
         raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
@@ -416,13 +401,13 @@ def request_of(
     known: Known | None = None,
     **words: Any,
 ) -> Request:
-    """Request of a command line, at one point of its sweeps.
+    """Request from a command line, at one point of its sweeps.
 
     Args:
         path: of the experiment, or a run's folder; None: words stand for it.
         point: values of swept keys.
         tokens, budget, price, sequence, utilisation: flags.
-        known: results that are shared with other requests.
+        known: cache shared with other requests.
         words: flags of the setting, `_OF_SETTING`, and those that make or change the experiment, `_experiment_of`.
 
     Raises:
@@ -470,11 +455,19 @@ def _experiment_of(
     overrides: Sequence[str] = (),
     trust: bool = False,
 ) -> tuple[Experiment, str | None, tuple[str, ...]]:
-    """Experiment of a file, a run's folder or words; the bandwidth of links between sites; and remarks.
+    """Experiment from a file, a run's folder or flags; the bandwidth of links between sites; and remarks.
 
     Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
     """
-    sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
+    sets, bandwidth = [], None
+    for text in [*overrides, *(f"{key}={value}" for key, value in point.items())]:
+        key, _, value = text.partition("=")
+        if key == WAN_BANDWIDTH:
+            bandwidth = value
+        elif key.strip().startswith("wan."):
+            raise unknown_name("key of links between sites", key.strip(), [WAN_BANDWIDTH])
+        else:
+            sets.append(text)
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
     remarks: tuple[str, ...] = ()
@@ -502,8 +495,10 @@ def _experiment_of(
         if batch_size:
             data["batch_size"] = batch_size
         if device is not None or flops is not None:
-            named = {} if device is None else {"device": device}
-            data["compute"] = _with_flops(_mapping(data, "compute"), {**(flops or {}), **named})
+            named = {**(flops or {}), **({} if device is None else {"device": device})}
+            compute = _mapping(data, "compute")  # other keys, such as jitter and coding, stay
+            kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
+            data["compute"] = {**kept, "flops": {**_mapping(compute, "flops"), **named}}
     options = {"topology": topology, "protocol": protocol}
     given = {key: value for key, value in options.items() if value is not None}
     settled = apply_overrides(document, sets, given)
@@ -518,27 +513,7 @@ def _experiment_of(
     return experiment, bandwidth, remarks
 
 
-def _without_wan(sets: list[str]) -> tuple[list[str], str | None]:
-    """Keys to set in the experiment, and the bandwidth of links between sites, which is no key there.
-
-    Raises:
-        InputError: another key of these links.
-    """
-    for key in [text.partition("=")[0].strip() for text in sets]:
-        if key.startswith("wan.") and key != WAN_BANDWIDTH:
-            raise unknown_name("key of links between sites", key, [WAN_BANDWIDTH])
-    bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
-    others = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
-    return others, bandwidth[-1] if bandwidth else None
-
-
 def _mapping(data: object, key: str) -> dict[str, Any]:
     """Mapping under a key of a document; empty where there is none."""
     found = data.get(key) if isinstance(data, dict) else None
     return found if isinstance(found, dict) else {}
-
-
-def _with_flops(compute: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`compute` with steps timed by operations on devices; other keys, such as jitter and coding, stay."""
-    kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
-    return {**kept, "flops": {**_mapping(compute, "flops"), **given}}

@@ -1,4 +1,4 @@
-"""Ranks of plans: a strategy's own steps on a model without values."""
+"""Ranks in plans: a strategy's own steps on a model on the meta device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["PlannedRank", "planned_rank", "without_updates"]
 
 
 class _WithoutUpdates(TorchFunctionMode):
-    """Updates in place of tensors without values do nothing: a rank alone gets parts as large as its own."""
+    """In-place updates of meta tensors do nothing, since a rank alone receives parts as large as its own."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, unless it is an update."""
@@ -43,12 +43,12 @@ _UPDATES = (Tensor.add_, Tensor.mul_, Tensor.div_, Tensor.copy_)
 
 
 def without_updates(strategy: Strategy) -> AbstractContextManager[Any]:
-    """`_WithoutUpdates` for strategies that send every step's gradients; others' parts are equal."""
+    """`_WithoutUpdates` for strategies that send each step's gradients; in others all parts are equal."""
     return _WithoutUpdates() if strategy.overlaps_backward else nullcontext()
 
 
 def _arrive(parameter: Tensor) -> None:
-    """Give a parameter a gradient without values, and call its hooks as a backward pass does."""
+    """Set a meta gradient on a parameter, and call its hooks as a backward pass does."""
     if parameter._backward_hooks:  # torch calls these itself
         torch.autograd.backward(parameter, torch.empty_like(parameter))
         return
@@ -63,10 +63,10 @@ _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two prod
 
 
 class PlannedRank:
-    """A rank of a plan: the strategy's own steps, without gradients' values and its optimizers' arithmetic.
+    """A rank in a plan: the strategy's own steps, without values of gradients or arithmetic of optimizers.
 
-    Where the strategy sends gradients during the backward pass, each parameter's gradient comes when
-    its share of that pass is done, the last parameters' first.
+    Where the strategy sends gradients during the backward pass, each parameter's gradient becomes available when its
+    share of that pass is finished, the last parameters first.
 
     Args:
         comm: the rank's communicator.
@@ -116,17 +116,17 @@ class PlannedRank:
         return math.nan
 
     def take_alike(self, most: int, *, copies: bool) -> int:
-        """Take up to `most` steps that request the same, as the strategy declares by `steps_to_exchange`.
+        """Take up to `most` steps with equal requests, as declared by the strategy's `steps_to_exchange`.
 
-        Those that only compute at once; of those that average gradients in a site one, whose requests a recording
-        copies.
+        Steps that only compute are taken at once. Of steps that average gradients in a site one is taken, and a
+        recording copies its requests.
 
         Args:
-            most: steps.
-            copies: the rank is recorded; else none of the latter is taken.
+            most: largest number of steps.
+            copies: the rank is recorded; otherwise no steps of the second kind are taken.
 
         Returns:
-            Their number.
+            Number of steps taken.
         """
         strategy, comm = self.strategy, self.strategy.comm
         number = max(min(strategy.steps_to_exchange - 1, most), 0)
@@ -150,7 +150,7 @@ class PlannedRank:
 
 
 class _FreeCoding(Coding):
-    """Coding that takes no time, with speeds in name, so that values are counted."""
+    """Coding that takes no time, and has speeds only so that encoded values are counted."""
 
     @property
     def speeds(self) -> Mapping[str, Any]:
@@ -165,9 +165,9 @@ def _nothing(*_: Any) -> None:
 
 
 def _step_of_kinds(optimizer: Optimizer, step: Callable[..., Any], *arguments: Any) -> None:
-    """An optimizer's step on one parameter of each shape; the others get the states that it has made for that one.
+    """Step an optimizer on one parameter of each shape, and copy the states made for it to the others.
 
-    Without values all that a step leaves behind is the shapes of states, and those of equal parameters are equal.
+    On the meta device a step leaves behind only the shapes of states, which are equal for equal parameters.
     """
     like: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
     others: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -197,7 +197,7 @@ def planned_rank(
     max_steps: int,
     coding: Coding | None = None,
 ) -> PlannedRank | None:
-    """A rank with its own copy of a strategy, see `PlannedRank`; None after a server has served, without arithmetic."""
+    """`PlannedRank` with a copy of the strategy; None for a server, after it has served without arithmetic."""
     mine = copy.deepcopy(strategy)
     mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
     if comm.rank < comm.world_size - mine.num_servers:

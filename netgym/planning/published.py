@@ -163,7 +163,7 @@ def _round(cell: Mapping[str, Any], topology: Topology, hosts: Sequence[str]) ->
 def _setting(
     model: nn.Module, topology: Topology, num_ranks: int, step_seconds: float = 0.0, **options: Any
 ) -> Setting:
-    """Ranks that compute so long a step, with a model whose operations do not count."""
+    """Setting with steps of `step_seconds` and a model whose operations do not count."""
     return Setting(SequenceModel(model, 1, 0), topology, Compute(fixed=step_seconds), num_ranks, 1, **options)
 
 
@@ -216,6 +216,11 @@ METHODS = tuple(_METHODS)
 
 
 def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> Iterator[dict[str, Any]]:
+    points = _grid_points()
+
+    def nearest(gbit_per_second: float) -> int:
+        return min(range(len(points)), key=lambda i: abs(math.log(points[i] / gbit_per_second)))
+
     is_printed = (params, layers, step_seconds) == (1e9, 24, 0.1)
     for name, method in _METHODS.items():
         options = ", ".join(f"{key}={value}" for key, value in method.options.items())
@@ -237,16 +242,10 @@ def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1)
                     "published": printed,
                     "ours": reached,
                     "residual": reached / printed - 1,
-                    "grid_steps": _nearest(reached) - _nearest(printed),
+                    "grid_steps": nearest(reached) - nearest(printed),
                     "cause": "the table's resolution is one step of its grid, a factor of 1.207",
                 }
             yield cell
-
-
-def _nearest(gbit_per_second: float) -> int:
-    """The place of a bandwidth on the table's grid."""
-    points = _grid_points()
-    return min(range(len(points)), key=lambda i: abs(math.log(points[i] / gbit_per_second)))
 
 
 def _grid_points() -> list[float]:
@@ -284,7 +283,11 @@ def utilisation(
     )  # (step whose forward waits, end of each layer's reduction)
     for step in range(num_steps):
         waits = due.popleft()[1] if due and due[0][0] == step else {}
-        now = _forward(now, step_seconds / 3, layers, waits)
+        done = 0
+        for layer in sorted(waits):  # the forward pass waits for reductions
+            now = max(now + (layer - done) * step_seconds / 3 / layers, waits[layer])
+            done = layer
+        now += (layers - done) * step_seconds / 3 / layers
         sent = set(rule.sent(step, layers))
         if not sent:
             now += step_seconds * 2 / 3
@@ -300,17 +303,8 @@ def utilisation(
     return num_steps * step_seconds / now
 
 
-def _forward(now: float, seconds: float, layers: int, waits: dict[int, float]) -> float:
-    """End of a forward pass that waits for the reductions of some layers."""
-    done = 0
-    for layer in sorted(waits):
-        now = max(now + (layer - done) * seconds / layers, waits[layer])
-        done = layer
-    return now + (layers - done) * seconds / layers
-
-
 def _smallest(utilisation: Callable[[float], float], target: float) -> float | None:
-    """The smallest bandwidth of the grid at which `utilisation` reaches `target`; None: none does."""
+    """Smallest bandwidth of the grid at which `utilisation` reaches `target`, or None."""
     points = _grid_points()
     place = bisect_left(points, target, key=utilisation)
     return points[place] if place < len(points) else None

@@ -1,8 +1,8 @@
-"""Requests of ranks, recorded once and replayed on any network: for plans, where they do not depend on times.
+"""Requests of ranks, recorded once and replayed on any network, where they do not depend on time.
 
-Ranks that ask for the time cannot be recorded, since their requests depend on it. A rank can be recorded without the
-others: each of its calls completes at once with values of the right shapes. Ranks that differ in their number and their
-groups alone share one recording. Tensors may be without values.
+Ranks that read the clock cannot be recorded, since their requests depend on it. A rank can be recorded alone: each of
+its calls completes at once with values of the right shapes. Ranks that differ only in their number and groups share one
+recording. Tensors may be on the meta device.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ T = TypeVar("T")
 
 
 class ClockReadError(InputError):
-    """Requests of a rank depend on the time, so on another network they are others."""
+    """Requests of a rank depend on the time, so they differ on another network."""
 
 
 class Computing(NamedTuple):
-    """A share of a step's computing, whatever that takes on a rank's host."""
+    """A share of a step's computing, whose duration depends on the rank's host."""
 
     step: int
     share: float
 
 
 class _Alone:
-    """A port without a simulation: requests are recorded, and every rank gets its own values."""
+    """A port without a simulation: it records requests and returns the rank's own values."""
 
     copies, turns = False, None
 
@@ -97,13 +97,13 @@ class _Alone:
         return ticket.of(member)
 
     def taken(self, ticket: Outcome) -> None:
-        """Do nothing: no value is kept."""
+        """Do nothing: no values are stored."""
 
     def ready(self, ticket: Outcome, member: int) -> bool:
         return True
 
     def forget(self, ticket: Outcome, member: int) -> None:
-        """Do nothing: no call is kept."""
+        """Do nothing: no calls are stored."""
 
     def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         """Do nothing: plans have no monitor."""
@@ -137,15 +137,15 @@ def run_alone(
     """Requests and groups of `rank` of `num_ranks`, if they do not depend on others' messages.
 
     Args:
-        body: the rank's program.
-        num_ranks: of the run.
-        rank: its number.
+        body: program of the rank.
+        num_ranks: ranks of the run.
+        rank: number of the rank.
         book: schedules of calls; None: those without a network.
-        answers: a rank that reads the clock, or asks whether a call is completed, gets the answer of time 0.
+        answers: a rank that reads the clock, or asks whether a call has completed, gets the answer at time 0.
 
     Raises:
-        ClockReadError: it asks for the time.
-        InputError: it sends to a single rank, or values.
+        ClockReadError: the rank reads the clock.
+        InputError: the rank sends to a single rank, or sends values.
     """
     port, state = _Alone(answers=answers), RankState()
     comm = SimulatedCommunicator(port, range(num_ranks), rank, book or without_network(num_ranks), state)
@@ -161,7 +161,7 @@ def run_alone(
 
 
 def without_network(num_ranks: int, collectives: str | Mapping[str, str] | None = "auto") -> Schedules:
-    """Schedules of calls where there is no network."""
+    """Schedules of calls without a network."""
     return Schedules(World.build(num_ranks, None, None, None, collectives))
 
 
@@ -175,16 +175,16 @@ REPEATS = (2, 4)  # of these layers, in two simulations
 
 @dataclass(frozen=True)
 class Recording:
-    """The requests of every rank; of ranks that differ in their number alone, those of one of them.
+    """Requests of every rank; ranks of one kind, which differ only in their number, share one stream.
 
     Attributes:
-        num_ranks: how many there are.
-        streams: one a rank, or one for each kind of ranks.
-        asks_for_time: requests depend on times, so on another network they are others.
-        kinds: of each rank, which stream is its own; None: its own number's.
-        groups: of each stream of a kind and of each rank, the groups made, which correspond in order.
-        with_few_copies: recordings with two and with four of the copies of steps that are alike, see `copied`, and how
-            many each omits; None where there are few.
+        num_ranks: number of ranks.
+        streams: one per rank, or one per kind of ranks.
+        asks_for_time: requests depend on the time, so they differ on another network.
+        kinds: index of each rank's stream; None: its number.
+        groups: groups made by each stream's rank, and by each rank; they correspond in order.
+        with_few_copies: recordings with two and with four copies of steps that are alike, see `copied`, and the number
+            omitted from each; None with few copies.
     """
 
     num_ranks: int
@@ -204,12 +204,8 @@ class Recording:
             names |= {(theirs, nth): ((ranks, nth), ranks, ranks.index(rank)) for nth in range(number)}
         return _in_groups(self.streams[kind], names, rank)
 
-    def rows(self, rank: int) -> list[Mapping[str, Any]]:
-        """Marks of a rank."""
-        return [request.row for request in self.streams[rank] if isinstance(request, Mark)]
-
     def peers(self) -> list[Hashable]:
-        """Peers that ranks call, from each of their marks to the next; of ranks with marks (servers have none)."""
+        """Peers that ranks call between marks, for ranks with marks (servers have none)."""
         columns = []
         for stream in self.streams:
             found: list[list[tuple[int, ...]]] = [[]]
@@ -234,7 +230,7 @@ class Recording:
         return any(len(call.ranks) < self.num_ranks for call in calls)
 
     def rounds_of(self, rank: int, *kinds: type) -> list[list[Hashable]]:
-        """Requests of these kinds of a rank from mark to mark, without numbers that go on from round to round."""
+        """Requests of these kinds of a rank between marks, without numbers that increase from round to round."""
         rounds: list[list[Hashable]] = [[]]
         for request in self.stream(rank):
             if isinstance(request, Mark):
@@ -244,18 +240,21 @@ class Recording:
         return rounds[:-1]
 
     def lengthened(self, num_marks: int) -> Recording:
-        """Recording with the part between the last two marks repeated, until each rank has so many marks.
+        """Recording whose part between the last two marks is repeated until each rank has `num_marks` marks.
 
-        As it is where that part is not what the one before it was, but for numbers that went on.
+        Unchanged where the last two parts differ in more than increasing numbers.
         """
         return replace(self, streams=[_lengthened(stream, num_marks) for stream in self.streams])
 
+    def with_copies(self, most: int | None = None) -> Recording:
+        """Recording with the copies of steps that marks ask for, see `copied`; `most` at most."""
+        return replace(self, streams=[_with_copies(stream, most) for stream in self.streams])
+
     @cached_property
     def shortened(self) -> list[tuple[Recording, int]] | None:
-        """Recordings with two and with four repetitions of its calls' longest repetition, and how many each omits.
+        """Recordings with the longest repetition of calls cut to two and to four, and the number omitted from each.
 
-        None where rounds have few calls or no such stretch, as layers that are alike make it, or ranks or rounds have
-        others.
+        None where rounds have few calls, no repetition (such as equal layers make), or different ones.
         """
         if self.num_calls() <= MOST_CALLS:
             return None
@@ -279,11 +278,10 @@ class Recording:
         """Replay it on a network.
 
         Args:
-            world: ranks and network; where that has no weather, long collectives are extrapolated from their first
-                steps.
-            seconds: of computing by step, one function a rank.
-            schedules: by which calls go.
-            num_marks: it ends with so many marks of each rank; None: with its end.
+            world: ranks and network; without weather, long collectives are extrapolated from their first steps.
+            seconds: seconds of computing by step, one function per rank.
+            schedules: schedules of calls.
+            num_marks: marks of each rank after which it ends; None: all.
 
         Returns:
             Times of the run, with `bytes_sent` and `wan_bytes` on this network in marked rows.
@@ -307,9 +305,9 @@ class Recording:
         *,
         merges: bool,
     ) -> Iterator[Request]:
-        """Stream of a rank's requests; computing without a call in between is merged into one request, if possible.
+        """Requests of a rank; computing without a call in between is merged into one request, if possible.
 
-        That of each step is rounded as in training, where every step is marked.
+        Computing of each step is rounded as in training, where every step is marked.
         """
         computing, of_step, step, sent, wan, marks = 0.0, 0.0, -1, 0, 0, 0
         for request in self.stream(rank):
@@ -351,15 +349,15 @@ def record_kinds(
 ) -> Recording:
     """Record one rank of each kind alone, for all ranks of that kind.
 
-    No value may travel, as none does on the meta device. Then members of a call request the same, but for the parts of
-    an uneven one; ordered by their positions in groups, ranks of a kind are contiguous: ranks between two with equal
-    requests have them too, as where tensors are cut into parts of which the first are larger.
+    No values may be sent, as on the meta device. Then members of a call make the same requests, but for the parts of an
+    uneven call. In the order of their positions in groups, ranks of a kind are contiguous, so that ranks between two
+    with equal requests have the same requests: where tensors are cut into parts, the first parts are larger.
 
     Args:
-        body: of a rank.
-        num_ranks: of the run.
-        collectives: as `run_ranks` has them.
-        setup: makes the groups that `body` makes, in less time; None: there are none.
+        body: program of a rank.
+        num_ranks: ranks of the run.
+        collectives: see `run_ranks`.
+        setup: makes the groups that `body` makes, in less time; None: no groups.
 
     Raises:
         InputError: a rank calls groups that `setup` does not make, or depends on others, see `run_alone`.
@@ -386,7 +384,7 @@ def record_kinds(
         kinds[rank] = signatures.index(signature)
 
     def between(first: int, last: int) -> None:
-        """Find the kinds of the ranks between two places whose kinds are found."""
+        """Find the kinds of ranks between two positions with known kinds."""
         shapes = {_shape(groups[rank]) for rank in order[first : last + 1]}
         middle = (first + last) // 2
         if kinds[order[first]] == kinds[order[last]] and len(shapes) == 1:
@@ -402,7 +400,12 @@ def record_kinds(
     between(0, num_ranks - 1)
     of_kinds = [alone.groups for alone in streams]
     made = Recording(num_ranks, [alone.requests for alone in streams], kinds=kinds, groups=(of_kinds, groups))
-    return _expanded(made)
+    rows = (request.row for stream in made.streams for request in stream if isinstance(request, Mark))
+    numbers = {row["copies"] for row in rows if row.get("copies") is not None}
+    few = None
+    if len(numbers) == 1 and (most := numbers.pop()) > REPEATS[1]:
+        few = [(made.with_copies(number), most - number) for number in REPEATS]
+    return replace(made.with_copies(), with_few_copies=few)
 
 
 #: By the group of a key: the group to write in its place, its members, and the rank's place among them.
@@ -410,7 +413,7 @@ Names = dict["Hashable", tuple["Hashable", tuple[int, ...], int]]
 
 
 def _in_groups(stream: Stream, names: Names, rank: int) -> Iterator[Request | Computing]:
-    """Requests of another rank as those of this one; groups without a name have all ranks."""
+    """Requests of a rank of the same kind, rewritten for this rank's groups; unnamed groups hold all ranks."""
     for request in stream:
         if not isinstance(request, Post | Wait):
             yield request
@@ -429,46 +432,30 @@ def _in_groups(stream: Stream, names: Names, rank: int) -> Iterator[Request | Co
 
 
 def _shape(groups: Groups) -> Sequence[int]:
-    """Sizes of groups, equal for ranks whose groups correspond."""
+    """Sizes of groups; equal for ranks with corresponding groups."""
     return tuple(len(ranks) for ranks, _ in groups)
 
 
 def _signature(alone: RequestsOfRank) -> Sequence[Any]:
-    """Requests but marks and computing, with groups by their order; equal for ranks of one kind."""
+    """Requests without marks and computing, groups numbered in order; equal for ranks of one kind."""
     names: Names = {}
     for place, (ranks, number) in enumerate(alone.groups):
         names |= {(ranks, nth): ((place, nth), (), 0) for nth in range(number)}
-    return [*_shape(alone.groups), *_calls(_in_groups(alone.requests, names, 0))]
+    stream = _in_groups(alone.requests, names, 0)
+    return [*_shape(alone.groups), *(each for each in stream if not isinstance(each, Mark | Computing))]
 
 
 _COUNTED = ("payload_bytes", "coded_values")
 
 
 def copied(comm: Communicator, number: int | None) -> dict[str, Any]:
-    """Row that a rank marks before a step (None) and after it, to have so many copies of its requests."""
+    """Row that a rank marks before a step (None) and after it, to request `number` copies of its requests."""
     counts = comm.traffic.payload_bytes, comm.traffic.charged_values
     return {"copies": number, **dict(zip(_COUNTED, counts, strict=True))}
 
 
-def _copies(stream: Stream) -> list[int]:
-    rows = (request.row for request in stream if isinstance(request, Mark))
-    return [row["copies"] for row in rows if row.get("copies") is not None]
-
-
-def _expanded(made: Recording) -> Recording:
-    """Recording with all copies of steps, and those with few."""
-    numbers = {number for stream in made.streams for number in _copies(stream)}
-    few = None
-    if len(numbers) == 1 and (most := numbers.pop()) > REPEATS[1]:
-        few = [
-            (replace(made, streams=[_with_copies(stream, number) for stream in made.streams]), most - number)
-            for number in REPEATS
-        ]
-    return replace(made, streams=[_with_copies(stream) for stream in made.streams], with_few_copies=few)
-
-
 def _with_copies(stream: Stream, most: int | None = None) -> Stream:
-    """Requests with the copies that marks ask for, `most` at most; later calls and counts go on from them."""
+    """Requests with the copies that marks ask for, `most` at most; numbers of later calls continue after them."""
     made: list[Request | Computing] = []
     shifts: Counter[Hashable] = (
         Counter()
@@ -508,7 +495,7 @@ def _shifted(request: Request | Computing, by: Counter[Hashable], steps: int = 0
 
 
 def _ends(stream: Stream) -> list[int]:
-    """Places after the marks of a stream."""
+    """Positions after the marks of a stream."""
     return [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
 
 
@@ -548,7 +535,7 @@ def _lengthened(stream: Stream, num_marks: int) -> Stream:
 
 
 def _without_numbers(request: Request | Computing) -> Hashable:
-    """A request without its step, row or number of a call, which differ from round to round."""
+    """A request without step, row and number of the call, which differ from round to round."""
     if isinstance(request, Computing | Mark):
         return type(request), getattr(request, "share", None)
     if isinstance(request, Post | Wait):
@@ -558,7 +545,7 @@ def _without_numbers(request: Request | Computing) -> Hashable:
 
 
 def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
-    """A value as far beyond `other` as that is beyond `one`, `times` / `of` times; numbers inside grow in proportion.
+    """Extrapolate a value from `one` and `other` by `times` / `of` times their difference, also inside containers.
 
     >>> extrapolated([3, {"a": 1.0}], [5, {"a": 2.0}], 6, 2), extrapolated(Wait(Key("g", 1)), Wait(Key("g", 3)), 2)
     ([11, {'a': 5.0}], Wait(key=Key(group='g', number=7)))
@@ -579,7 +566,7 @@ def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
 
 
 def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
-    """Calls between the last two marks, each with the rank's place among the members."""
+    """Calls between the last two marks, each with the rank's position among the members."""
     rounds: list[list[tuple[Call, int]]] = [[]]
     for request in stream:
         if isinstance(request, Post):
@@ -620,7 +607,7 @@ def _without_key(request: Request | Computing) -> Hashable:
 
 
 def _repetition(values: Sequence[Hashable]) -> tuple[int, int, int]:
-    """Beginning, length and number of the stretch that is repeated over most of `values`.
+    """Start, length and number of repetitions of the stretch that covers most of `values`.
 
     >>> _repetition("xabcabcabcaby")
     (1, 3, 3)
@@ -638,11 +625,6 @@ def _repetition(values: Sequence[Hashable]) -> tuple[int, int, int]:
     return best
 
 
-def _calls(stream: Iterable[Request | Computing]) -> Iterator[Request]:
-    """Requests of a rank without marks and compute times."""
-    return (request for request in stream if not isinstance(request, Mark | Computing))
-
-
 def record(
     body: Body,
     num_ranks: int,
@@ -653,9 +635,9 @@ def record(
 
     Args:
         body: program of a rank.
-        num_ranks: how many.
-        seconds: of computing by step, one function a rank; None: it takes no time.
-        collectives: as `run_ranks` has them.
+        num_ranks: number of ranks.
+        seconds: seconds of computing by step, one function per rank; None: 0.
+        collectives: see `run_ranks`.
     """
     streams: list[list[Request | Computing]] = [[] for _ in range(num_ranks)]
 
@@ -670,7 +652,7 @@ def record(
 
 
 def by_step(comm: SimulatedCommunicator, seconds: Callable[[int], float]) -> Callable[[int, float], None]:
-    """Computing of a rank that runs: it advances the clock, by each step on its own as in training."""
+    """Computing of a running rank: advances the clock step by step, as in training."""
     last = -1
 
     def computing(step: int, share: float) -> None:
@@ -697,7 +679,7 @@ class _Replay(Replay):
         self._abridged = Abridged(network) if network is not None and not network.topology.weather else None
 
     def row(self, row: StampedRow) -> None:
-        """Keep a row that a rank has marked."""
+        """Store a row marked by a rank."""
         super().row(row)
         self.rows.append(row)
 
@@ -713,12 +695,12 @@ class _Replay(Replay):
     ) -> tuple[Callable[[int, Sequence[int]], None], Cancel]:
         if self._abridged is None:
             return super()._start_all_to_all(call, hosts, group, on_done)
+
+        def whole(rows: tuple[tuple[int, ...], ...]) -> Call:
+            """The call in which member i sends `rows[i][j]` bytes to member j."""
+            even = len({num_bytes for row in rows for num_bytes in row}) == 1
+            return call._replace(num_bytes=sum(map(sum, rows)), parts=None if even else rows)
+
         return self._abridged.start_all_to_all(
-            hosts, lambda rows: self.schedules.of(_all_to_all(call, rows)), group, on_done
+            hosts, lambda rows: self.schedules.of(whole(rows)), group, on_done
         )
-
-
-def _all_to_all(call: Call, rows: tuple[tuple[int, ...], ...]) -> Call:
-    """The call in which member i sends `rows[i][j]` bytes to member j."""
-    even = len({num_bytes for row in rows for num_bytes in row}) == 1
-    return call._replace(num_bytes=sum(map(sum, rows)), parts=None if even else rows)

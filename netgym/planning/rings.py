@@ -40,10 +40,10 @@ def pair_seconds(topology: Topology, hosts: Sequence[int], num_bytes: float) -> 
 
 
 def best_cycle(seconds: Table) -> list[int]:
-    """The cycle whose slowest step is fastest, and of those one that is short in sum; it begins with 0.
+    """The cycle from 0 with the fastest slowest step, and of those a short one.
 
-    Exact up to `EXACT_SITES` (every subset once, by its last member); beyond, exchanges of two edges from the
-    nearest neighbours' cycle until none helps, or as many have been tried as are worth it.
+    Exact up to `EXACT_SITES` (Held and Karp); beyond, 2-opt from the nearest-neighbour cycle, with a limited number of
+    exchanges.
 
     >>> far, near = 9.0, 1.0
     >>> best_cycle([[0, far, near, near], [far, 0, near, near], [near, near, 0, far], [near, near, far, 0]])
@@ -111,7 +111,7 @@ def ring_orders(
     num_bytes: int,
     protocol: str | Mapping[str, Any] | Protocol | None = None,
 ) -> dict[str, object]:
-    """A ring over one host a site of `workers`, in natural order and in the best, and the network's bound; simulated.
+    """Simulate a ring over one host per site of `workers`, in natural and in best order; with the network's bound.
 
     Returns:
         `sites` in the best order, `seconds`, `natural_seconds`, `bound_seconds` (what no algorithm can beat), and

@@ -1,7 +1,7 @@
-"""Rounds of a strategy, simulated by its own code on every rank without values: figures, repetition, pace.
+"""Rounds of a strategy, simulated with its own code on the meta device: figures, repetition, pace.
 
-Requests of ranks do not depend on the network unless they ask for the time, and most ranks make the same requests. So a
-rank that stands for all runs once, and its requests are simulated on every network in question.
+Requests of ranks do not depend on the network unless they read the clock, and most ranks make the same requests. So
+one rank runs once for all of its kind, and its requests are simulated on each network.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class RoundFigures:
 
 
 def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:
-    """The first of these rounds from which all take equally long, if at least two do; else None.
+    """First round from which at least two rounds, up to the last, take equally long; else None.
 
-    Equal are rounds that differ by less than the share `tolerance`: windows of TCP keep growing for a while.
+    Rounds are equal if they differ by less than the share `tolerance`: TCP windows keep growing for a while.
 
     >>> repeats_from([3.0, 2.5, 2.5]), repeats_from([3.0, 2.5])
     (1, None)
@@ -116,7 +116,7 @@ def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | Non
 
 
 def period_of(series: Sequence[Hashable]) -> int | None:
-    """The fewest rounds after which `series` repeats itself, its first such stretch left out; None: it does not.
+    """Period of `series` without its first period, or None.
 
     >>> period_of([0, 0, 5, 0, 0, 5, 0, 0, 5]), period_of([1, 2, 3, 4])
     (3, None)
@@ -132,11 +132,11 @@ class Pace(NamedTuple):
     """Pace of rounds from now on.
 
     Attributes:
-        seconds: of a round; of ranks that go their own pace, workers over the rounds that all of them do in a second.
-        computing_seconds: of these a worker computes, in the mean.
-        ends: when the rounds that were simulated were over; none where all there is to know is the pace.
-        steady: whether rounds were seen to repeat.
-        span: rounds of which bytes are means.
+        seconds: seconds of a round; where ranks go their own pace, workers / rounds per second of all workers.
+        computing_seconds: part of `seconds` in which a worker computes, mean over workers.
+        ends: end of each simulated round; empty where only the pace is defined.
+        steady: rounds repeat.
+        span: number of rounds over which bytes are means.
         remarks: notes on the figures.
         slowest: seconds of a round of the slowest rank, where ranks go their own pace; else 0.
     """
@@ -150,7 +150,7 @@ class Pace(NamedTuple):
     slowest: float = 0.0
 
     def seconds_until(self, num_rounds: float) -> float:
-        """End of so many rounds: as simulated, then at this pace."""
+        """Seconds until the end of `num_rounds` rounds: as simulated, then at this pace."""
         whole = int(num_rounds)
         if whole >= len(self.ends):
             last = self.ends[-1] if self.ends else 0.0
@@ -163,9 +163,9 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
     """Pace of ranks that end their rounds together.
 
     Args:
-        figures: of the simulated rounds.
-        are_peers_new: with others in other rounds.
-        differ: rounds differ by chance, even where two happen to be equal.
+        figures: figures of the simulated rounds.
+        are_peers_new: ranks meet different peers in different rounds.
+        differ: rounds differ randomly, even if two happen to be equal.
     """
     ends, remarks = [0.0, *figures.round_seconds], []
     num_rounds = len(figures.round_seconds)
@@ -191,9 +191,9 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
 
 
 def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[float], int, list[str]]:
-    """Means over whole turns of changing peers, rounds a turn, and remarks.
+    """Means over whole turns of changing peers, rounds per turn, and remarks.
 
-    Without such turns there is one mean, over all rounds but the first.
+    Without turns, one mean over all rounds but the first.
     """
     turn = period_of(peers) if peers else None
     if turn is None:
@@ -212,7 +212,7 @@ def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[floa
 
 
 def pace_apart(figures: RoundFigures) -> Pace:
-    """Pace of ranks at their own speed: each one's rounds while all run, without the first."""
+    """Pace of ranks at their own speed, from their rounds while all run, without the first."""
     until = min(ends[-1] for ends in figures.rank_ends)
     rates, halves = [], []
     for ends in figures.rank_ends:
@@ -246,7 +246,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
 
 
 def _rate(ends: list[float]) -> float:
-    """Rounds a second between the first end and the last."""
+    """Rounds per second between the first end and the last."""
     if len(ends) < 2:
         return 1 / ends[0]
     return (len(ends) - 1) / (ends[-1] - ends[0])
@@ -258,23 +258,23 @@ _MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 
 
 class SimulatedRounds:
-    """A few rounds of a strategy, to be simulated on any network.
+    """Rounds of a strategy that can be simulated on any network.
 
-    Ranks whose requests depend on no other's values are recorded alone, one of each kind; others together, and those
-    that read the clock run anew on each network.
+    Ranks whose requests do not depend on other ranks are recorded alone, one of each kind; others are recorded
+    together, and ranks that read the clock run again on each network.
 
     Args:
         strategy: not set up; every rank that runs gets a copy.
         setting: model, workers, computing and collectives.
         period: steps a round.
-        num_rounds: how many.
-        start: steps before the first of them, which are counted and not taken.
-        remainder: steps after the last of them.
-        apart: ranks may differ in what they send, so that none stands for another.
+        num_rounds: number of rounds.
+        start: steps before the first round, which are counted and not taken.
+        remainder: steps after the last round.
+        apart: record all ranks, since they may send different things.
 
     Attributes:
-        num_rounds: how many are recorded.
-        has_absences: rounds continue without ranks that are late or gone.
+        num_rounds: number of recorded rounds.
+        has_absences: rounds continue without late or absent ranks.
     """
 
     def __init__(
@@ -329,20 +329,24 @@ class SimulatedRounds:
         return [*workers, *[_no_time] * self._strategy.num_servers]
 
     def _record_alone(self) -> tuple[Recording | None, bool]:
-        """Requests of one rank of each kind, None where they depend on others' messages; whether on the time."""
+        """Requests of one rank per kind, None if they depend on other ranks; and whether they depend on time."""
         if self._apart:
             return None, False
         if not self._strategy.is_synchronous:
             return None, True
         try:
             body = partial(self._body, is_alone=True)
-            made = record_kinds(body, self._num_ranks, self._setting.collectives, self._make_groups)
+
+            def make_groups(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+                planned_rank(self._strategy, comm, self._model, computing, self._setting.max_steps)
+
+            made = record_kinds(body, self._num_ranks, self._setting.collectives, make_groups)
         except (ValueError, RuntimeError) as error:
             return None, isinstance(error, ClockReadError)
         return made, False
 
     def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
-        """Requests of all ranks, which compute so long; None: they depend on the time."""
+        """Requests of all ranks, recorded together; None if they depend on the time."""
         if not self._strategy.is_synchronous:
             return None
         try:
@@ -354,9 +358,6 @@ class SimulatedRounds:
             ) from error
         return None if made.asks_for_time or self.has_absences else made
 
-    def _make_groups(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
-        planned_rank(self._strategy, comm, self._model, computing, self._setting.max_steps)
-
     def _body(
         self,
         comm: Communicator,
@@ -365,72 +366,68 @@ class SimulatedRounds:
         *,
         is_alone: bool = False,
     ) -> None:
-        """Program of a rank: its steps through `num_rounds` rounds and the remainder, and its end."""
+        """Program of a rank: the steps of `num_rounds` rounds, the remainder, and what is in flight at the end."""
         with without_updates(self._strategy):
-            self._run_rank(comm, computing, num_rounds or self.num_rounds, is_alone)
-
-    def _run_rank(
-        self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int, is_alone: bool
-    ) -> None:
-        own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
-        coding, num_steps = self._setting.compute.coding, num_rounds * self._period + self._remainder
-        max_steps = max(self._setting.max_steps, self._start + num_steps)
-        runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
-        if runner is None:
-            return
-        mine = runner.strategy
-        mine.local_step = self._start
-        self.has_absences = mine.workers.number is not None
-        if comm.rank:
-            runner.still_optimizers()
-        step = 0
-        while step < num_steps:
-            if step % self._period and not mine.workers.skips(
-                step
-            ):  # as many in each round: its first one is taken
-                most = min(self._period - 1 - step % self._period, num_steps - step)
-                step += runner.take_alike(most, copies=is_alone)
-                if step == num_steps:
-                    break
-            if mine.workers.skips(step):
-                mine.skip_step()
-                mine.round_place()  # forgets that a round was missed
-            else:
-                runner.step(self._start + step)
-            step += 1
-            if comm.rank == 0 and step in (1, self._period):
-                # Its optimizers make their states when they step for the first time: one step is enough.
-                self._memory.update(worker_memory(own, mine))
-                runner.still_optimizers(1 if step < self._period else None)
-            if step % self._period == 0:
-                traffic, place = comm.traffic, mine.round_place()
-                comm.mark(
-                    {
-                        "round": step // self._period - 1,
-                        "payload_bytes": traffic.payload_bytes,
-                        "bytes_sent": traffic.bytes_sent,
-                        "wan_bytes": traffic.wan_bytes,
-                        "coded_values": traffic.charged_values,
-                        "coding": coding_report(traffic, mine.trainable),
-                        "took_part": place is None or place.averaged_ranks is not None,
-                    }
-                )
-        mine.finish()  # calls in flight complete, after the last row
+            own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
+            setting, coding = self._setting, self._setting.compute.coding
+            num_steps = (num_rounds or self.num_rounds) * self._period + self._remainder
+            max_steps = max(setting.max_steps, self._start + num_steps)
+            runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
+            if runner is None:
+                return
+            mine = runner.strategy
+            mine.local_step = self._start
+            self.has_absences = mine.workers.number is not None
+            if comm.rank:
+                runner.still_optimizers()
+            step = 0
+            while step < num_steps:
+                if step % self._period and not mine.workers.skips(
+                    step
+                ):  # as many in each round: its first one is taken
+                    most = min(self._period - 1 - step % self._period, num_steps - step)
+                    step += runner.take_alike(most, copies=is_alone)
+                    if step == num_steps:
+                        break
+                if mine.workers.skips(step):
+                    mine.skip_step()
+                    mine.round_place()  # forgets that a round was missed
+                else:
+                    runner.step(self._start + step)
+                step += 1
+                if comm.rank == 0 and step in (1, self._period):
+                    # Its optimizers make their states when they step for the first time: one step is enough.
+                    self._memory.update(worker_memory(own, mine))
+                    runner.still_optimizers(1 if step < self._period else None)
+                if step % self._period == 0:
+                    traffic, place = comm.traffic, mine.round_place()
+                    comm.mark(
+                        {
+                            "round": step // self._period - 1,
+                            "payload_bytes": traffic.payload_bytes,
+                            "bytes_sent": traffic.bytes_sent,
+                            "wan_bytes": traffic.wan_bytes,
+                            "coded_values": traffic.charged_values,
+                            "coding": coding_report(traffic, mine.trainable),
+                            "took_part": place is None or place.averaged_ranks is not None,
+                        }
+                    )
+            mine.finish()  # calls in flight complete, after the last row
 
     @property
     def runs_together(self) -> bool:
-        """True if no rank stands for another, and what each requests was recorded among the others."""
+        """True if ranks were recorded together, each with its own requests."""
         return self._recording is None or self._recording.kinds is None
 
     @property
     def has_pairs(self) -> bool:
-        """True if ranks call some of the others, which may be others in other rounds."""
+        """True if some calls have fewer members than all ranks."""
         recording = self._recording
         return recording is not None and recording.kinds is None and recording.calls_some
 
     @property
     def peers_change(self) -> bool:
-        """True if ranks call others in other rounds."""
+        """True if ranks call different peers in different rounds."""
         assert self._recording is not None
         return len(set(self._recording.peers())) > 1
 
@@ -452,13 +449,12 @@ class SimulatedRounds:
         *,
         factors: Sequence[float] | None = None,
     ) -> RoundFigures:
-        """Simulate it in a setting; collectives go by the algorithms chosen in the first one.
+        """Simulate the rounds in a setting; collectives use the algorithms chosen in the first one.
 
         Args:
             setting: network and computing.
-            num_rounds: fewer rounds than there are, without the remainder and the end; or more, if later ones repeat
-                the last ones; None: all.
-            factors: on each worker's seconds of computing; None: 1.
+            num_rounds: fewer than recorded, without remainder and end; or more, if the last ones repeat; None: all.
+            factors: multiply each worker's seconds of computing; None: 1.
         """
         topology, seconds, recording = setting.topology, self._seconds(setting, factors), self._recording
         if factors is not None and recording is not None and recording.kinds is None:
@@ -495,12 +491,12 @@ class SimulatedRounds:
         return World.build(self._num_ranks, setting.topology, places, protocol, setting.collectives)
 
     def rivals(self, within: float) -> dict[str, list[str]]:
-        """Algorithms by operation that all its calls of rank 0 in a round may go by, instead of one chosen for each.
+        """Algorithms by operation that all calls of rank 0 in a round could use, instead of one chosen for each call.
 
-        Those that are chosen for a call, and those with which a call alone takes at most `within` times as long.
+        They are those chosen for some call, and those with which a single call takes at most `within` times as long.
 
         Raises:
-            InputError: what rank 0 requests needs the others.
+            InputError: requests of rank 0 depend on other ranks.
         """
         book = _schedules(self._setting, self._world(self._setting))
         calls = dict.fromkeys(call for call, _ in self.calls_of(0) if call.op in OPERATIONS)
@@ -524,19 +520,19 @@ class SimulatedRounds:
         )
 
     def calls_of(self, rank: int) -> list[tuple[Call, int]]:
-        """Calls of a rank between its last two rounds' ends, each with its place among the members.
+        """Calls of a rank in its last round, each with its position among the members.
 
-        A rank that reads the clock runs alone at a time of 0, which changes the order of its calls.
+        A rank that reads the clock runs alone at time 0, which may change the order of its calls.
 
         Raises:
-            InputError: what it requests needs the others.
+            InputError: its requests depend on other ranks.
         """
         if self._recording is not None:
             return last_calls(self._recording.stream(rank))
         return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the first rank's states by purpose; none before a simulation where it needs the others' messages."""
+        """Bytes of rank 0's states by purpose; empty before a simulation if it depends on other ranks."""
         if not self._memory:
             with suppress(ValueError, RuntimeError):
                 run_alone(self._body, self._num_ranks, answers=True)
@@ -544,18 +540,18 @@ class SimulatedRounds:
 
     @property
     def calls_a_round(self) -> int:
-        """Calls of all ranks in the last round; 0 where it depends on the time."""
+        """Calls of all ranks in the last round; 0 if they depend on the time."""
         return self._recording.num_calls(last_round) if self._recording is not None else 0
 
     @property
     def most_live_rounds(self) -> int:
-        """Number of rounds to simulate where every rank has to run."""
+        """Most rounds to simulate where every rank must run."""
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self.num_rounds)
 
     def _live(
         self, setting: Setting, seconds: Sequence[Callable[[int], float]], num_rounds: int | None
     ) -> RunResult[None]:
-        """Run every rank while it is simulated, for so many rounds at most."""
+        """Run every rank in the simulation, for `num_rounds` rounds at most."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
                 f"plan: {type(self._strategy).__name__} reads the clock, so each of {self._num_ranks:,} ranks has to "

@@ -58,7 +58,7 @@ class Known:
         return found
 
     def number_of(self, thing: object) -> int:
-        """A number that equal things share, for things that cannot be hashed.
+        """Number shared by equal things, for things that cannot be hashed.
 
         >>> known = Known()
         >>> known.number_of({"a": 1}), known.number_of([]), known.number_of({"a": 1})
@@ -71,20 +71,20 @@ class Known:
         return len(self._seen) - 1
 
     def key_of(self, strategy: Strategy) -> Hashable:
-        """Equal for strategies that do the same: of one class, with equal arguments and as many servers."""
+        """Key equal for strategies of one class with equal arguments and servers."""
         return type(strategy), self.number_of(strategy.arguments), tuple(strategy.server_groups)
 
 
 def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
-    """A network with each link replaced by `change` of it."""
+    """Network with each link replaced by `change(link)`."""
     return replace(topology, links=tuple(change(link) for link in topology.links))
 
 
 def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
-    """A network with this bandwidth on each link between sites, in each direction.
+    """Network with this bandwidth on each link between sites, in each direction.
 
     Raises:
-        InputError: there are no such links.
+        InputError: the network has no links between sites.
     """
     inside = {host.name for host in topology.hosts if host.region is not None}
     between = {link for link in topology.links if not inside & {link.source, link.target}}
@@ -107,7 +107,7 @@ class Crashes:
 
     Attributes:
         mean_seconds: from a repair to the next crash of one host.
-        repair_seconds: until it is back.
+        repair_seconds: from a crash to the repair.
     """
 
     mean_seconds: float
@@ -188,7 +188,7 @@ class Setting:
         return seconds * self._slowdown(host)
 
     def _slowdown(self, host: int) -> float:
-        """Factor by which a step takes longer, and a worker has less memory, where workers share a host's devices."""
+        """Slowdown of a step, and reduction of a worker's memory, where workers share a host's devices."""
         machine = self.topology.hosts[host]
         if machine.devices is None:
             return 1.0
@@ -196,7 +196,7 @@ class Setting:
         return machine.slowdown(self.hosts.count(host) * devices)
 
     def cut_sequences(self) -> str | None:
-        """Remark on batches that devices cannot share in whole sequences; None where they can."""
+        """Remark on batches that devices cannot divide into whole sequences, or None."""
         for host, batch in zip(self.hosts, self.batches(), strict=True):
             devices = self._of_site("devices per worker", self.devices_per_worker, host)
             if batch % devices:
@@ -213,7 +213,7 @@ class Setting:
         return self._of_site("utilisation", given if self.utilisation is None else self.utilisation, host)
 
     def mfu(self, seconds_per_step: float) -> dict[str, float]:
-        """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
+        """Model FLOP utilisation by site; empty where steps have a fixed time."""
         if self.compute.flops is None or not seconds_per_step:
             return {}
         found: dict[str, list[float]] = {}
@@ -224,7 +224,7 @@ class Setting:
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
     def computing_range(self) -> tuple[float, float]:
-        """Least and most times as long as planned that computing may take; 1 where its time or utilisation is given."""
+        """Least and greatest factor on the planned computing time; 1 where the time or utilisation is given."""
         share = self.compute.utilisation
         is_given = self.is_utilisation_given or self.utilisation is not None or share != Flops().utilisation
         if self.compute.flops is None or is_given:
@@ -232,7 +232,7 @@ class Setting:
         return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
     def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
-        """Memory of a worker's states and activations on its devices; by other `choices` than the own if given."""
+        """Memory of a worker's states and activations on its devices; `choices` replace the setting's."""
         number = max(
             self._of_site("devices per worker", self.devices_per_worker, host) for host in self.hosts
         )
@@ -243,10 +243,10 @@ class Setting:
         return memory_in_use(states, kept, few, self.memory if choices is None else choices)
 
     def batches(self) -> list[int]:
-        """Sequences of each worker in a step: whole ones, at least one, as many in all as if all had the same.
+        """Whole sequences of each worker in a step, at least one; the total is that of equal batches.
 
         Raises:
-            InputError: they are to go by speed, and steps have a fixed time.
+            InputError: batches by speed, with a fixed time of steps.
         """
         if not self.batch_by_speed:
             return [self.batch_size] * self.num_ranks
@@ -285,7 +285,7 @@ class Setting:
         return dict(Counter(map(self.topology.region_of, self.hosts)))
 
     def is_even(self) -> bool:
-        """True if all steps take equally long at any time, and no link charges for traffic."""
+        """True if all steps always take equally long, and no link charges for traffic."""
         topology = self.topology
         is_steady = not self.compute.varies and not topology.weather
         return is_steady and not any(link.dollars_per_byte for link in topology.links)
@@ -296,15 +296,15 @@ class Setting:
         return Protocol.resolve(self.protocol, self.topology.protocol)
 
     def with_streams(self, streams: int) -> Setting:
-        """Setting with so many streams a transfer."""
+        """Setting with `streams` streams per transfer."""
         return replace(self, protocol=replace(self.resolved_protocol, streams=streams))
 
     def differs_for_ever(self) -> bool:
-        """True if rounds never become equal: with jitter, stragglers, drift, or endless background traffic."""
+        """True if rounds never repeat: with jitter, stragglers, drift, or endless background traffic."""
         return self.compute.varies or self.topology.weather.is_endless
 
     def tokens_a_round(self, period: int) -> int:
-        """Tokens of all workers in so many steps."""
+        """Tokens of all workers in `period` steps."""
         return period * self.num_ranks * self.batch_size * self.model.length
 
     def num_steps(self, missed: float = 0) -> int | None:
@@ -319,7 +319,7 @@ class Setting:
 
     @property
     def max_steps(self) -> int:
-        """Steps of the run: those of the budget of tokens; a thousand without one."""
+        """Steps of the run: those of the budget of tokens, or 1,000 without a budget."""
         return self.num_steps() or _STEPS
 
     def affordable_rounds(self, bill: Callable[[int], tuple[float, float]]) -> int:
@@ -362,7 +362,7 @@ class Setting:
         return min(found, default=None)
 
     def fits(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> bool | None:
-        """True if states and activations, as of `memory_of`, fit into every worker's devices; None: not known."""
+        """True if states and activations, see `memory_of`, fit into every worker's devices; None if unknown."""
         available = self.memory_available()
         if not states or available is None:
             return None
@@ -386,7 +386,7 @@ class Setting:
         return sum(self._of_site("price", self.dollars_per_hour, host) for host in self.hosts)
 
     def _of_site(self, what: str, given: T | Mapping[str, T], host: int) -> T:
-        """Value for a host: its own, else its region's."""
+        """Value for a host: its own, or its region's."""
         if not isinstance(given, Mapping):
             return given
         topology = self.topology

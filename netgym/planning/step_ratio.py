@@ -1,4 +1,4 @@
-"""Ratio of a strategy's steps to data-parallel's at the same loss: by own runs, DiLoCo's law, or our benchmark.
+"""Ratio of a strategy's steps to data-parallel's at the same loss, from runs, DiLoCo's law, or our benchmark.
 
 The law is that of Charles et al. 2025, "Communication-Efficient Language Model Training Scales Reliably and Robustly:
 Scaling Laws for DiLoCo" (arXiv 2503.09799v1), table 7: the loss of N parameters on 20 N tokens is A N^alpha, with
@@ -73,12 +73,12 @@ class Ratio:
     is_law: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; a range without an end ends in None."""
+        """Plain data; the end of an unbounded range is None."""
         return {**vars(self), "high": self.high if math.isfinite(self.high) else None}
 
 
 def relative_loss(num_parameters: float, num_workers: int) -> float:
-    """DiLoCo's loss over data-parallel's by the law; workers between the fitted numbers by the logarithm of theirs.
+    """DiLoCo's loss over data-parallel's by the law, interpolated in the logarithm of the number of workers.
 
     >>> round(relative_loss(2.4e9, 4), 4), round(relative_loss(35e6, 8), 3)
     (1.002, 1.037)
@@ -104,9 +104,9 @@ def law_ratio(
 ) -> Ratio | None:
     """Ratio by the law of a strategy's steps to data-parallel's; None where the law does not apply.
 
-    The law knows losses at 20 tokens a parameter. Of its exponent half is tokens' and half is parameters', as both
-    matter equally where compute is spent best; so a loss that is higher by a share needs (1 + share)^(2 / |alpha|)
-    times the tokens.
+    The law gives losses at 20 tokens per parameter. Half of its exponent belongs to tokens and half to parameters, as
+    both matter equally at the compute-optimal point; so a loss that is higher by a share needs (1 + share)^(2 /
+    |alpha|) times the tokens.
 
     Args:
         strategy: its class.
@@ -151,12 +151,11 @@ def steps_range(
 ) -> Ratio:
     """Range of a strategy's steps relative to data-parallel's, where it was not run at this size.
 
-    The law's range where the law speaks of exactly this. Else it begins with the law's, or with as many steps, and ends
-    with the most that our own benchmark took, on models that are far smaller; without an end where that missed its
-    target.
+    The law's range, where the law was fitted to these options. Otherwise from the law's low end, or 1, to the most that
+    our benchmark took, on far smaller models; unbounded where it missed its target.
 
     Args:
-        strategy, options, num_parameters, num_workers, tokens: as of `law_ratio`.
+        strategy, options, num_parameters, num_workers, tokens: see `law_ratio`.
     """
     if strategy == "AllReduce":
         codec = options.get("codec")
@@ -192,13 +191,13 @@ def steps_range(
 
 
 def _is_beyond(strategy: str, options: Mapping[str, Any]) -> bool:
-    """True if options go beyond those for which the law was fitted."""
+    """True if options are outside those to which the law was fitted."""
     coded = options.get("codec") not in (None, "fp32")
     return coded or strategy == "StreamingDiLoCo" or options.get("H") != _FITTED_H
 
 
 def step_ratios(path: str | Path) -> dict[str, Ratio]:
-    """Steps to the loss that all strategies of a run reached, over the fewest.
+    """Steps to the lowest loss reached by all strategies of a run, relative to the fewest.
 
     That loss is the highest of their lowest validation losses; a strategy's steps are those of its first evaluation at
     or below it. Several seeds give the range.
@@ -207,7 +206,7 @@ def step_ratios(path: str | Path) -> dict[str, Ratio]:
         path: a run's folder.
 
     Raises:
-        InputError: it is no run, or has no evaluations.
+        InputError: the folder is no run, or has no evaluations.
     """
     folder = RunFolder.open(Path(path))
     curves: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)

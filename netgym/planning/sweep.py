@@ -1,11 +1,12 @@
-"""Plans over a grid of options, and where one strategy, or one variant of it, stops beating another."""
+"""Plans over a grid of options, and break-even points of strategies and their variants."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from netsim.errors import InputError
 from netsim.units import parse_bits_per_second
@@ -59,7 +60,7 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Each key as people say it: of options of strategies the fewest last words that distinguish them.
+    """Short name of each key: of a strategy's option, the fewest last words that distinguish it.
 
     >>> short_keys(["strategies.DiLoCo.H", "protocol.streams", "wan.bandwidth"])
     {'strategies.DiLoCo.H': 'H', 'protocol.streams': 'protocol.streams', 'wan.bandwidth': 'wan.bandwidth'}
@@ -109,7 +110,7 @@ def is_of_model(key: str) -> bool:
 
 
 def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "days") -> bool:
-    """True if a row is sooner anywhere in both bands, or works through more tokens for the same money.
+    """True if a row is faster anywhere in both bands, or processes more tokens for the same money.
 
     Rows that do not fit into memory come last.
 
@@ -145,7 +146,7 @@ def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def once(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The first of the rows of a plan that differ in swept values alone which cannot change it."""
+    """First of the rows of a plan that differ only in swept values that do not concern it."""
     found: dict[Hashable, Mapping[str, Any]] = {}
     for row in rows:
         own = (item for item in row.get("point", {}).items() if concerns(row, item[0]))
@@ -154,7 +155,7 @@ def once(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def without_effect(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """True if the plans of all values of a swept key are alike."""
+    """True if the plans are equal for all values of a swept key."""
     alike: dict[Hashable, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         rest = (item for item in row["point"].items() if item[0] != key)
@@ -163,7 +164,7 @@ def without_effect(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
 
 
 def pace(row: Mapping[str, Any]) -> float:
-    """Tokens a second; of a row planned for money the tokens that it pays for.
+    """Tokens per second; for a row planned for money, the tokens that it pays for.
 
     >>> pace({"tokens_per_second": 10.0}), pace({"tokens_per_second": 10.0, "tokens": 7.0, "tokens_low": 6.0})
     (10.0, 7.0)
@@ -174,21 +175,16 @@ def pace(row: Mapping[str, Any]) -> float:
 def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
     """True if a swept key can be an axis: at least two values, all of them quantities above zero."""
     values = {row["point"][key] for row in rows}
-    return len(values) > 1 and all(_is_quantity(value) for value in values)
-
-
-def _is_quantity(text: str) -> bool:
-    try:
-        return number(text) > 0
-    except InputError:
-        return False
+    with suppress(InputError):
+        return len(values) > 1 and all(number(value) > 0 for value in values)
+    return False
 
 
 def number(text: str) -> float:
-    """A swept value as a number: a plain one, or a rate.
+    """Parse a swept value: a plain number, or a rate.
 
     Raises:
-        InputError: it is neither, or not above zero.
+        InputError: the value is neither, or not above zero.
     """
     try:
         value = float(text)
@@ -199,25 +195,15 @@ def number(text: str) -> float:
     return value
 
 
-class _Line(NamedTuple):
-    """A strategy with all swept keys but one held."""
-
-    name: str
-    strategy: str
-    rest: tuple[tuple[str, str], ...]
-    points: Mapping[float, Mapping[str, Any]]  # rows by the value of the key
-
-
 def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Break-even points of each two strategies, and of each two variants of one that differ in one swept key.
+    """Break-even points of each pair of strategies, and of each pair of variants that differ in one swept key.
 
-    Between two neighbouring points the crossing is read from the straight line through the ratio of their
-    seconds a token (of plans for money, of the money a token takes), over the logarithm of the value. Left out where
-    bands overlap at every value on one of its sides.
+    Between two neighbouring points, the crossing is interpolated linearly in the logarithm of the ratio of seconds (or
+    dollars) per token, over the logarithm of the value. It is omitted where bands overlap at every value on one side.
 
     Args:
         rows: plans as mappings, each with `point`, the values of swept keys.
-        key: which of these runs along the line; numbers or rates.
+        key: swept key along which strategies are compared; numbers or rates.
 
     Returns:
         Mappings with `first` and `second` (strategies, of variants with the key that differs), `key`, `at`,
@@ -236,7 +222,7 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
 
 
 def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The pairs of which one is sooner at every value of `key`, beyond the bands of both.
+    """Pairs of which one is faster at every value of `key`, beyond the bands of both.
 
     Returns mappings with `sooner`, `later`, `key` and `point`.
     """
@@ -253,46 +239,46 @@ _Pairs: TypeAlias = "Mapping[float, tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 def _pairs(
-    rows: Sequence[dict[str, Any]], key: str
+    rows: Sequence[Mapping[str, Any]], key: str
 ) -> Iterator[tuple[tuple[str, str], dict[str, str], _Pairs]]:
-    """Names, shared part of the point and pairs of rows of each two lines that can be compared."""
-    for first, second in itertools.combinations(_lines(rows, key), 2):
-        if (distinguished := _distinguished(first, second)) is not None:
-            both = sorted({*first.points} & {*second.points})  # points that were refused are missing
-            yield *distinguished, {at: (first.points[at], second.points[at]) for at in both}
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
-    series: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[float, Mapping[str, Any]]] = {}
+    """Names, shared part of the point, and pairs of rows of each two lines that are comparable."""
+    lines: dict[Hashable, dict[float, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
-        rest = tuple((k, v) for k, v in row["point"].items() if k != key)
-        place = number(row["point"][key])
-        series.setdefault((*_names(row), rest), {})[place] = row
-    return [_Line(*line, points) for line, points in series.items()]
+        rest = (item for item in row["point"].items() if item[0] != key)
+        lines[row.get("name"), row["strategy"], *rest][number(row["point"][key])] = row
+    for first, second in itertools.combinations(lines.values(), 2):
+        distinguished = _distinguished(next(iter(first.values())), next(iter(second.values())), key)
+        if distinguished is not None:
+            both = sorted({*first} & {*second})  # points that were refused are missing
+            yield *distinguished, {at: (first[at], second[at]) for at in both}
 
 
-def _names(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Name of a row, and its strategy, which may have several rows at a point."""
-    return row.get("name", row["strategy"]), row["strategy"]
+def _distinguished(
+    first: Mapping[str, Any], second: Mapping[str, Any], along: str | None = None
+) -> tuple[tuple[str, str], dict[str, str]] | None:
+    """Names of two rows and the shared part of their points; None where they differ in more than one thing.
 
-
-def _distinguished(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[str, str]] | None:
-    """Names of two lines and their shared part; None where they differ in more than one key."""
-    differ = [k for (k, v), (_, other) in zip(first.rest, second.rest, strict=True) if v != other]
-    shared = {k: v for k, v in first.rest if k not in differ}
-    if first.name != second.name:
-        return None if differ else ((first.name, second.name), shared)
-    if len(differ) != 1 or not concerns({"strategy": first.strategy}, differ[0]):
+    Args:
+        first, second: rows.
+        along: swept key that does not count.
+    """
+    one, two = (row.get("point", {}) for row in (first, second))
+    differ = [key for key in one if key != along and one[key] != two[key]]
+    shared = {key: value for key, value in one.items() if key != along and key not in differ}
+    names = [row.get("name", row["strategy"]) for row in (first, second)]
+    if names[0] == names[1]:
+        if len(differ) != 1 or not concerns(first, differ[0]):
+            return None
+        (key,) = differ
+        short = short_keys([each for each in one if each != along])[key]
+        names = [f"{names[0]} {short}={point[key]}" for point in (one, two)]
+    elif differ:
         return None
-    (key,) = differ
-    names = [
-        f"{line.name} {short_keys(dict(line.rest))[key]}={dict(line.rest)[key]}" for line in (first, second)
-    ]
     return (names[0], names[1]), shared
 
 
 def _crossings(pairs: _Pairs) -> list[tuple[float, int]]:
-    """Values at which one of two lines overtakes the other, and which is the sooner below, beyond the bands of both."""
+    """Values at which one of two lines overtakes the other beyond both bands, and the index of the faster below."""
     found = []
     values = list(pairs)
     logs = [math.log(pace(second) / pace(first)) for first, second in pairs.values()]
@@ -308,7 +294,7 @@ def _crossings(pairs: _Pairs) -> list[tuple[float, int]]:
 
 
 def _is_surely_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """`is_sooner`, of rows without bands by their pace."""
+    """`is_sooner`, or a comparison of paces for rows without bands."""
     if row.get("days_high") is None:
         return pace(row) > pace(other) * (1 + 1e-9)
     return is_sooner(row, other)
@@ -317,14 +303,16 @@ def _is_surely_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ratio of steps up to which the faster strategy stays ahead.
 
-    For each two strategies at one point, and each two variants of one that differ in one swept key which changes what
-    is learned, whose bands do not overlap. Below that ratio of steps to the same loss the faster is still the sooner
-    there, or for money the one that reaches it for less.
+    For each pair of strategies at one point, and each pair of variants that differ in one swept key that changes
+    learning, whose bands do not overlap. Below this ratio of steps to the same loss, the faster one still finishes
+    first, or reaches the loss for less money.
     """
     found = []
     for first, second in itertools.combinations(rows, 2):
-        compared = _compared(first, second)
-        if compared is None:
+        one, two = first.get("point", {}), second.get("point", {})
+        differ = [key for key in one if one[key] != two[key]]
+        compared = _distinguished(first, second)
+        if compared is None or any(is_of_model(key) or not changes_learning(key) for key in differ):
             continue
         names, point = compared
         (fast, faster), (slow, slower) = sorted(
@@ -336,15 +324,3 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             {"faster": faster, "slower": slower, "steps_ratio": pace(fast) / pace(slow), "point": point}
         )
     return found
-
-
-def _compared(
-    first: Mapping[str, Any], second: Mapping[str, Any]
-) -> tuple[tuple[str, str], dict[str, str]] | None:
-    """`_distinguished` of two rows."""
-    one, two = first.get("point", {}), second.get("point", {})
-    lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), {}) for row in (first, second)]
-    differ = [key for key in one if one[key] != two[key]]
-    if any(is_of_model(key) or not changes_learning(key) for key in differ):
-        return None
-    return _distinguished(*lines)

@@ -1,4 +1,4 @@
-"""Weather and crashes in plans: rounds to simulate until changes and random draws show, and the cost of a crash."""
+"""Weather and crashes in plans: number of rounds that show changes and random draws, and the cost of a crash."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def num_rounds_needed(
 ) -> int:
     """Number of rounds to simulate, given the `ends` of those that were simulated.
 
-    Where rounds differ for ever, as many as are worth it: figures are means. Else some beyond the last change.
-    Never more than the budget has.
+    Where rounds never repeat, up to a limit, and figures are means; else a few beyond the last change. At most the
+    rounds of the budget.
 
     Args:
-        setting: with its network's weather.
-        ends: seconds.
-        calls_a_round: of all ranks.
-        budget: rounds; None: no end.
+        setting: setting with the network's weather.
+        ends: end of each simulated round in seconds.
+        calls_a_round: calls of all ranks in a round.
+        budget: number of rounds; None: unlimited.
     """
     done, weather = len(ends), setting.topology.weather
     if setting.differs_for_ever():
@@ -79,7 +79,7 @@ def num_rounds_needed(
 
 
 def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None) -> tuple[str, ...]:
-    """Remarks on figures from so many rounds."""
+    """Remarks on figures from rounds that end at `ends`."""
     weather = setting.topology.weather
     if not weather and not setting.differs_for_ever():
         return ()
@@ -117,10 +117,10 @@ class Loss(NamedTuple):
     """Mean cost of one crash.
 
     Attributes:
-        seconds: by which the others are later, or where workers go their own pace, the one that crashed.
-        tokens: that do not count, as rounds continued without the crashed one.
-        fatal: share of crashes that end a run, as a transport gives a connection up before the repair. They take the
-            repair, and the begun round again: as if the run were resumed from its beginning.
+        seconds: delay of the other workers, or of the crashed one where workers go their own pace.
+        tokens: tokens lost where rounds continue without the crashed worker.
+        fatal: share of crashes that end a run, as a transport gives up a connection before the repair. They cost the
+            repair and the current round, as if the run resumed from the round's beginning.
     """
 
     seconds: float
@@ -129,7 +129,7 @@ class Loss(NamedTuple):
 
 
 def with_failures(measured: Measured, crashes: Crashes) -> Plan:
-    """The plan with the cost of crashes: fewer tokens a second, so more days and money; rounds stay as they are."""
+    """Plan with the cost of crashes: fewer tokens per second, more days and money; figures of a round are unchanged."""
     quiet, setting = measured.plan, measured.setting
     hosts = sorted(set(setting.hosts))
     loss = loss_of_a_crash(measured, crashes, hosts)
@@ -170,7 +170,7 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
 
 
 def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) -> Loss:
-    """Mean cost of a crash, from simulated ones: of several hosts, at several moments of a round."""
+    """Mean cost of a crash, from simulated crashes of several hosts at several moments of a round."""
     plan, setting, repair = measured.plan, measured.setting, crashes.repair_seconds
     if setting.num_ranks > _MOST_RANKS:
         stretch = plan.seconds_per_round * plan.compute_utilisation
@@ -186,12 +186,14 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
     quiet = rounds.on(setting)
     start = quiet.round_seconds[0]
     length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
-    losses = []
+    losses, topology = [], setting.topology
     for moment in range(_MOMENTS):
         host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
         at = start + (moment + 0.5) / _MOMENTS * length
         try:
-            crashed = rounds.on(_with_crash(setting, host, at, repair))
+            crash = HostEvent(at=at, host=topology.hosts[host].name, crash=True, for_=repair)
+            weather = topology.weather.with_events([crash])
+            crashed = rounds.on(replace(setting, topology=replace(topology, weather=weather)))
         except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
             losses.append(Loss(repair + at - start, 0.0, 1.0))
             continue
@@ -201,14 +203,8 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
     return Loss(seconds, tokens + beyond * a_worker, fatal)
 
 
-def _with_crash(setting: Setting, host: int, at: float, repair: float) -> Setting:
-    topology = setting.topology
-    crash = HostEvent(at=at, host=topology.hosts[host].name, crash=True, for_=repair)
-    return replace(setting, topology=replace(topology, weather=topology.weather.with_events([crash])))
-
-
 def _loss(measured: Measured, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
-    """Seconds and tokens between two runs that differ in a crash."""
+    """Loss of a crash: seconds and tokens between a run with it and one without."""
     later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
     if not measured.strategy.is_synchronous:
         return Loss(max(later), 0.0)
