@@ -11,7 +11,7 @@ from netgym.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from netgym.planning.advise import Advice
 
@@ -66,8 +66,23 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         )
     yield f"protocol {advice['protocol']}, but for rows that name their streams"
     yield f"workers: {placement_text(advice['placement'])}"
-    yield from _collective_lines(advice["ranked"])
-    yield from _ring_lines(advice["ring"])
+    used: dict[str, set[str]] = {}
+    for row in advice["ranked"]:
+        for op, algorithms in row["collectives"].items():
+            used.setdefault(op, set()).update(algorithms)
+    if used:
+        ops = (f"{op} {', '.join(sorted(algorithms))}" for op, algorithms in sorted(used.items()))
+        yield f"collectives: {'; '.join(ops)}"
+    ring = advice["ring"]
+    if ring is not None and len(ring["sites"]) > 1:
+        sites, best, natural = ring["sites"], ring["seconds"], ring["natural_seconds"]
+        is_listed = len(sites) <= _MOST_SITES or best < natural
+        order = " - ".join(sites) if is_listed else "the natural order"
+        yield f"a ring over one host a site: {order}, {'exact' if ring['exact'] else 'heuristic'}"
+        yield (
+            f"  {format_seconds(best)} an all-reduce in fp32, {format_seconds(natural)} in natural order; no "
+            f"algorithm is below {format_seconds(ring['bound_seconds'])}"
+        )
     if advice["ranked"]:
         yield from advice["explained"]
     if advice["protocol"].startswith("linux-tcp"):
@@ -81,34 +96,6 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
 
 def _searched(row: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(row["options"].get(name, 0) for name in SEARCHED.get(row["strategy"], {}))
-
-
-def _collective_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Algorithms of each operation, over all rows."""
-    used: dict[str, set[str]] = {}
-    for row in rows:
-        for op, names in row["collectives"].items():
-            used.setdefault(op, set()).update(names)
-    if used:
-        yield "collectives: " + "; ".join(
-            f"{op} {', '.join(sorted(names))}" for op, names in sorted(used.items())
-        )
-
-
-def _ring_lines(ring: Mapping[str, Any] | None) -> Iterator[str]:
-    """Best order of a ring; with many sites, listed only where it beats the natural order."""
-    if ring is None:
-        return
-    sites, best, natural = ring["sites"], ring["seconds"], ring["natural_seconds"]
-    if len(sites) == 1:
-        return
-    is_listed = len(sites) <= _MOST_SITES or best < natural
-    order = " - ".join(sites) if is_listed else "the natural order"
-    yield f"a ring over one host a site: {order}, {'exact' if ring['exact'] else 'heuristic'}"
-    yield (
-        f"  {format_seconds(best)} an all-reduce in fp32, {format_seconds(natural)} in natural order; no algorithm is "
-        f"below {format_seconds(ring['bound_seconds'])}"
-    )
 
 
 def best_so_far(advice: Advice) -> str:

@@ -735,11 +735,15 @@ def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -
     way = next(enough, min(sizes, key=lambda each: sizes[each], default=()))
     saving = replace(setting, memory=(*setting.memory, *way))
     flag = f"--memory {','.join(saving.memory)}"
-    others = [
-        *_more_devices(setting, states),
-        *_sharded(strategy, setting, states),
-        *_fewer_layers(setting, states),
-    ]
+    others, name = _more_devices(setting, states), type(strategy).__name__.removesuffix("Strategy")
+    for size in range(2, setting.num_ranks + 1) if strategy.arguments.get("ranks_per_worker") == 1 else ():
+        # Ranks of a site share all states but the weights.
+        part = {of: -(-each // (1 if of == "weights" else size)) for of, each in states.items()}
+        if setting.num_ranks % size == 0 and setting.fits(part) is not False:
+            key = f"--set strategies.{name}"
+            others.append(f"{key}.ranks_per_worker={size} {key}.sharding=FULL_SHARD (netgym plan)")
+            break
+    others += _fewer_layers(setting, states)
     if saving.fits(states) is not False:
         return [f"{flag} ({format_bytes(sizes[way])})", *others]
     together = [*_more_devices(saving, states), *_fewer_layers(saving, states)] if way else []
@@ -757,19 +761,6 @@ def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
 
     count = bisect_left(range(_MOST_DEVICES), True, lo=number, key=fits)
     return [f"--devices-per-worker {count}"] if count < _MOST_DEVICES else []
-
-
-def _sharded(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
-    """Smallest sites that fit when ranks share all states but the weights, as at most one line."""
-    if strategy.arguments.get("ranks_per_worker") != 1:
-        return []
-    name = type(strategy).__name__.removesuffix("Strategy")
-    for size in range(2, setting.num_ranks + 1):
-        part = {of: -(-each // (1 if of == "weights" else size)) for of, each in states.items()}
-        if setting.num_ranks % size == 0 and setting.fits(part) is not False:
-            key = f"--set strategies.{name}"
-            return [f"{key}.ranks_per_worker={size} {key}.sharding=FULL_SHARD (netgym plan)"]
-    return []
 
 
 def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:

@@ -45,6 +45,7 @@ __all__ = [
     "extrapolated",
     "last_calls",
     "last_round",
+    "no_time",
     "record",
     "record_kinds",
     "run_alone",
@@ -457,9 +458,7 @@ def copied(comm: Communicator, number: int | None) -> dict[str, Any]:
 def _with_copies(stream: Stream, most: int | None = None) -> Stream:
     """Requests with the copies that marks ask for, `most` at most; numbers of later calls continue after them."""
     made: list[Request | Computing] = []
-    shifts: Counter[Hashable] = (
-        Counter()
-    )  # of the numbers of calls, by group, and of counts and steps by name
+    shifts: Counter[Hashable] = Counter()
     start = 0
     before: Mapping[str, Any] = {}
     for request in stream:
@@ -468,15 +467,33 @@ def _with_copies(stream: Stream, most: int | None = None) -> Stream:
         elif request.row["copies"] is None:
             start, before = len(made), request.row
         else:
-            step, number = made[start:], request.row["copies"]
-            of_one = Counter(each.key.group for each in step if isinstance(each, Post))
-            of_one.update({name: request.row[name] - before[name] for name in _COUNTED})
-            kept = number if most is None else min(number, most)
-            for copy in range(1, kept + 1):
-                by = Counter({name: copy * count for name, count in of_one.items()})
-                made += [_shifted(each, by, copy) for each in step]
-            shifts.update({name: kept * count for name, count in of_one.items()})
+            number = request.row["copies"] if most is None else min(request.row["copies"], most)
+            copies, more = _repeated(made[start:], before, request.row, number, 1)
+            made += copies
+            shifts.update(more)
     return made
+
+
+def _repeated(
+    part: Stream, before: Mapping[str, Any], after: Mapping[str, Any], times: int, steps: int
+) -> tuple[list[Request | Computing], Counter[Hashable]]:
+    """Repetitions of a part of a stream, and the growth of numbers over all of them.
+
+    Args:
+        part: part of a stream.
+        before, after: rows with the counts before and after the part.
+        times: number of repetitions.
+        steps: number of steps in the part.
+
+    Returns:
+        The requests, with numbers of calls and steps, and counts, as if they continued the stream; and the growth of
+        the numbers of calls, by group, and of counts, by name.
+    """
+    of_one = Counter[Any](each.key.group for each in part if isinstance(each, Post))
+    of_one.update({name: after[name] - before[name] for name in _COUNTED})
+    growths = [Counter({name: place * count for name, count in of_one.items()}) for place in range(times + 1)]
+    made = [_shifted(each, growths[place], place * steps) for place in range(1, times + 1) for each in part]
+    return made, growths[-1]
 
 
 def _shifted(request: Request | Computing, by: Counter[Hashable], steps: int = 0) -> Request | Computing:
@@ -505,33 +522,20 @@ def last_round(stream: Stream) -> Stream:
     return stream[ends[-2] : ends[-1]] if len(ends) > 1 else ()
 
 
-def _repeats(stream: Stream) -> bool:
-    ends = _ends(stream)
-    if len(ends) < 3:
-        return True
-    before, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
-    return list(map(_without_numbers, before)) == list(map(_without_numbers, last))
-
-
 def _lengthened(stream: Stream, num_marks: int) -> Stream:
     ends = _ends(stream)
     num_more = num_marks - len(ends)
-    if num_more <= 0 or len(ends) < 3 or not _repeats(stream):
+    if num_more <= 0 or len(ends) < 3:
         return stream
-    pairs = list(zip(stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]], strict=True))
-    made = list(stream[: ends[-1]])
-    made += (extrapolated(*pair, times) for times in range(1, num_more + 1) for pair in pairs)
-    steps = {
-        later.key.group: later.key.number - earlier.key.number  # type: ignore[operator]
-        for earlier, later in pairs
-        if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
-    }
-    by = Counter({group: num_more * step for group, step in steps.items()})
-    period = next(
-        (b.step - a.step for a, b in pairs if isinstance(a, Computing) and isinstance(b, Computing)), 0
-    )
-    made += (_shifted(request, by, num_more * period) for request in stream[ends[-1] :])
-    return made
+    earlier, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
+    if list(map(_without_numbers, earlier)) != list(map(_without_numbers, last)):
+        return stream
+    steps = len({each.step for each in last if isinstance(each, Computing)})
+    assert isinstance(earlier[-1], Mark)
+    assert isinstance(last[-1], Mark)
+    made, growth = _repeated(last, earlier[-1].row, last[-1].row, num_more, steps)
+    end = [_shifted(request, growth, num_more * steps) for request in stream[ends[-1] :]]
+    return [*stream[: ends[-1]], *made, *end]
 
 
 def _without_numbers(request: Request | Computing) -> Hashable:
@@ -547,8 +551,8 @@ def _without_numbers(request: Request | Computing) -> Hashable:
 def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
     """Extrapolate a value from `one` and `other` by `times` / `of` times their difference, also inside containers.
 
-    >>> extrapolated([3, {"a": 1.0}], [5, {"a": 2.0}], 6, 2), extrapolated(Wait(Key("g", 1)), Wait(Key("g", 3)), 2)
-    ([11, {'a': 5.0}], Wait(key=Key(group='g', number=7)))
+    >>> extrapolated([3, {"a": 1.0}], [5, {"a": 2.0}], 6, 2)
+    [11, {'a': 5.0}]
     """
     first: Any = one
     second: Any = other
@@ -559,10 +563,9 @@ def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
         return second + (more // of if isinstance(more, int) else more / of)  # type: ignore[return-value]
     if isinstance(second, dict):
         return {key: extrapolated(first[key], value, times, of) for key, value in second.items()}  # type: ignore[return-value]
-    if not isinstance(second, list) and not hasattr(second, "_make"):
-        return other
-    parts = [extrapolated(*pair, times, of) for pair in zip(first, second, strict=True)]
-    return parts if isinstance(second, list) else second._make(parts)  # type: ignore[return-value]
+    if isinstance(second, list):
+        return [extrapolated(*pair, times, of) for pair in zip(first, second, strict=True)]  # type: ignore[return-value]
+    return other
 
 
 def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
@@ -643,7 +646,7 @@ def record(
 
     def own(comm: Communicator) -> bool:
         assert isinstance(comm, SimulatedCommunicator)
-        body(comm, by_step(comm, _no_time if seconds is None else seconds[comm.rank]))
+        body(comm, by_step(comm, no_time if seconds is None else seconds[comm.rank]))
         return "clock" in comm.state.reads
 
     journal = Journal(on_request=lambda rank, request: streams[rank].append(request))
@@ -665,7 +668,8 @@ def by_step(comm: SimulatedCommunicator, seconds: Callable[[int], float]) -> Cal
     return computing
 
 
-def _no_time(step: int) -> float:
+def no_time(step: int) -> float:
+    """0 seconds."""
     return 0.0
 
 

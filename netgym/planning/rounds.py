@@ -32,6 +32,7 @@ from netgym.planning.recording import (
     extrapolated,
     last_calls,
     last_round,
+    no_time,
     record,
     record_kinds,
     run_alone,
@@ -324,9 +325,13 @@ class SimulatedRounds:
         self, setting: Setting, factors: Sequence[float] | None = None
     ) -> list[Callable[[int], float]]:
         """Computing of each rank by step; servers compute nothing."""
+
+        def times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:
+            return lambda step: seconds(step) * factor
+
         pairs = zip(setting.durations(), factors or [1.0] * setting.num_ranks, strict=True)
-        workers = [partial(_times, each.seconds, factor) for each, factor in pairs]
-        return [*workers, *[_no_time] * self._strategy.num_servers]
+        workers = [times(each.seconds, factor) for each, factor in pairs]
+        return [*workers, *[no_time] * self._strategy.num_servers]
 
     def _record_alone(self) -> tuple[Recording | None, bool]:
         """Requests of one rank per kind, None if they depend on other ranks; and whether they depend on time."""
@@ -403,7 +408,6 @@ class SimulatedRounds:
                     traffic, place = comm.traffic, mine.round_place()
                     comm.mark(
                         {
-                            "round": step // self._period - 1,
                             "payload_bytes": traffic.payload_bytes,
                             "bytes_sent": traffic.bytes_sent,
                             "wan_bytes": traffic.wan_bytes,
@@ -600,11 +604,3 @@ class SimulatedRounds:
 
 def _schedules(setting: Setting, world: World) -> Schedules:
     return setting.known.once(("schedules", setting.known.number_of(world)), lambda: Schedules(world))
-
-
-def _times(seconds: Callable[[int], float], factor: float, step: int) -> float:
-    return seconds(step) * factor
-
-
-def _no_time(step: int) -> float:
-    return 0.0

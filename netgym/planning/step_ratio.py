@@ -85,14 +85,11 @@ def relative_loss(num_parameters: float, num_workers: int) -> float:
     """
     low, high = 1 << (num_workers.bit_length() - 1), 1 << (num_workers - 1).bit_length()
     share = math.log2(num_workers / low) if low < high else 0.0
-    base = _log_loss(0, num_parameters)
-    between = (1 - share) * _log_loss(low, num_parameters) + share * _log_loss(high, num_parameters)
-    return math.exp(between - base)
-
-
-def _log_loss(num_workers: int, num_parameters: float) -> float:
-    factor, exponent = LOSS_LAW[num_workers]
-    return math.log(factor) + exponent * math.log(num_parameters)
+    base, first, last = (
+        math.log(factor) + exponent * math.log(num_parameters)
+        for factor, exponent in (LOSS_LAW[0], LOSS_LAW[low], LOSS_LAW[high])
+    )
+    return math.exp((1 - share) * first + share * last - base)
 
 
 def law_ratio(
