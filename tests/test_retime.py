@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from experiments import experiment, fitted, outcome, results_of, samples
 
 from exogym_core.results.fit_result import FitResult
@@ -37,6 +38,22 @@ class ReadsBytes(AllReduceStrategy):
     def step(self) -> None:
         super().step()
         self.skips = self.comm.traffic.bytes_sent > 10**9
+
+
+class InFlight(AllReduceStrategy):
+    """Has two averages in flight, in groups that are made for each step as well."""
+
+    def step(self) -> None:
+        pair = self.comm.group([self.rank // 2 * 2, self.rank // 2 * 2 + 1])
+        handles = [
+            comm.all_reduce(torch.ones(size), async_op=True)
+            for comm in (self.comm, pair)
+            for size in (3000, 5)
+        ]
+        for handle in handles:
+            handle.wait()
+            self.comm.advance(0.0001)
+        super().step()
 
 
 class Advances(AllReduceStrategy):
@@ -83,7 +100,9 @@ def test_stopped_and_real_runs_have_no_recording() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [AllReduceStrategy(), Advances(), AllReduceStrategy(codec="int8")], ids=repr
+    "strategy",
+    [AllReduceStrategy(), Advances(), InFlight(), AllReduceStrategy(codec="int8")],
+    ids=["plain", "advances", "in flight", "int8"],
 )
 @pytest.mark.parametrize(
     "options",

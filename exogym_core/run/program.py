@@ -400,6 +400,7 @@ class Program:
     compute: Compute | None = None
     step_flops: float = 0.0
     checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
+    is_tried: bool = False  # in the training that is retimed
     data: DataSets = field(init=False)
     # Of gradients, where replicas are stacked.
     backward_order: list[str] | None = field(default=None, init=False)
@@ -409,7 +410,8 @@ class Program:
         if self.train_dataset is None:
             raise InputError("fit: train_dataset is missing; pass a torch Dataset")
         refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
-        _try_state(self.model, self.request.checkpoint_interval is not None)
+        if not self.is_tried:
+            _try_state(self.model, self.request.checkpoint_interval is not None)
         self.data = DataSets(self.request, self.train_dataset, self.val_dataset)
         strategy = self.request.strategy
         schedule = (strategy.lr_scheduler, strategy.lr_scheduler_kwargs)

@@ -288,7 +288,8 @@ class Trainer:
 
     def _run(self, options: RunConfig, recording: RecordedTraining | None = None) -> FitResult:
         """Train, or retime a recording."""
-        program = Program(FitRequest.check(options), self.model, self.train_dataset, self.val_dataset)
+        about = (FitRequest.check(options), self.model, self.train_dataset, self.val_dataset)
+        program = Program(*about, is_tried=recording is not None)
         is_recorded = options.out is not None or options.resume_from is not None
         with run_record(program) if is_recorded else nullcontext() as record:
             result = self._train(program, record, recording)
