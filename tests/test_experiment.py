@@ -232,6 +232,18 @@ def test_a_transport_without_virtual_time_refuses_a_topology_before_anything_run
         assert main(["validate", str(path)]) == 0
 
 
+def test_a_device_that_is_elsewhere_is_valid_and_refused_once_before_anything_runs(
+    write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(SMALL + "device: cuda:99\n")
+    assert main(["validate", str(path)]) == 0
+    assert "; device 'cuda:99' is not here: " in capsys.readouterr().out
+    assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}:9: device: device 'cuda:99' is not here: ")
+    assert not (tmp_path / "out").exists()
+
+
 def test_failures_without_an_end_are_refused_before_anything_runs(
     write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import networkx as nx
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -271,6 +272,21 @@ def test_errors_are_reported_in_one_line(mistake: dict[str, Any], tmp_path: Path
     assert result.exit_code == 1
     assert mistake["line"] in result.output
     assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["gml", "graphml"])
+@pytest.mark.parametrize(
+    "option", ["--hosts=1", "--hosts=a=4", "--nic=10 Gbit/s", "--nic=a=1 Mbit/s:2 Mbit/s"]
+)
+def test_options_of_measured_places_are_refused_for_whole_networks(
+    kind: str, option: str, tmp_path: Path
+) -> None:
+    graph = nx.Graph([("a", "b", {"latency": "10 ms", "bandwidth": "1 Gbit/s"})])
+    getattr(nx, f"write_{kind}")(graph, tmp_path / "net")
+    assert CliRunner().invoke(cli, ["import", str(tmp_path / "net")]).exit_code == 0
+    result = CliRunner().invoke(cli, ["import", str(tmp_path / "net"), option])
+    assert result.exit_code == 1
+    assert f"each node a host with its links: leave out {option.partition('=')[0]}\n" in result.output
 
 
 def test_some_places_of_a_large_table(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ class Stragglers(Schema):
     """The share of the steps of each host that are slow, and their duration as a multiple."""
 
     fraction: Annotated[_Share, Field(ge=0, le=1)]
-    slowdown: _Factor
+    slowdown: Annotated[_Share, Field(ge=1, le=1e6)]
 
 
 class Compute(_TextToo, Schema):

@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from netsim import HostEvent
 
 
-__all__ = ["FitRequest", "unlike_hosts", "with_servers"]
+__all__ = ["FitRequest", "MissingDeviceError", "unlike_hosts", "with_servers"]
+
+
+class MissingDeviceError(InputError):
+    """This machine does not have the device, and others may."""
 
 
 def with_servers(
@@ -103,6 +107,11 @@ class FitRequest(RunConfig):
         request = cls(**values)
         request._check_strategy()
         request._check_transport()
+        if request.target_loss is not None and not request.val_size:
+            raise InputError(
+                f"fit: target_loss={request.target_loss:g} is judged in evaluations, and val_size=0 makes none: "
+                "leave one of them out"
+            )
         if request.workers.cuda_graphs:
             request._check_graphs()
         request._settle_servers()
@@ -139,14 +148,10 @@ class FitRequest(RunConfig):
             )
 
     def _check_graphs(self) -> None:
-        if self.workers.kind != "stacked":
-            raise InputError(
-                f"workers: cuda_graphs is for kind: stacked, not {self.workers.kind}; in other kinds leave it out, and "
-                "give a model of torch.compile(model, mode='reduce-overhead')"
-            )
         others = {self.device_of(rank).type for rank in range(self.num_nodes)} - {"cuda"}
         if others:
-            raise InputError(
+            kind = MissingDeviceError if self.device is None else InputError
+            raise kind(
                 f"workers: cuda_graphs is for CUDA, and ranks compute on {others.pop()}; "
                 "leave it out, or set device: cuda"
             )
@@ -260,7 +265,9 @@ class FitRequest(RunConfig):
             return kind
         choice = list(self.devices) if self.devices is not None else list(range(torch.cuda.device_count()))
         if not choice:
-            raise InputError("fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'")
+            raise MissingDeviceError(
+                "fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'"
+            )
         chosen = choice[rank % len(choice)]
         return (
             torch.device("cuda", chosen) if isinstance(chosen, int) else parse_device(chosen, "fit: devices")
@@ -339,9 +346,11 @@ def _refuse_missing(device: torch.device) -> None:
             there = (
                 f"there are only {', '.join(f'cuda:{i}' for i in range(count))}" if count else "there is none"
             )
-            raise InputError(f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is")
+            raise MissingDeviceError(
+                f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is"
+            )
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError("fit: device 'mps' is not here; pass device='cpu'")
+        raise MissingDeviceError("fit: device 'mps' is not here; pass device='cpu'")
     elif device.type not in ("cpu", "mps"):
         raise InputError(f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'")
 

@@ -32,7 +32,7 @@ class NoLoCoStrategy(Strategy, name="NoLoCo"):
     Args:
         optim_spec: the inner optimizer (AdamW by default; the authors' is Adam).
         H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`. Defaults are the authors'.
-        group_size: workers that meet at the end of a round.
+        group_size: workers that meet at the end of a round; all if above their number.
         outer_momentum: alpha.
         outer_lr: beta, of the displacements' mean.
         gamma: how strongly a worker is drawn to where the others began; `outer_lr` if None, as in the authors' code.

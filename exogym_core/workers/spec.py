@@ -62,6 +62,11 @@ class WorkerSpec(Schema):
             raise InputError(
                 f"processes has no effect with kind: {self.kind}: leave it out, or write kind: processes"
             )
+        if self.cuda_graphs and self.kind != "stacked":
+            raise InputError(
+                f"cuda_graphs is for kind: stacked, not {self.kind}; in other kinds leave it out, and give a model of "
+                "torch.compile(model, mode='reduce-overhead')"
+            )
         for name in ("address", "num_gpus"):
             if getattr(self, name) is not None and self.kind != "ray":
                 raise InputError(f"{name} is for a Ray cluster: add kind: ray, or leave {name} out")

@@ -187,11 +187,9 @@ def validate(file: Path = given(is_argument=True, required=True), as_json: bool 
         from netgym.experiment.experiment import Experiment
 
         experiment = Experiment.load(file)
-        for each in (
-            experiment,
-            *(Experiment.load(file, scale=scale) for scale in experiment.settings.scales),
-        ):
-            each.check_runs()
+        missing = experiment.check_runs(elsewhere=True)
+        for scale in experiment.settings.scales:
+            Experiment.load(file, scale=scale).check_runs(elsewhere=True)
         unseen = _build_shipped(experiment)
         names = ", ".join(visible(entry.label) for entry in experiment.strategies)
         line = (
@@ -205,6 +203,8 @@ def validate(file: Path = given(is_argument=True, required=True), as_json: bool 
             from netgym.studies.tuning import check_tune
 
             line += f"; {check_tune(file)}"
+        if missing is not None:
+            line += f"; {missing}"
         if experiment.shared_hosts is not None:
             line += f"; {experiment.shared_hosts}"
     found = {"file": str(file), "valid": True, "summary": line}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import re
 import time
 import warnings
 from collections import deque
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from exogym_core.config import OPTIONS
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, seeded_name, visible
@@ -445,7 +443,7 @@ class _Run:
             except TrainAgainError:
                 raise
             except InputError as error:
-                raise _placed(experiment, error) from error
+                raise experiment.placed(error) from error
 
     def _save(self, result: FitResult, state: Mapping[str, Any] | None, report: _Run) -> None:
         """Write metrics and model; report the end and the summary's object."""
@@ -505,18 +503,6 @@ def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]
         if reason:
             lines.append(f"could not report to other sites that {visible(label)} is finished: {reason}")
     return lines
-
-
-def _placed(experiment: Experiment, error: InputError) -> InputError:
-    """Error of `fit`, with the place of the key that causes it."""
-    if str(error).startswith(("environment: ", "rendezvous")):
-        return error  # no key of the file causes it
-    named = re.match(r"fit: (\w+)", str(error))
-    if named is None and is_at_rendezvous():
-        return error
-    option = OPTIONS.get("device" if named[1] == "devices" else named[1]) if named else None
-    path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
-    return experiment.document.error(path, error)
 
 
 def flat_config(experiment: Experiment, label: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import copy
 import json
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -342,17 +343,25 @@ class Experiment:
         """The resolved form as a YAML file that loads to an equal experiment."""
         return yaml_text(self.to_mapping())
 
-    def check_runs(self) -> None:
-        """Refuse keys that plans understand and runs do not, and shipped strategies that a rehearsal cannot set up.
+    def check_runs(self, *, elsewhere: bool = False) -> str | None:
+        """Refuse what `fit` refuses before its first step, and shipped strategies that a rehearsal cannot set up.
+
+        Args:
+            elsewhere: other machines, with other devices, may run it; none of the user's code is run here.
+
+        Returns:
+            Line on a device that is not here.
 
         Raises:
             InputError: failures have no end; the transport has no virtual time, and the file a topology, a placement
-                or a protocol (launchers drop these three on purpose); or an optimizer, a schedule or sites do not fit
-                the workers and steps.
+                or a protocol (launchers drop these three on purpose); a codec or an optimizer with a speed does not
+                exist, or one in use has none; an optimizer, a schedule or sites do not fit the workers and steps; or
+                `fit` does not take the values together.
         """
         from torch import cuda
         from torch.backends import mps
 
+        from exogym_core.run.request import FitRequest, MissingDeviceError
         from exogym_core.workers.run import transport_named
         from netgym.experiment.rehearsal import rehearse
 
@@ -367,21 +376,75 @@ class Experiment:
             on_cpu = settings.device == "cpu" or (
                 settings.device == "auto" and not cuda.is_available() and not mps.is_available()
             )
+            self._check_speeds()
+            updates = self.compute.updates if self.topology is not None else None
             for entry in self.strategies:
                 if ":" not in entry.name:
                     strategy = self.build_strategy(entry)
                     try:
-                        rehearse(strategy, settings.workers.count, settings.steps, on_cpu=on_cpu)
+                        rehearse(strategy, settings.workers.count, settings.steps, updates, on_cpu=on_cpu)
                     except InputError as error:
-                        raise self._blame(entry, InputError(str(error).partition("\n")[0])) from error
-        if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
-            return
+                        line = InputError(str(error).partition("\n")[0])
+                        is_of_compute = str(line).startswith("compute.")
+                        raise (self.placed(line) if is_of_compute else self._blame(entry, line)) from error
+        if under_torchrun() or is_at_rendezvous():
+            return None
         unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
-        if unused:
+        if unused and not transport_named(settings.transport).has_clock:
             keys = " and ".join(unused)
             message = f"'{settings.transport}' has no virtual time, so {keys} would go unused"
             remedy = f"write transport: netsim, or leave {keys} out"
             raise self.document.error(("transport",), f"{message}: {remedy}")
+        for entry in self.strategies:
+            if elsewhere and ":" in entry.name:
+                continue
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the run gives them again
+                    FitRequest.check(checked_config(**self.fit_arguments(entry)))
+            except MissingDeviceError as error:
+                if elsewhere:
+                    return str(error).removeprefix("fit: ").partition(";")[0]
+                raise self.placed(error) from error
+            except InputError as error:
+                raise self.placed(error) from error
+        return None
+
+    def placed(self, error: InputError) -> InputError:
+        """Error of `fit`, with the place of the key that causes it."""
+        text = str(error)
+        if text.startswith(("environment: ", "rendezvous")):
+            return error  # no key of the file causes it
+        named = re.match(r"fit: (\w+)|([\w.]+): ", text)
+        if (named is None or named[1] is None) and is_at_rendezvous():
+            return error
+        if named is not None and named[1] is not None:
+            option = OPTIONS.get("device" if named[1] == "devices" else named[1])
+            if option is not None and option.key is not None:
+                return self.document.error(tuple(option.key.split(".")), text.removeprefix("fit: "))
+        elif named is not None and named[2].split(".")[0] in type(self.settings).model_fields:
+            return self.document.error(tuple(named[2].split(".")), text[named.end() :])
+        return type(error)(f"{self.document.where}: {text}")
+
+    def _check_speeds(self) -> None:
+        """Refuse speeds of codecs and optimizers that do not exist, unless the user's code may have them."""
+        from torch.optim import Optimizer
+
+        from exogym_core.strategy.parts.codecs import CODECS, Codec
+
+        if any(":" in entry.name for entry in self.strategies):
+            return
+        codecs = {name for name, codec in CODECS.items() if codec is not None} | {"demo", "low-rank"}
+        optimizers = {each.__name__ for each in _classes_of(Optimizer)} | {"SGD with momentum"}
+        for key, speeds, known in (
+            ("coding", self.compute.coding, codecs | {each.name for each in _classes_of(Codec)} - {""}),
+            ("updates", self.compute.updates, optimizers),
+        ):
+            for name in speeds.speeds:
+                if name not in (speeds.for_all, *known):
+                    what = "codec" if key == "coding" else "optimizer"
+                    problem = unknown_name(what, name, known)
+                    raise self.document.error(("compute", key, name), problem)
 
     def _blame(self, entry: StrategySettings, error: InputError) -> InputError:
         """`error`, each line of it with the place of the strategy's option that it names first."""
@@ -419,6 +482,9 @@ class Experiment:
             _at(self.document, ("device", position), parse_device, each, "device")
         if isinstance(device, str) and device != "auto":
             _at(self.document, ("device",), parse_device, device, "device")
+        if self.settings.target_loss is not None and self.settings.evaluate.samples == 0:
+            problem = "is judged in evaluations, and evaluate.samples: 0 makes none: leave one of them out"
+            raise self.document.error(("target_loss",), problem)
         if isinstance(size, int) and batch_size % size:
             message = (
                 f"{size} does not divide batch_size {batch_size}: write {nearest_divisor(batch_size, size)}"
@@ -459,6 +525,13 @@ class Experiment:
                 _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
 
 
+def _classes_of(base: Any) -> Iterator[Any]:
+    """All classes below `base` that have been imported."""
+    for each in base.__subclasses__():
+        yield each
+        yield from _classes_of(each)
+
+
 def _blamed(path: KeyPath, options: Mapping[str, Any], text: str) -> KeyPath:
     """`path`, continued to the option or the value, however deep, that the error's text names first."""
     found = [
@@ -489,6 +562,9 @@ def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
     except InputError as error:
         # The message may begin with the key, for callers without a document.
         message = str(error).removeprefix(f"{'.'.join(map(str, path))}: ")
+        key, mark, rest = message.partition(": ")
+        if mark and (*path, key) in document.lines:
+            path, message = (*path, key), rest
         raise document.error(path, type(error)(message)) from error
 
 
@@ -626,7 +702,10 @@ def _changed(
     data, lines = copy.deepcopy(document.data), dict(document.lines)
     for key, value, origin in changes:
         own = {(): origin} if written is None else written[key]
-        for path in _set(data, key.split("."), value, origin):
+        for path in _set(data, keys := key.split("."), value, origin):
+            if len(path) < len(keys):
+                lines[path] = own[()]
+                continue
             lines = {known: at for known, at in lines.items() if known[: len(path)] != path}
             lines |= {(*path, *rest): at for rest, at in own.items()}
     return replace(document, data=data, lines=lines)
@@ -659,7 +738,7 @@ def _read(value: str, flag: str) -> object:
 def _set(
     container: Any, keys: Sequence[str], value: object, flag: str, path: KeyPath = ()
 ) -> Iterator[KeyPath]:
-    """Set copies of `value` at `keys`, and yield their key paths: several where `keys` has a `*`."""
+    """Set copies of `value` at `keys`; yields their key paths, several for a `*`, after those of mappings made."""
     position = len(path) + 1
     for step in _steps(container, keys[position - 1], flag):
         if position == len(keys):
@@ -667,6 +746,8 @@ def _set(
             yield (*path, step)
         else:
             inside = container.get(step) if isinstance(container, dict) else container[step]
+            if inside is None:
+                yield (*path, step)
             # A mapping replaces a missing value or a plain name.
             inside = {} if inside is None else _expanded(step, inside) if isinstance(inside, str) else inside
             if not isinstance(inside, dict | list):

@@ -16,18 +16,28 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.compute import Updates
     from exogym_core.strategy import Strategy
 
 __all__ = ["rehearse"]
 
 
-def rehearse(strategy: Strategy, num_workers: int, num_steps: int, *, on_cpu: bool = True) -> None:
+def rehearse(
+    strategy: Strategy,
+    num_workers: int,
+    num_steps: int,
+    updates: Updates | None = None,
+    *,
+    on_cpu: bool = True,
+) -> None:
     """Set a strategy up on `num_workers` ranks with a small stand-in model, and step optimizers and schedule.
 
+    Optimizers need a speed in `updates` where it has any.
     Unless the run is `on_cpu`, what torch refuses there alone, `capturable`, is not tried.
 
     Raises:
-        InputError: an optimizer, the schedule or the sites cannot be made for these workers and steps.
+        InputError: an optimizer has no speed; or an optimizer, the schedule or the sites cannot be made for these
+            workers and steps.
     """
     name = type(strategy).__name__
     model = build_model("mlp", inputs=8, hidden=[16, 12], classes=4, seed=0)
@@ -37,6 +47,8 @@ def rehearse(strategy: Strategy, num_workers: int, num_steps: int, *, on_cpu: bo
         own, replica = copy.deepcopy((strategy, model))
         set_up(own, replica, comm, num_steps, 0, None)
         for optimizer in own.optimizers:
+            if updates is not None:
+                updates.seconds(optimizer)
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 parameter.grad = torch.ones_like(parameter)
             try:

@@ -39,16 +39,16 @@ class Assumed:
     Attributes:
         bits_per_second: of links without a rate; None: refuse them.
         latency_seconds: of links without a latency, one way; None: refuse them.
-        nic_bits_per_second: of each host's own link, where routes between sites were measured.
-        hosts: how many each site has.
+        nic_bits_per_second: of each host's own link, where routes between sites were measured; None: 10 Gbit/s.
+        hosts: how many each site has; None: one.
         nics: place -> (up, down) of its hosts' own links, where it is not `nic_bits_per_second`.
         hosts_of: place -> how many it has, where it is not `hosts`.
     """
 
     bits_per_second: float | None = None
     latency_seconds: float | None = None
-    nic_bits_per_second: float = 10e9
-    hosts: int = 1
+    nic_bits_per_second: float | None = None
+    hosts: int | None = None
     nics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     hosts_of: Mapping[str, int] = field(default_factory=dict)
 

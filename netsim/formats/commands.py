@@ -79,8 +79,14 @@ def read_foreign(
                 raise InputError(f"{path}: describes a whole network: import it alone")
             if only:
                 raise InputError(f"{path}: describes a whole network, of which --only cannot take a part")
-            if assumed.nics or assumed.hosts_of:
-                raise InputError(f"{path}: describes a whole network: it takes no place's --nic or --hosts")
+            for option, values in (
+                ("--hosts", (assumed.hosts, *assumed.hosts_of.values())),
+                ("--nic", (assumed.nic_bits_per_second, *assumed.nics.values())),
+            ):
+                if any(values):
+                    raise InputError(
+                        f"{path}: describes a whole network, each node a host with its links: leave out {option}"
+                    )
             builder.name = name or builder.name
             return builder
         try:
@@ -162,16 +168,16 @@ def import_command(
         out: Default: standard output.
     """
     check_new(out)
-    number, hosts_of = _by_place("--hosts", hosts, _number, 1)
-    line, nics = _by_place("--nic", nic, _rates, (10e9, 10e9))
-    if line[0] != line[1]:
+    number, hosts_of = _by_place("--hosts", hosts, _number)
+    line, nics = _by_place("--nic", nic, _rates)
+    if line is not None and line[0] != line[1]:
         raise InputError(
             f"--nic {nic[-1]}: up:down is for one place: say which, such as --nic home={nic[-1]}"
         )
     assumed = Assumed(
         parse_bits_per_second(bandwidth) if bandwidth is not None else None,
         parse_seconds(latency) if latency is not None else None,
-        line[0],
+        line[0] if line is not None else None,
         number,
         nics,
         hosts_of,
@@ -184,10 +190,9 @@ def import_command(
     write_new(out, text)
 
 
-def _by_place(
-    option: str, given: Sequence[str], read: Callable[[str], T], default: T
-) -> tuple[T, dict[str, T]]:
+def _by_place(option: str, given: Sequence[str], read: Callable[[str], T]) -> tuple[T | None, dict[str, T]]:
     """Value for all places, and values for some of them; the last of several counts."""
+    default: T | None = None
     those: dict[str, T] = {}
     for text in given:
         place, mark, value = text.rpartition("=")

@@ -73,6 +73,7 @@ __all__ = [
     "remarks_on_lines",
 ]
 
+_NIC = 10e9  # bits per second of a host's own link, where none is given
 _TO_ROUTER_SECONDS = 50e-6  # from a host to its place's router
 GOODPUT_SHARE = 1448 / 1514
 """Payload of a full TCP segment by its bytes on the wire (Ethernet frame), as `linux-tcp` counts them."""
@@ -168,11 +169,11 @@ class Pairs:
             for line in builder.links
             for link in (line.there, line.back)
         )
-        nic = max(assumed.nic_bits_per_second, fastest)
+        nic, hosts = max(assumed.nic_bits_per_second or _NIC, fastest), assumed.hosts or 1
         lines: dict[str, tuple[int, float, float]] = {}
         for place in dict.fromkeys(place for pair in sorted(pairs) for place in pair):
             up, down = assumed.nics.get(place, (nic, nic))
-            lines[place] = assumed.hosts_of.get(place, assumed.hosts), up, down
+            lines[place] = assumed.hosts_of.get(place, hosts), up, down
             builder.regions[safe_name(place, taken)] = region_entry(*lines[place], _TO_ROUTER_SECONDS)
         given = {*assumed.nics, *assumed.hosts_of} - lines.keys()
         if given:
@@ -187,7 +188,7 @@ class Pairs:
             )
         others = " where regions say no other" if assumed.nics or assumed.hosts_of else ""
         builder.sources.append(
-            f"Assumed: {format_count(assumed.hosts, 'host')} a place, network cards of {rate(nic)}{others},"
+            f"Assumed: {format_count(hosts, 'host')} a place, network cards of {rate(nic)}{others},"
             f" {milliseconds(_TO_ROUTER_SECONDS)} to the place's router. Rates that were measured are goodput, as many"
             " streams as `measured` says together."
         )
