@@ -145,4 +145,4 @@ def printable(text: object) -> str:
 def _likeness(given: str, name: str) -> float:
     """From 0 to 1, without case and separators, since those are what people misremember."""
     one, other = (text.lower().replace("-", "").replace("_", "") for text in (given, name))
-    return difflib.SequenceMatcher(None, one, other).ratio()
+    return difflib.SequenceMatcher(None, one, other).ratio() if one else 0.0

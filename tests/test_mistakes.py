@@ -16,7 +16,7 @@ import simpy
 import strategy_reference as reference
 import torch
 from experiments import experiment, fit, mlp, samples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from worlds import chain, chain_form, star_form
@@ -346,6 +346,7 @@ def test_a_command_ends_with_one_line_and_exit_code_2(
 DRAWN_NAMES = st.text("abcdefgh_-XYZ", min_size=1, max_size=8)
 
 
+@example("-", {"_", "-X"})
 @given(DRAWN_NAMES, st.sets(DRAWN_NAMES, min_size=1, max_size=12))
 def test_the_nearest_come_first_and_the_rest_is_in_alphabetical_order(given: str, known: set[str]) -> None:
     """The whole list used to be in the order of likeness to what was given: no order to the eye."""
