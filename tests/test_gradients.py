@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.communicator import Communicator, run_ranks
@@ -585,3 +585,43 @@ def test_an_experiment_stores_what_was_found(tmp_path: Path, monkeypatch: pytest
     )
     assert main(["run", "small.yaml", "--out", "out"]) == 0
     assert yaml.safe_load(Path("out/experiment.yaml").read_text())["minibatch_size"] == 6
+
+
+class Normed(nn.Module):
+    """A layer behind a BatchNorm whose means have forgotten little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.layer(self.norm(batch[0])), batch[1])
+
+
+@pytest.mark.parametrize("broadcast_buffers", [False, True])
+def test_buffers_are_rank_0s_before_each_forward_pass_as_in_ddp(broadcast_buffers: bool) -> None:
+    """Two replicas in a loop, which take rank 0's buffers first; parameters are equal either way."""
+    data, steps = samples(64), 5
+    strategy = AllReduceStrategy(optim_spec="sgd", lr=0.1, broadcast_buffers=broadcast_buffers)
+    options = {"num_nodes": 2, "batch_size": 4, "max_steps": steps, "sampler": "torch", "progress": False}
+    result = Trainer(Normed(), data).fit(strategy=strategy, device="cpu", **options).fit_result
+    replicas = [Normed(), Normed()]
+    loaders = [iter(DataLoader(data, 4, sampler=DistributedSampler(data, 2, rank))) for rank in (0, 1)]
+    for _ in range(steps):
+        if broadcast_buffers:
+            for own, first in zip(replicas[1].buffers(), replicas[0].buffers(), strict=True):
+                own.copy_(first)
+        for replica, loader in zip(replicas, loaders, strict=True):
+            replica.zero_grad()
+            replica(next(loader)).backward()
+        with torch.no_grad():
+            for pair in zip(*(replica.parameters() for replica in replicas), strict=True):
+                mean = (pair[0].grad + pair[1].grad) / 2
+                for parameter in pair:
+                    parameter -= 0.1 * mean
+    if broadcast_buffers:  # a last message makes them equal
+        for own, first in zip(replicas[1].buffers(), replicas[0].buffers(), strict=True):
+            own.copy_(first)
+    for state, replica in zip(result.rank_states, replicas, strict=True):
+        torch.testing.assert_close(dict(state), dict(replica.state_dict()))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options import options_of
+from exogym_core.strategy.options import flag, option, options_of
 from exogym_core.strategy.participation.site import GradientOptions
+from exogym_core.strategy.parts.flat import flatten, write_back
 
 __all__ = ["AllReduceStrategy", "SimpleReduceStrategy"]
 
@@ -24,6 +25,8 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
     Args:
         optim_spec: the optimizer (AdamW by default).
         max_norm: clip the norm of the mean gradient to this.
+        broadcast_buffers: at the end of a step all ranks take rank 0's buffers, such as BatchNorm's running means, as
+            DistributedDataParallel does before each forward pass: a message a type of value.
         options: of `exogym_core.strategy.participation.site:GradientOptions`: `bucket_bytes`, `codec` (codecs
             other than fp32 communicate after the backward pass), `error_feedback`, `aggregate`, `sharding`,
             `ranks_per_node`; and of every Strategy: `lr`, `lr_scheduler`, ...
@@ -33,15 +36,31 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
         Zhao et al., PyTorch FSDP, arXiv 2304.11277.
     """
 
+    broadcast_buffers: bool = option(False, flag)
     sites: GradientOptions = options_of(GradientOptions)
     positional = ("optim_spec", "max_norm")
     round_steps = 1
-    plain_steps = True
+    plain_steps = property(lambda self: not self.broadcast_buffers)
 
     def step(self) -> None:
-        """The mean gradient, clipped; then the update."""
+        """The mean gradient, clipped; then the update, and rank 0's buffers."""
         self.local_update()
+        self.share_buffers()
         super().step()
+
+    def skip_step(self) -> None:
+        """Rank 0's buffers also where gradients overflowed."""
+        self.share_buffers()
+        super().skip_step()
+
+    def share_buffers(self) -> None:
+        """Take rank 0's buffers, with `broadcast_buffers`."""
+        buffers = [*self.model.buffers()] if self.broadcast_buffers else []
+        for dtype in dict.fromkeys(each.dtype for each in buffers):
+            alike = [each for each in buffers if each.dtype == dtype]
+            flat = flatten(alike)
+            self.comm.broadcast(flat, 0)
+            write_back(flat, alike)
 
 
 #: The same strategy under the name of what it does.
