@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -493,3 +494,24 @@ def test_the_key_is_checked_with_its_place(tuned_file: Path, capsys: pytest.Capt
         )
     with pytest.raises(InputError, match="No such file"):
         netgym.tune("nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [
+        ("{DiLoCo: {lrr: [1]}}", "tune.over.DiLoCo.lrr: .* unknown argument .* 'lrr': did you mean 'lr'"),
+        ("{DiLoCo: {H: [none, 2]}}", "tune.over.DiLoCo.H: .* H='none' must be a whole number"),
+    ],
+)
+def test_an_option_that_no_point_can_have_is_named_before_the_search(
+    over: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other strategies were searched to their end first."""
+    file = tmp_path / "small.yaml"
+    file.write_text(experiment(tune=f"{{seeds: 1, over: {over}}}"))
+    assert main(["validate", str(file)]) == 2
+    assert re.search(rf"small.yaml:\d+: {problem}", capsys.readouterr().err)
+    file.write_text(
+        experiment(tune="{seeds: 1, over: {DiLoCo: {H: [1, 2]}, '*': {lr: {low: 0.1, high: 1}}}}")
+    )
+    assert main(["validate", str(file)]) == 0

@@ -59,8 +59,25 @@ _PREFIX = "strategies.*."
 
 
 def check_tune(file: Path) -> str:
-    """Check the `tune:` of an experiment file; returns a line that names the number of strategies and seeds."""
-    tuning = Tuning.planned(load_document(file), file.parent, file.stem)
+    """Check the `tune:` of an experiment file; returns a line that names the number of strategies and seeds.
+
+    Raises:
+        InputError: `tune` is wrong, or a strategy takes no such option, or not with the first of its values.
+    """
+    document = load_document(file)
+    tuning = Tuning.planned(document, file.parent, file.stem)
+    plain = tuning.experiment.to_mapping()
+    for mapping, entry in zip(plain["strategies"], tuning.experiment.strategies, strict=True):
+        alone = Document(document.where, plain | {"strategies": [mapping]})
+        for label in ("*", str(entry.label)):
+            for key, values in tuning.settings.over.get(label, {}).items():
+                at = ("tune", "over", label, key)
+                line = document.lines.get(at)
+                origin = document.where if line is None else f"{document.where}:{line}"
+                first = values[0] if isinstance(values, list) and values else values
+                first = first.get("low", first) if isinstance(first, dict) else first
+                changed = apply_values(alone, {f"{_PREFIX}{key}": first}, f"{origin}: {'.'.join(at)}")
+                Experiment.from_document(changed, file.parent, file.stem)
     seeds = format_count(len(tuning.tuning_seeds), "seed")
     return f"tuning of {format_count(len(tuning.spaces), 'strategy')} on {seeds}"
 
