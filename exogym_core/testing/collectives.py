@@ -142,6 +142,10 @@ class CollectiveTrial:
     def _side_effect(self, seen: Sequence[_Seen]) -> str:
         """Wrong effect of the calls besides the values of their results."""
         for member, each in enumerate(seen):
+            for call, got, kept in zip(self.calls, each.returned, each.results, strict=True):
+                if found := difference(got, kept):
+                    line = f"{_called(call)}: the result of rank {member} {found}, after a later call"
+                    return f"{line}: return a tensor of its own"
             if each.changed:
                 return f"rank {member} changes {each.changed}: leave inputs as they are"
             if each.is_off_clock:
@@ -218,6 +222,8 @@ class CollectiveTrial:
                     if not is_result and difference(now, then):
                         seen.changed = f"input {position} of {_called(call)}"
                 seen.results.append(_copied(got))
+                seen.returned.append(got)
+            seen.returned = [_copied(got) for got in seen.returned]  # as they are after the last call
             seen.is_off_clock = comm.state.num_off_clock > num_off_clock
             return seen
 
@@ -297,6 +303,7 @@ class _Seen:
     """What a rank saw: results of its calls, and what they did besides."""
 
     results: list[Any] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)  # the same after all calls
     changed: str = ""
     is_off_clock: bool = False
     returns_nothing: bool = False

@@ -155,6 +155,10 @@ def chosen_call(picks: Picks, choices: CallChoices) -> GroupCall:
     return GroupCall(operation, form, 0, reduce_op, picks.below(8), is_uneven, is_listed)
 
 
+def _other_values(call: GroupCall, number: int) -> TensorForm:
+    return call.form._replace(seed=call.form.seed + number)
+
+
 @st.composite
 def collective_trials(draw: st.DrawFn, choices: CallChoices) -> CollectiveTrial:
     """Draw calls of a function by all ranks or by a group, some on a network with stragglers and weather."""
@@ -169,6 +173,8 @@ def collective_trials(draw: st.DrawFn, choices: CallChoices) -> CollectiveTrial:
     calls = [
         chosen_call(Picks(data[at : at + _CALL_BYTES]), choices) for at in range(0, len(data), _CALL_BYTES)
     ]
+    if picks.chance(2):  # of one form with other values, which a function may take for the same call
+        calls = [replace(calls[0], form=_other_values(calls[0], number)) for number in range(num_calls)]
     trial = CollectiveTrial(num_ranks, tuple(calls), group)
     if not picks.chance(2):
         return trial

@@ -293,9 +293,10 @@ class CallSequence:
 
     def body(self, comm: Communicator) -> list[tuple[int, Any]]:
         """Make one rank's calls; return (number of the call, its result) as they are waited for."""
+        world = list(range(comm.world_size))  # a wrapper's own calls; it may leave groups as they are
         members = [
-            comm.group(ranks) if comm.rank in ranks else None
-            for ranks in self.groups or [range(comm.world_size)]
+            None if comm.rank not in ranks else comm if list(ranks) == world else comm.group(ranks)
+            for ranks in self.groups or [world]
         ]
         pending: list[tuple[int, int, Callable[[], Any]]] = []  # (when to wait, number, wait)
         results: list[tuple[int, Any]] = []

@@ -72,7 +72,10 @@ class OwnCode:
             raise InputError(
                 f"{self.what} '{self.reference}': cannot import '{self.module}' ({error})"
             ) from error
-        except Exception as error:
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a module that ends Python must not end the command silently
             raise self._failed("its import fails with", error) from error
         found: Any = getattr(module, name, None)
         if not (callable(found) or isinstance(found, also)):
@@ -94,12 +97,12 @@ class OwnCode:
                 return found(*arguments, **options)
             except NetsimError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failed("it fails with", error) from error
 
         return called
 
-    def _failed(self, how: str, error: Exception) -> InputError:
+    def _failed(self, how: str, error: BaseException) -> InputError:
         """Error for an exception of the user's code, with its place."""
         from exogym_core.workers.failures import is_own
 

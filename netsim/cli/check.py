@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -75,10 +76,12 @@ def _load(reference: str) -> Build:
     name, _, attribute = reference.partition(":")
     if not (name and attribute):
         raise InputError(f"{reference}: expected MODULE:FUNCTION, such as mine:ring")
+    if name.endswith(".py"):
+        raise InputError(f"{reference}: is a file: write {Path(name).stem}:{attribute}")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that ends Python must not end the command silently
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         raise InputError(f"{reference}: cannot import '{name}' ({kind}{error})") from error
     if attribute not in vars(module):

@@ -193,7 +193,7 @@ class Case:
         __tracebackhide__ = True
         try:
             return self._check(as_algorithm(build))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an algorithm that ends Python fails too
             what, cause = str(error).partition("\n")[0], None
             if not isinstance(error, NetsimError):
                 cause = error

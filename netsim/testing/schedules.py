@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, make_schedule
 from netsim.collectives.schedules.schedule import Problem
+from netsim.errors import InputError
 from netsim.testing.laws import as_algorithm, label_of
 from netsim.transfers import network_and_protocol
 from netsim.units import format_bytes, format_count, format_seconds
@@ -104,6 +106,12 @@ def check_schedule(
     """
     __tracebackhide__ = True
     algorithm_names(operation)  # raises for an unknown operation
+    try:
+        inspect.signature(as_algorithm(build).build).bind(None)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"check_schedule: {label_of(build)}: cannot be called with one argument, a Problem ({error})"
+        ) from None
     from netsim.testing.worlds import cases as draw_cases
     from netsim.testing.worlds import hold_for_all
 

@@ -101,6 +101,7 @@ BUGS: dict[str, tuple[str, Callable[..., Any]]] = {
     "inputs": ("all_gather", shares_memory),
     "bytes": ("reduce_scatter", free_of_charge),
     "mailboxes": ("take", lambda comm, *given, **o: comm.take(*given, **o)[::-1]),
+    "tags": ("isend", lambda comm, x, dst, tag=0: comm.isend(x, dst)),
     "anyone": ("recv", lambda comm, x, src=None, tag=0: comm.recv(x, 1 if src is None else src, tag) and src),
     "cancelled": ("irecv", lambda comm, *given, **o: Kept(comm.irecv(*given, **o))),
     "sequences": (

@@ -32,6 +32,7 @@ from netsim.errors import InputError, NetsimError
 from netsim.testing import LawError
 
 calls_so_far = []  # of this process
+results_so_far: dict[Any, Tensor] = {}
 
 
 def ring_gather(comm: Any, tensor: Tensor) -> list[Tensor]:
@@ -115,6 +116,13 @@ def lets_one_go(comm: Any) -> None:
         comm.barrier(async_op=True)
 
 
+def reuses_its_result(comm: Any, tensor: Tensor) -> Tensor:
+    """Right until the next call of the same form."""
+    key = (comm.rank, tensor.shape, tensor.dtype)
+    kept = results_so_far.setdefault(key, torch.empty_like(tensor))
+    return kept.copy_(comm.all_reduce(tensor.clone()))
+
+
 FLOATS = {"dtypes": [torch.float32]}
 BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
     (misses_empty, "all_gather", {"is_uneven": True, **FLOATS}, "not a list of 5"),
@@ -129,6 +137,7 @@ BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
     ),
     (differs_over_gloo, "all_gather", FLOATS, "differs_over_gloo over gloo: all_gather"),
     (is_random, "all_reduce", FLOATS, "when it runs again"),
+    (reuses_its_result, "all_reduce", {}, "after a later call: return a tensor of its own"),
     (keeps_its_own, "all_reduce", FLOATS, "give all the same bits"),
     (
         depends_on_arrival,
@@ -152,6 +161,60 @@ def test_each_law_finds_a_bug_and_prints_a_program_that_shows_it(
         return
     with pytest.raises((AssertionError, NetsimError)):
         exec(program, {})
+
+
+class Wrapped:
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.comm, name)
+
+
+class OfOneTag(Wrapped):
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Any:
+        return self.comm.isend(tensor, dst)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Any:
+        return self.comm.irecv(tensor, src)
+
+
+class SendsUnderOneTag(Wrapped):
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        self.comm.send(tensor, dst, 3 if tag > 1 else tag)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Any:
+        return self.comm.irecv(tensor, src, 3 if tag > 1 else tag)
+
+
+class TakesOne(Wrapped):
+    def take(self, box: str = "", wait: float = 0.0) -> Any:
+        return self.comm.take(box, wait)[:1]
+
+
+class LosesAnswers(Wrapped):
+    def take(self, box: str = "", wait: float = 0.0) -> Any:
+        return [] if box == "answers" else self.comm.take(box, wait)
+
+
+def no_communicator(comm: Any) -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "line"),
+    [
+        (OfOneTag, r"law 'operations' .*: rank 0, GroupCall\('ring'"),
+        (SendsUnderOneTag, "law 'tags' "),
+        (TakesOne, "law 'mailboxes' .*: rank 0: each message arrives: no"),
+        (LosesAnswers, "law 'mailboxes' "),
+        (no_communicator, r"no_communicator\(comm\) returns int, which is no communicator"),
+    ],
+)
+def test_laws_of_communicators_find_a_bug(wrapper: Any, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exogym_core.testing.communicators._MOST_POLLS", 100)
+    with pytest.raises(LawError, match=line):
+        check_communicator(wrapper)
 
 
 def test_what_is_right_passes() -> None:

@@ -275,7 +275,11 @@ def test_the_table_times_it_beside_each_shipped_algorithm() -> None:
 def test_the_command_names_what_is_no_algorithm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text("from netsim.collectives.schedules.trees import broadcast_tree as star")
+    ends = "def ends(p):\n    raise SystemExit(3)\ndef two(p, q): ...\n"
+    (tmp_path / "mine.py").write_text(
+        f"from netsim.collectives.schedules.trees import broadcast_tree as star\n{ends}"
+    )
+    (tmp_path / "ending.py").write_text("import sys; sys.exit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     command = ["check", "--operation", "broadcast", "--cases", "20", "--topology", "lan", "--bytes", "1 MB"]
@@ -287,10 +291,18 @@ def test_the_command_names_what_is_no_algorithm(
         ("mine", "mine: expected MODULE:FUNCTION, such as mine:ring"),
         ("nowhere:half", "nowhere:half: cannot import 'nowhere' (No module named 'nowhere')"),
         ("mine:stars", "unknown function of mine 'stars': did you mean 'star'?"),
+        ("mine.py:star", "mine.py:star: is a file: write mine:star"),
+        ("ending:star", "ending:star: cannot import 'ending' (SystemExit: 0)"),
+        (
+            "mine:two",
+            "check_schedule: two: cannot be called with one argument, a Problem (missing a required",
+        ),
         ("mine:__doc__", "mine:__doc__: is NoneType, neither a function nor an Algorithm"),
     ):
         assert main([*command, wrong]) == 2
         assert line in capsys.readouterr().err
+    assert main([*command, "mine:ends"]) == 1
+    assert "error: broadcast by ends: SystemExit at mine.py:3: 3" in capsys.readouterr().err
     sys.modules.pop("mine")
 
 
