@@ -92,8 +92,13 @@ def check_communicator(
     >>> print(check_communicator("netsim", ["handles", "groups"]))
     'netsim': 2 laws passed
     """
-    if unknown := [name for name in laws if name not in COMMUNICATOR_LAWS]:
+    if isinstance(laws, str) or not isinstance(laws, Sequence):
+        raise InputError(f"check_communicator: laws={laws!r}: expected a list, such as [handles, groups]")
+    if unknown := [str(name) for name in laws if name not in COMMUNICATOR_LAWS]:
         raise unknown_names("law of communicators", unknown, COMMUNICATOR_LAWS)
+    for name, number in (("num_calls", num_calls), ("num_sequences", num_sequences)):
+        if not isinstance(number, int) or number < 1:
+            raise InputError(f"check_communicator: {name}={number!r}: expected a number from 1")
     is_transport = isinstance(factory, str | Transport)
     if not (is_transport or callable(factory)):
         raise InputError(

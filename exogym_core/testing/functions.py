@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.testing.collectives import PLACES, CallChoices, signature_of
 from exogym_core.testing.drawing import collective_trials, hold_for_all, packed_trial
 from exogym_core.testing.failures import name_of
-from exogym_core.testing.group_calls import DTYPES, FLOATS, LAYOUTS, REDUCE_OPS, REDUCING
+from exogym_core.testing.group_calls import DTYPES, FLOATS, LAYOUTS, REDUCE_OPS, REDUCING, ROOTED, GroupCall
 from netsim.errors import InputError, unknown_name
 from netsim.testing import LawError
 from netsim.units import format_count
@@ -30,7 +32,7 @@ def check_collective(
     function: Callable[..., Any],
     like: str | Definition = "all_reduce",
     *,
-    num_ranks: Sequence[int] = range(1, 7),
+    num_ranks: Sequence[int] = range(1, 9),
     dtypes: Sequence[torch.dtype] = (),
     shapes: Sequence[tuple[int, ...]] = (),
     layouts: Sequence[str] = LAYOUTS,
@@ -56,7 +58,7 @@ def check_collective(
     Args:
         function: of a communicator and tensors, made of its calls.
         like: the method; or a function from all members' tensors to their results.
-        num_ranks: numbers of ranks that it supports.
+        num_ranks: numbers of ranks that it supports; by default 1 to 8.
         dtypes: of tensors; by default all that the operation takes.
         shapes: of tensors; by default many, without elements, scalars and uneven multiples among them.
         layouts: "plain", "transposed" (Fortran's order), "strided" (with gaps).
@@ -71,28 +73,56 @@ def check_collective(
 
     Raises:
         LawError: a law is broken; the error has the difference and a program that shows it.
-        InputError: `like` or a place does not exist.
+        InputError: an option is not what is accepted, or the function cannot be called so.
 
     >>> print(check_collective(lambda comm, tensor: comm.all_reduce(tensor), cases=3, places=[]))
     all_reduce by <lambda>: 3 programs passed
     """
-    if isinstance(like, str) and like not in _OPERATIONS:
-        raise unknown_name("operation", like, _OPERATIONS)
-    if unknown := [place for place in places if place not in PLACES]:
-        raise unknown_name("place", unknown[0], PLACES)
+    if not callable(like) and like not in _OPERATIONS:
+        raise unknown_name("operation", str(like), _OPERATIONS)
+    accepted = DTYPES[:-1] if like in REDUCING else DTYPES
+    dtypes = _listed("dtypes", dtypes, accepted.__contains__, f"some of {', '.join(map(str, accepted))}")
+    shapes = _listed("shapes", shapes, _is_shape, "lists of sizes, such as [[2, 3]]")
+    layouts = _listed("layouts", layouts, LAYOUTS.__contains__, f"some of {', '.join(LAYOUTS)}", 1)
+    places = _listed("places", places, PLACES.__contains__, f"some of {', '.join(PLACES)}, or none")
+    num_ranks = _listed(
+        "num_ranks", num_ranks, lambda each: _is_count(each, 1), "numbers from 1, such as [2, 4]", 1
+    )
+    for name, value, is_right, what in (
+        ("is_uneven", is_uneven, isinstance(is_uneven, bool), "true or false"),
+        (
+            "tolerance",
+            tolerance,
+            tolerance is None
+            or callable(tolerance)
+            or (isinstance(tolerance, int | float) and tolerance >= 0),
+            "an absolute error, such as 0.01, or in Python a function from the number of ranks to it",
+        ),
+        (
+            "most_bytes",
+            most_bytes,
+            most_bytes is None or callable(most_bytes),
+            "a function from the bytes of each rank's tensor, in Python",
+        ),
+        ("cases", cases, cases is None or _is_count(cases, 1), "a number from 1"),
+        ("seed", seed, seed is None or isinstance(seed, int), "a number"),
+    ):
+        if not is_right:
+            raise InputError(f"check_collective: {name}={value!r}: expected {what}")
     if is_uneven and like not in _SPLIT:
         raise InputError(
             f"check_collective: is_uneven: tensors of {like} have one size; it is for {', '.join(_SPLIT)}"
         )
     operation = like if isinstance(like, str) else "own"
     definition = None if isinstance(like, str) else like
+    takes_op = _refuse_signature(function, operation)
     drawn = CallChoices(
         operation,
-        tuple(num_ranks),
-        tuple(dtypes or (DTYPES[:-1] if operation in REDUCING else FLOATS if operation == "own" else DTYPES)),
-        tuple(shapes),
-        tuple(layouts),
-        REDUCE_OPS if signature_of(function)[1] else ("sum",),
+        num_ranks,
+        (dtypes or (DTYPES[:-1] if operation in REDUCING else FLOATS if operation == "own" else DTYPES)),
+        tuple(map(tuple, shapes)),
+        layouts,
+        REDUCE_OPS if takes_op else ("sum",),
         is_uneven,
     )
     num_checked = 0
@@ -116,6 +146,54 @@ def check_collective(
                     check(replace(packed, calls=(call,)))
                 raise
     return CollectiveReport(name_of(function), operation, num_checked)
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_count, value))
+
+
+def _listed(
+    name: str, values: Any, is_right: Callable[[Any], bool], accepted: str, least: int = 0
+) -> tuple[Any, ...]:
+    """Values of an option that has several, each of which is right."""
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        found = tuple(values)
+        if len(found) >= least and all(map(is_right, found)):
+            return found
+    raise InputError(f"check_collective: {name}={values!r}: expected a list of {accepted}")
+
+
+_PARAMETERS = {
+    "barrier": "",
+    "broadcast": ", tensor, src",
+    "scatter": ", tensor, scatter_list, src",
+    "reduce": ", tensor, dst",
+    "gather": ", tensor, dst",
+    "reduce_scatter": ", tensors",
+    "all_to_all": ", tensors",
+}
+
+
+def _refuse_signature(function: Callable[..., Any], operation: str) -> bool:
+    """Raise InputError where the function cannot be called as the operation is; return whether it takes `op`."""
+    call = GroupCall(operation, is_listed=True)
+    try:
+        number, takes_op = signature_of(function)
+        given = call.arguments(2, 0)[: number if number is None else max(number, 0)]
+        inspect.signature(function).bind(None, *given, **({"op": "sum"} if takes_op else {}))
+        is_right = bool(given) or operation == "barrier"
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        root = "; the root may be left out" if operation in ROOTED else ""
+        op = "; a parameter op may follow" if operation in REDUCING else ""
+        parameters = _PARAMETERS.get(operation, ", tensor")
+        raise InputError(f"check_collective: {name_of(function)} must take (comm{parameters}){root}{op}")
+    return takes_op
 
 
 @dataclass(frozen=True)

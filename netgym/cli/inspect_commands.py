@@ -302,11 +302,10 @@ def check(
 
     read = _read([*options, *settings])
     made: object = checked
-    if checked.endswith(".py"):
-        module = visible(Path(checked).stem, 100)
-        raise InputError(
-            f"check: {visible(checked)}: is a file: write module:object, such as {module}:MyStrategy"
-        )
+    file, _, name = checked.partition(":")
+    if file.endswith(".py"):
+        meant = visible(f"{Path(file).stem}:{name or 'MyStrategy'}", 100)
+        raise InputError(f"check: {visible(checked)}: is a file: write module:object, such as {meant}")
     if ":" in checked:
         code = find_own_code(
             checked, kind or "object", [Path(), *(Path(place) for place in sys.path if place)]
@@ -317,7 +316,7 @@ def check(
     if kind == "strategy":
         return _check_strategy(checked, made, read, workers, steps, as_json)
     if kind == "collective":
-        read |= {"like": operation or "all_reduce", "cases": cases, "seed": seed}
+        read = {"like": operation or "all_reduce", "cases": cases, "seed": seed} | read
     return _check_on_ranks(checked, made, kind, read, as_json)
 
 
@@ -346,12 +345,12 @@ def _check_on_ranks(checked: str, made: object, kind: str, options: dict[str, An
     from netsim.testing import LawError
 
     check: Any = check_collective if kind == "collective" else check_communicator
-    known = {*inspect.signature(check).parameters} - {"function", "factory", "on_case", "options"}
+    known = {*inspect.signature(check).parameters} - {"function", "factory", "on_case", "options", "calls"}
     if kind == "communicator":
         known |= {*inspect.signature(run_ranks).parameters} - {"body", "num_ranks", "transport"}
     if unknown := [name for name in options if name not in known]:
         raise unknown_name(f"option of {check.__name__}", unknown[0], known)
-    if "dtypes" in options:
+    if isinstance(options.get("dtypes"), list):
         import torch
 
         options["dtypes"] = [getattr(torch, str(name), name) for name in options["dtypes"]]

@@ -11,7 +11,7 @@ from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, make_schedule
 from netsim.collectives.schedules.schedule import Problem
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 from netsim.testing.laws import as_algorithm, label_of
 from netsim.transfers import network_and_protocol
 from netsim.units import format_bytes, format_count, format_seconds
@@ -161,7 +161,13 @@ def compare_schedules(
             seconds = {}
             for key, row in algorithms.items():
                 of = replace(problem, algorithm=key, regions=regions if row.needs_regions else ())
-                made = make_schedule(of, row)
+                try:
+                    made = make_schedule(of, row)
+                except (Exception, SystemExit) as error:  # among more members than any case has
+                    if isinstance(error, NetsimError):
+                        raise
+                    what = f"{type(error).__name__}: {error}"
+                    raise InputError(f"{operation} by {key} among {len(hosts)} members: {what}") from error
                 seconds[key] = estimator.timing(made, hosts, repeat=1, pause_seconds=0.0, recorder=None)[
                     0
                 ].seconds[-1]

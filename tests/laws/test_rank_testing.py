@@ -259,8 +259,39 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         check_collective(ring_gather, "allreduce")
     with pytest.raises(InputError, match="is_uneven: tensors of broadcast have one size"):
         check_collective(ring_gather, "broadcast", is_uneven=True)
-    with pytest.raises(InputError, match="unknown place 'mpi'"):
-        check_collective(ring_gather, "all_gather", places=["mpi"])
+    for wrong, line in (
+        ({"places": ["mpi"]}, "places=['mpi']: expected a list of some of threads, processes, gloo, or none"),
+        ({"num_ranks": "banana"}, "num_ranks='banana': expected a list of numbers from 1, such as [2, 4]"),
+        ({"num_ranks": [0]}, "num_ranks=[0]: expected a list of numbers from 1"),
+        ({"num_ranks": []}, "num_ranks=[]: expected"),
+        ({"num_ranks": 4}, "num_ranks=4: expected"),
+        (
+            {"dtypes": ["float33"]},
+            "dtypes=['float33']: expected a list of some of torch.float32, torch.float64, ",
+        ),
+        ({"dtypes": "float32"}, "dtypes='float32': expected"),
+        ({"shapes": [3]}, "shapes=[3]: expected a list of lists of sizes, such as [[2, 3]]"),
+        ({"layouts": ["moon"]}, "layouts=['moon']: expected a list of some of plain, transposed, strided"),
+        ({"tolerance": "abc"}, "tolerance='abc': expected an absolute error, such as 0.01"),
+        ({"tolerance": -1.0}, "tolerance=-1.0: expected"),
+        ({"most_bytes": 5}, "most_bytes=5: expected a function from the bytes"),
+        ({"is_uneven": "maybe"}, "is_uneven='maybe': expected true or false"),
+        ({"cases": 0}, "cases=0: expected a number from 1"),
+    ):
+        with pytest.raises(InputError, match=f"^check_collective: {re.escape(line)}"):
+            check_collective(ring_gather, "all_gather", **wrong)  # type: ignore[arg-type]
+    for function, like, parameters in (
+        (lambda: 1, "all_reduce", "comm, tensor"),
+        (lambda comm: 1, "all_gather", "comm, tensor"),
+        (lambda comm, tensor, x: 1, "all_reduce", "comm, tensor"),
+        (lambda comm, tensor, src, x: 1, "broadcast", "comm, tensor, src"),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"<lambda> must take ({parameters})")):
+            check_collective(function, like)
+    with pytest.raises(InputError, match="check_communicator: num_calls='many': expected a number from 1"):
+        check_communicator("netsim", num_calls="many")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="check_communicator: laws='handles': expected a list"):
+        check_communicator("netsim", "handles")
     for name in ("exogym_core.testing.drawing", "netsim.testing.worlds"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "hypothesis", None)
@@ -362,5 +393,20 @@ def test_the_command_recognises_what_it_is_given(
     done = subprocess.run([sys.executable, "-c", shown.out], capture_output=True, text=True)
     assert (done.returncode, "AssertionError" in done.stderr) == (1, True), shown.out + done.stderr
     assert main(["check", "own_ranks:ring", "--as", "strategy"]) == 2
+    for wrong, line in (
+        ("layouts=[moon]", "check_collective: layouts=['moon']: expected a list of some of plain"),
+        (
+            "dtypes=[float33]",
+            "check_collective: dtypes=['float33']: expected a list of some of torch.float32",
+        ),
+        ("like=all_gathr", "unknown operation 'all_gathr': did you mean 'all_gather'?"),
+    ):
+        assert main(["check", "own_ranks:ring", wrong]) == 2
+        assert line in capsys.readouterr().err
+    assert main(["check", "own_ranks.py:ring"]) == 2
+    assert "is a file: write module:object, such as own_ranks:ring" in capsys.readouterr().err
+    Path("own_ending.py").write_text("raise SystemExit(0)", encoding="utf-8")
+    assert main(["check", "own_ending:ring"]) == 2
+    assert "its import fails with SystemExit at own_ending.py:1: 0" in capsys.readouterr().err
     assert main(["check", "own_ranks:ring", "speed=3"]) == 2
     assert "unknown option of check_collective 'speed'" in capsys.readouterr().err
