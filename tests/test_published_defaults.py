@@ -85,7 +85,7 @@ def test_each_is_a_class_of_its_name_with_a_paper_and_a_short_file(name: str) ->
         assert kind().arguments.keys() >= set(kind.Options.names()) - {*Strategy.Options.names()}, (
             "logs tell every default"
         )
-    assert len(Path(inspect.getfile(kind)).read_text(encoding="utf-8").splitlines()) < 175
+    assert len(Path(inspect.getfile(kind)).read_text(encoding="utf-8").splitlines()) < 200
     assert len([base for base in kind.__mro__ if base.__module__.startswith("exogym_core")]) <= 4
     assert kind().round_steps is not None or name == "CoCoDC", "its fragments are known after setup"
 

@@ -203,9 +203,9 @@ def crashes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     right = engine.abort
 
     def abort(self: Any, transfer: Any) -> Any:
-        before = self.dropped_bytes
+        before = self.counts.dropped_bytes
         delivered = right(self, transfer)
-        self.dropped_bytes = before
+        self.counts.dropped_bytes = before
         return delivered
 
     patch.setattr(engine, "abort", abort)
