@@ -6,6 +6,7 @@ that failing examples shrink to few hosts, round figures and short files.
 
 from __future__ import annotations
 
+import os
 from itertools import combinations, islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ try:
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as with_seed
     from hypothesis import strategies as st
+    from hypothesis.configuration import set_hypothesis_home_dir
 except ImportError:
     raise InputError("netsim.testing: hypothesis is not installed: run: pip install 'netgym[test]'") from None
 
@@ -348,11 +350,19 @@ def hold_for_all(
         phases=[Phase.generate, Phase.target, Phase.shrink],
     )
     drawn = options(given(examples)(check_once))
+    is_placed = "HYPOTHESIS_STORAGE_DIRECTORY" in os.environ
+    if (
+        not is_placed
+    ):  # it would keep constants of all modules in the current folder, and goes on where it cannot
+        set_hypothesis_home_dir(os.devnull)
     try:
         (drawn if seed is None else with_seed(seed)(drawn))()
     except Exception:
         if not failed:
             raise
+    finally:
+        if not is_placed:
+            set_hypothesis_home_dir(None)
     if failed:
         error = [*failed.values()][-1]
         raise LawError(*error.args) from error.__cause__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import re
 import sys
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import storage_directory
 
 from netsim import DeadlockError, InputError, Topology
 from netsim.cli.main import main
@@ -260,6 +262,18 @@ def test_seeds_repeat_and_differ() -> None:
         return seen
 
     assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_nothing_is_left_in_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis keeps constants of modules in `.hypothesis`."""
+    monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
+    places = set[Path]()
+
+    def see() -> None:
+        places.add(storage_directory("constants").path)
+
+    check_schedule(broadcast_direct, "broadcast", cases=3, on_case=see)
+    assert places == {Path(os.devnull) / "constants"}
 
 
 def test_the_table_times_it_beside_each_shipped_algorithm() -> None:
