@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Grid(IntEnum):
-    """What evaluations are counted by. The end comes last."""
+    """Unit in which evaluations are counted. The end comes last."""
 
     STEP = 0
     CLOCK = 1
@@ -177,7 +177,7 @@ class Snapshot(NamedTuple):
 
 
 Marked = StepDone | Announced | Saved | Served | EvaluationTaken
-"""What ranks of a run mark."""
+"""Events that ranks of a run mark."""
 
 
 # --- from the evaluator ------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Correlated(NamedTuple):
 
 
 Finding = Evaluated | Correlated
-"""What the evaluator reports."""
+"""Events that the evaluator reports."""
 
 
 # --- between sites -----------------------------------------------------------------------------------------
@@ -242,10 +242,10 @@ class Finished(NamedTuple):
 
 
 RankRow = StepDone | Absent | Served | EvaluationTaken
-"""What is recorded of a rank."""
+"""Recorded events of a rank."""
 
 SiteRow = Marked | RepeatedStep | SharedFinding | Finished
-"""What a site sends to the others."""
+"""Events that a site sends to the others."""
 
 
 # --- records -----------------------------------------------------------------------------------------------

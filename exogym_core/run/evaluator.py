@@ -112,7 +112,7 @@ class Evaluation:
 
 
 def _fraction(measure: Callable[[nn.Module, Any], float], model: nn.Module, batch: Any) -> float:
-    """What a user's measure returns for a batch, as a number."""
+    """Number that a user's measure returns for a batch."""
     found = measure(model, batch)
     try:
         return float(found)

@@ -250,12 +250,12 @@ class DiLoCoOptimizer(Optimizer):
 
     @property
     def num_inner_steps(self) -> int:
-        """Steps a round."""
+        """Local steps of a round."""
         return self.strategy.H
 
     @property
     def local_step(self) -> int:
-        """Steps so far."""
+        """Local steps done so far."""
         return self.strategy.local_step
 
     @property

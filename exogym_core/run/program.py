@@ -521,7 +521,7 @@ class Program:
             )
 
     def job(self) -> RankJob:
-        """What the transport is to run, once all is settled."""
+        """Job of the transport, once all is settled."""
         request = self.request
         return RankJob(
             num_ranks=request.num_ranks,

@@ -193,7 +193,7 @@ class Chain(Strategy):
             each.before_update()
 
     def communicate(self, step: int) -> None:
-        """Let members communicate."""
+        """Exchange the parameters of each member, in order."""
         for each in self.modules:
             each.communicate(step)
 

@@ -174,11 +174,11 @@ class Quorums(Stateful):
 
     @property
     def next_deadline(self) -> float:
-        """When the next is due; infinite where none has a quorum."""
+        """Instant at which the next is due; infinite where none has a quorum."""
         return min(self.deadlines.values(), default=math.inf)
 
     def put(self, p: int, round_number: int, source: int, message: Tensor) -> None:
-        """Keep a message."""
+        """Keep a fragment's message until its round has a quorum."""
         self.pending.setdefault((p, round_number), {})[source] = message
 
     def due(self, now: float, *, is_over: bool) -> list[tuple[int, int]]:

@@ -134,7 +134,7 @@ class OptimSpec:
         return built
 
     def _built(self, groups: list[Any]) -> Any:
-        """What the factory returns, unless one of torch's refuses an option."""
+        """Optimizer of the factory, unless one of torch's refuses an option."""
         try:
             return self.cls(groups, **self.kwargs)
         except (TypeError, ValueError, RuntimeError) as error:

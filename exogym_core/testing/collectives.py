@@ -300,7 +300,7 @@ class CollectiveTrial:
 
 @dataclass
 class _Seen:
-    """What a rank saw: results of its calls, and what they did besides."""
+    """Observations of a rank: results of its calls, and their side effects."""
 
     results: list[Any] = field(default_factory=list)
     returned: list[Any] = field(default_factory=list)  # the same after all calls

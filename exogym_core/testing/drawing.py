@@ -289,20 +289,20 @@ class Events:
     def compute(self) -> None:
         self.give(self.someone(), "advance", self.seconds())
 
-    def collective(self) -> None:
+    def by_members(self, act: Callable[..., object], kind: str) -> None:
+        """An action of each member of a collective."""
         call = self.call()
         for rank in call[1]:
-            self.give(rank, "collective", *call)
+            act(rank, kind, *call)
+
+    def collective(self) -> None:
+        self.by_members(self.give, "collective")
 
     def off(self) -> None:
-        call = self.call()
-        for rank in call[1]:
-            self.give(rank, "off", *call)
+        self.by_members(self.give, "off")
 
     def post(self) -> None:
-        call = self.call()
-        for rank in call[1]:
-            self.begin(rank, "post", *call)
+        self.by_members(self.begin, "post")
 
     def wait(self) -> None:
         rank = self.someone()

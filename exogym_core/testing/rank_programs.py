@@ -41,7 +41,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What each rank does, on which network.
+    """Actions of each rank, and the network.
 
     Attributes:
         ranks: the actions of each.
@@ -275,7 +275,7 @@ class Actor:
 
 
 def seen(result: Any) -> Any:
-    """What came of a call, in plain numbers."""
+    """Outcome of a call, in plain numbers."""
     if isinstance(result, torch.Tensor):
         return (result.numel(), float(result.sum()))
     if isinstance(result, list):

@@ -59,7 +59,7 @@ OnDeposit = Callable[[int, Any, Sequence[Tensor]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """Where ranks are to run, and how: checked arguments of `run_ranks`, described there."""
+    """Checked arguments of `run_ranks`, described there."""
 
     num_ranks: int
     topology: Topology | None = None

@@ -89,7 +89,7 @@ def work_seconds(
 
 
 class _Recorded(NamedTuple):
-    """What varies of a rank's steps.
+    """Varying parts of a rank's steps.
 
     Attributes:
         kinds: number of the kind of each step.
@@ -266,7 +266,7 @@ class Streams:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> tuple[Streams, dict[str, Any]]:
-        """Undo `to_bytes`.
+        """Streams and plain values of a file's content.
 
         Raises:
             ValueError, KeyError, TypeError, OSError, EOFError: it is damaged.
@@ -306,7 +306,7 @@ def _nameless(group: Hashable, values: list[float]) -> tuple[Any, bool]:
 
 
 def _named(kept: Any, values: Iterator[float]) -> Hashable:
-    """Undo `_nameless`."""
+    """Group that `_nameless` has made a kind of; its number is taken from `values`."""
     if isinstance(kept, tuple) and kept[0] == "message":
         return MessageGroup(_named(kept[1], values), *kept[2:])
     if isinstance(kept, tuple) and kept[1] is None:

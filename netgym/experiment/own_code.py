@@ -72,10 +72,7 @@ class OwnCode:
             raise InputError(
                 f"{self.what} '{self.reference}': cannot import '{self.module}' ({error})"
             ) from error
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a module that ends Python must not end the command silently
+        except (Exception, SystemExit) as error:  # one that ends Python must not end the command silently
             raise self._failed("its import fails with", error) from error
         found: Any = getattr(module, name, None)
         if not (callable(found) or isinstance(found, also)):

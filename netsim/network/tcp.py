@@ -106,7 +106,7 @@ class RoundTrip:
 
 @final
 class SlowStart:
-    """Where slow start ends.
+    """End of slow start.
 
     Attributes:
         threshold: bytes of the window at which it ends.

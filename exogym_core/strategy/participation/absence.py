@@ -340,7 +340,7 @@ class Absence(Everyone):
         return RoundPlace((step + 1) // self.steps_a_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore `state`; where members change, those present are asked for again."""
         super().load_state_dict(state)
         if self._comm.members_change:  # other ranks may be present now
             self._has_begun = False

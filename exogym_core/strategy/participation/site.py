@@ -389,7 +389,7 @@ class Division(Options):
         return self.ranks_per_worker != 1 and self.gradient_averaging() == Averaging()
 
     def gradient_averaging(self) -> Averaging:
-        """How gradients are averaged inside a site."""
+        """Average of gradients inside a site."""
         return Averaging()
 
     def enter(self, strategy: Strategy) -> Site:
@@ -461,7 +461,7 @@ class GradientOptions(Division, Averaging):
             )
 
     def gradient_averaging(self) -> Averaging:
-        """How gradients are averaged inside a site: by these options."""
+        """Average of gradients inside a site, by these options."""
         return self.averaging()
 
 
