@@ -83,7 +83,7 @@ def check_imports(path: Path) -> None:
         assert all(name.startswith("exogym_core.communicator.base") for name in seen), room
     if room.startswith("exogym_core/") and not room.startswith(JOINT):
         engine = names & ENGINE
-        if room.startswith(("exogym_core/workers/", "netgym/planning/recording")):  # the kernel's requests
+        if room.startswith(("exogym_core/workers/", "exogym_core/run/recording")):  # the kernel's requests
             engine = {name for name in engine if not name.startswith("netsim.ranks.")}
         assert not engine, room
     if room.startswith("exogym_core/communicator/") and path.name != "__init__.py":

@@ -20,6 +20,8 @@ from worlds import regions_form
 from exogym_core import Trainer
 from exogym_core.cost.compute import Compute
 from exogym_core.results.fit_result import FitResult
+from exogym_core.run.planned_rank import PlannedRank
+from exogym_core.run.recording import record_kinds
 from exogym_core.strategy import Chain, CommunicationModule, DiLoCoCommunicator, Strategy, build_strategy
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
@@ -31,8 +33,6 @@ from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.plan import plan
 from netgym.planning.planned import Request
-from netgym.planning.planned_rank import PlannedRank
-from netgym.planning.recording import record_kinds
 from netgym.planning.setting import Known, with_links
 from netsim import Protocol, Topology
 from netsim.collectives import estimate
@@ -623,7 +623,7 @@ def test_layers_that_are_alike_take_as_long_as_each_other(
     where = replace(setting("50 ms"), topology=Topology.load("wan-4-regions"), model=model, protocol=protocol)
     strategy = build_strategy("AllReduce", bucket_bytes=100_000)
     whole = measure(strategy, where)
-    monkeypatch.setattr("netgym.planning.recording.MOST_CALLS", 0)
+    monkeypatch.setattr("exogym_core.run.recording.MOST_CALLS", 0)
     found = measure(strategy, replace(where, known=Known()))
     for name in ("seconds_per_round", "days", "compute_utilisation", "bytes_per_worker", "wan_bytes"):
         assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-4), name

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.cost.compute import VALUE_BYTES
+from exogym_core.run.planned_rank import planned_rank
+from exogym_core.run.recording import run_alone
 from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
-from netgym.planning.planned_rank import planned_rank
-from netgym.planning.recording import run_alone
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
 from netgym.planning.weather import (

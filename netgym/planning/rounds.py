@@ -17,13 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.run.request import with_servers
-from exogym_core.strategy.parts.codecs import coding_report
-from exogym_core.workers.run import run_ranks
-from netgym.command_options import first_line
-from netgym.planning.models import worker_memory
-from netgym.planning.planned_rank import planned_rank, without_updates
-from netgym.planning.recording import (
+from exogym_core.run.planned_rank import planned_rank, without_updates
+from exogym_core.run.recording import (
     REPEATS,
     ClockReadError,
     Computing,
@@ -38,6 +33,11 @@ from netgym.planning.recording import (
     run_alone,
     without_network,
 )
+from exogym_core.run.request import with_servers
+from exogym_core.strategy.parts.codecs import coding_report
+from exogym_core.workers.run import run_ranks
+from netgym.command_options import first_line
+from netgym.planning.models import worker_memory
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, RankError
 from netsim.ranks import Post, Wait

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.compute import Coding
 from exogym_core.run.loop import set_up, take_step
+from exogym_core.run.recording import copied
 from exogym_core.strategy.base import StepContext
-from netgym.planning.recording import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,12 +15,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from exogym_core.communicator.exchange import Outcome, combine
+from exogym_core.communicator.simulated.abridged import Abridged
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.replay import Replay
 from exogym_core.workers.run import RunResult, run_ranks
-from netgym.planning.abridged import Abridged
 from netsim.errors import InputError
 from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, on_grid
 
