@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "answer_for_nccl",
     "at_end_of_backward",
     "break_graphs_at",
+    "import_late_modules",
     "is_in_backward",
     "is_registered",
     "name_group",
@@ -36,6 +38,16 @@ DEFAULT_SECONDS = core.default_pg_timeout.total_seconds()
 
 PARSE_TO = torch._C._nn._parse_to
 """The function that reads the arguments of `Module.to`."""
+
+
+# Modules that torch imports when a program makes its first optimizer, wraps or shards a model.
+_LATE_MODULES = ("torch._dynamo", "torch.nn.parallel.distributed", "torch.distributed.fsdp")
+
+
+def import_late_modules() -> None:
+    """Import what training programs make torch import: once, for all processes that are then forked."""
+    for name in _LATE_MODULES:
+        importlib.import_module(name)
 
 
 def is_in_backward() -> bool:

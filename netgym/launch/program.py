@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import glob
 import math
 import os
@@ -25,6 +26,7 @@ from exogym_core.workers.processes.shared_memory import Arena
 from exogym_core.workers.rng import RandomStates
 from netgym.launch.launched import Launched, listen
 from netgym.launch.lone_rank import LoneRank
+from netgym.launch.private import import_late_modules
 from netgym.launch.run import (
     JoinedRanks,
     Launch,
@@ -169,6 +171,10 @@ class _PassedSignals:
 def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
     """Start a process a rank, as torchrun does."""
     num_ranks = launched.num_ranks
+    import_late_modules()
+    RandomStates(0, 0)  # numpy's generators take 5 MB of a process that seeds its first
+    gc.collect()
+    gc.freeze()  # forks share memory that no collection writes to
     body = partial(run_rank, script=launch.script, launched=launched)
     with (
         launched_run(launch, launch.world(num_ranks), warn) as (run, arena_fd),

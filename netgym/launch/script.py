@@ -120,10 +120,15 @@ def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) ->
     session.end()
 
 
+_inherited: list[object] = []
+
+
 def _forget_exit_handlers() -> None:
     """Drop the launcher's exit handlers, which a fork inherits."""
     atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    # Not cleared: to free torch's finalizers would write to 3 MB of memory that ranks share.
+    _inherited.append(weakref.finalize._registry)  # type: ignore[attr-defined]
+    weakref.finalize._registry = {}  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
     atexit.register(logging.shutdown)

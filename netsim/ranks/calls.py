@@ -384,10 +384,12 @@ class Calls:
 
         With a time-out that is more than its post; without, with `ends_close`, its post.
         """
+        if not flight.alarms and (not self.ends_close or len(flight.members) == flight.num_ranks):
+            return False
         ended = self._gone.intersection(flight.call.ranks)
         if flight.alarms:
             return not all(flight.is_given(rank) for rank in ended)
-        return self.ends_close and any(flight.call.ranks.index(rank) not in flight.members for rank in ended)
+        return any(flight.call.ranks.index(rank) not in flight.members for rank in ended)
 
     def ending(self, rank: int, key: Key) -> CallEnding:
         """End of a call that the rank has waited for."""

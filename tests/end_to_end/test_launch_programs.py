@@ -936,6 +936,22 @@ def test_a_scripts_own_handlers_run_when_a_signal_ends_the_run(
     }
 
 
+def test_ranks_share_what_torch_imports_for_a_first_optimizer(launch_here: Launch, tmp_path: Path) -> None:
+    """Imported by each rank it takes 60 MB and half a second of each."""
+    script = tmp_path / "optimizer.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "before = set(sys.modules)\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "print('imported', sorted(name for name in set(sys.modules) - before if name.startswith('torch')))\n"
+    )
+    code, out, err = launch_here("-n", "2", "--compute", "marks", str(script))
+    assert code == 0, err
+    assert out.count("imported []") == 2
+
+
 def test_what_a_program_leaves_behind_ends_with_it(launch_here: Launch, tmp_path: Path) -> None:
     """Children of ranks, also such as have left their session, and their children; nothing else of this process."""
     script = tmp_path / "parents.py"
