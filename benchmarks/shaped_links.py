@@ -7,7 +7,7 @@ Every host and router is a namespace. Each direction of a link is a veth pair wi
 where it has latency, the frames pass a namespace in which `delayline.c` (compiled at the start) holds each back, since
 netem is not in every kernel. Rates count Ethernet bytes, so of 100 Mbit/s 95.6 are payload. Rates of 10 Gbit/s and more
 are not shaped, latencies below 0.2 ms are left out: crossing a namespace takes about that. Queues are drop-tail, of
-100 ms of the rate and at least 64 kB, or a link's `queue` of packets.
+100 ms of the rate and at least 64 kB, or a link's `queue` of packets. A link's `mtu` is that of its interfaces.
 
 Needs root, iproute2, gcc, and the kernel's veth and tbf. Addresses exist inside the namespaces alone, and all are
 removed at the end. On machines of your own leave this out: `netsim export --format tc` writes a script for each.
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 NAMESPACES = Path("/var/run/netns")
 CLONE_NEWNET = 0x40000000
 UNSHAPED_BITS_PER_SECOND = 10e9
+ETHERNET_MTU_BYTES = 1500
 LEAST_LATENCY_SECONDS = 0.2e-3
 CROSSING_SECONDS = 0.03e-3  # that a frame takes through the delay line besides, and is held back less for
 SETTINGS = {  # Linux's defaults, spelt out because the machine's own may differ
@@ -235,6 +236,7 @@ class ShapedLinks:
     def _make_direction(self, link: Any) -> list[str]:
         """Make eN at the sender and rN at the receiver, through the wire's namespace where there is latency."""
         here, there = self.namespace(link.source), self.namespace(link.target)
+        mtu = link.mtu_bytes or ETHERNET_MTU_BYTES
         number, side = self._number(link.source, link.target)
         out, into, spans = f"e{number}", f"r{number}", []
         if link.latency_seconds >= LEAST_LATENCY_SECONDS:
@@ -242,7 +244,7 @@ class ShapedLinks:
             sh(f"ip -n {here} link add {out} type veth peer name {enter} netns {self._wire}")
             sh(f"ip -n {self._wire} link add {leave} type veth peer name {into} netns {there}")
             for end in (enter, leave):
-                sh(f"ip -n {self._wire} link set {end} arp off promisc on up")
+                sh(f"ip -n {self._wire} link set {end} mtu {mtu} arp off promisc on up")
             _offloads_off(self._wire, [enter, leave])
             spans = [f"{enter}:{leave}:{(link.latency_seconds - CROSSING_SECONDS) * 1e6:g}"]
         else:
@@ -250,10 +252,10 @@ class ShapedLinks:
         sh(f"ip -n {there} link set {into} address {self._mac(link.target, link.source)}")
         _offloads_off(here, [out])
         _offloads_off(there, [into])
-        sh(f"ip -n {here} link set {out} up")
-        sh(f"ip -n {there} link set {into} up")
+        sh(f"ip -n {here} link set {out} mtu {mtu} up")
+        sh(f"ip -n {there} link set {into} mtu {mtu} up")
         if link.bits_per_second < UNSHAPED_BITS_PER_SECOND:
-            shaper = _shaper(link.bits_per_second, link.queue_packets)
+            shaper = _shaper(link.bits_per_second, link.queue_packets, mtu)
             sh(f"tc -n {here} qdisc add dev {out} root {shaper}")
         return spans
 
@@ -278,7 +280,8 @@ class ShapedLinks:
     def _start_delayline(self, spans: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             binary = Path(folder) / "delayline"
-            sh("gcc -O2 -o", str(binary), str(Path(__file__).with_name("delayline.c")))
+            longest = max([link.mtu_bytes or ETHERNET_MTU_BYTES for link in self.topology.links]) + 100
+            sh(f"gcc -O2 -DFRAME={longest} -o", str(binary), str(Path(__file__).with_name("delayline.c")))
             command = ["ip", "netns", "exec", self._wire, str(binary), *spans]
             self._delayline = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -302,10 +305,10 @@ def _allowed(congestion_control: str) -> Iterator[None]:
             path.write_text(" ".join(before))
 
 
-def _shaper(bits_per_second: float, queue_packets: int | None) -> str:
+def _shaper(bits_per_second: float, queue_packets: int | None, mtu: int = ETHERNET_MTU_BYTES) -> str:
     rate = bits_per_second / 8
-    burst = max(2 * 1540, rate * 0.0005)
-    queue = queue_packets * 1514 if queue_packets is not None else max(64_000, rate * 0.1)
+    burst = max(2 * (mtu + 40), rate * 0.0005)
+    queue = queue_packets * (mtu + 14) if queue_packets is not None else max(64_000, rate * 0.1)
     return f"tbf rate {int(rate * 8)}bit burst {int(burst)} limit {int(queue)}"
 
 

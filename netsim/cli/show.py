@@ -111,10 +111,14 @@ def _links(network: Topology) -> Table:
     title = format_count(len(network.links) // 2, "link")
     # Few files have queues, or rates that were measured.
     queue = ("queue",) if any(link.queue_packets for link in network.links) else ()
+    mtu = ("mtu",) if any(link.mtu_bytes for link in network.links) else ()
     measured = ("measured with",) if any(link.measured_streams for link in network.links) else ()
-    columns = ("from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue, *measured)
+    columns = ("from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue, *mtu, *measured)
     shown = (
-        (*row[:2], f"{number:,}", *row[2:6], *row[6:7][: len(queue)], *row[7:][: len(measured)])
+        (
+            *(*row[:2], f"{number:,}", *row[2:6]),
+            *(*row[6:7][: len(queue)], *row[7:8][: len(mtu)], *row[8:][: len(measured)]),
+        )
         for row, number in rows.items()
     )
     return _table(title, columns, shown)
@@ -123,9 +127,10 @@ def _links(network: Topology) -> Table:
 def _figures(link: Link, back: Link) -> tuple[str, ...]:
     rates = (format_bits_per_second(link.bits_per_second), format_bits_per_second(back.bits_per_second))
     queue = "" if link.queue_packets is None else f"{link.queue_packets:,}"
+    mtu = "" if link.mtu_bytes is None else f"{link.mtu_bytes:,}"
     streams = dict.fromkeys(each.measured_streams for each in (link, back))
     measured = " and ".join(format_count(num, "stream") for num in streams if num is not None)
-    return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue, measured)
+    return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue, mtu, measured)
 
 
 def _places(network: Topology) -> tuple[str, dict[str, tuple[int, int]]]:
@@ -180,6 +185,7 @@ def _as_mapping(network: Topology) -> dict[str, object]:
                 "latency_seconds": link.latency_seconds,
                 "loss": link.loss,
                 "queue_packets": link.queue_packets,
+                **({"mtu_bytes": link.mtu_bytes} if link.mtu_bytes else {}),
                 **({"measured_streams": link.measured_streams} if link.measured_streams else {}),
                 "dollars_per_byte": link.dollars_per_byte,
             }

@@ -71,12 +71,13 @@ class LinkLine:
         comment: str,
         loss: float = 0.0,
         streams: Sequence[int | None] = (None, None),
+        mtu: int | None = None,
     ) -> LinkLine:
         """Connect two nodes; `rates` in bit/s, and the `streams` that they were measured with, there and back."""
         (up, down), (up_streams, down_streams) = rates, streams
         return cls(
-            Link(0, one, other, up, latency_seconds, loss, measured_streams=up_streams),
-            Link(0, other, one, down, latency_seconds, loss, measured_streams=down_streams),
+            Link(0, one, other, up, latency_seconds, loss, measured_streams=up_streams, mtu_bytes=mtu),
+            Link(0, other, one, down, latency_seconds, loss, measured_streams=down_streams, mtu_bytes=mtu),
             comment,
         )
 

@@ -455,7 +455,8 @@ def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: floa
     lost = f" loss {loss * 100:.6g}%" if loss else ""
     add = 'tc {} add dev "$device"'.format
     # netem queues packets in flight: twice the bandwidth-delay product, in full frames.
-    limit = max(1000, math.ceil(2 * rate * seconds / 8 / 1514))
+    frame = PRESETS["linux-tcp"].over(links).mtu_bytes + 14  # Ethernet's header
+    limit = max(1000, math.ceil(2 * rate * seconds / 8 / frame))
     return [
         f"# to {peer.name}",
         f"{add('class')} parent 1:2 classid 1:{handle} htb rate {_bits(min(share, rate))} ceil {_bits(rate)}",
@@ -467,7 +468,7 @@ def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: floa
 
 def _wire_rate(link: Link) -> float:
     """Bits per second on the wire; of a measured link those that carry its goodput."""
-    share = PRESETS["linux-tcp"].payload_share if link.measured_streams else 1.0
+    share = PRESETS["linux-tcp"].over([link]).payload_share if link.measured_streams else 1.0
     return link.bits_per_second / share
 
 

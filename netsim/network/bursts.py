@@ -97,7 +97,7 @@ class BurstyWindow(Window):
 
     def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
         """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
-        narrowest, segment, round_trip = self.route.narrowest, self.tcp.segment, self.route.round_trip
+        narrowest, segment, round_trip = self.route.narrowest, self.route.segment, self.route.round_trip
         self._burst, self._burst_began = burst, now
         through = narrowest.rate / queues.feed
         self._clump_rate = narrowest.feed * through

@@ -30,18 +30,16 @@ class TcpSettings:
         protocol: a `netsim.Protocol`.
 
     Attributes:
-        segment: bytes of a segment, one of each stream.
-        initial_window: bytes, of all streams.
-        owed: bytes that the acknowledgement of one segment would have let go, missing from the first doubling.
+        initial_segments: segments of a stream's first round trip.
+        owed: segments that the acknowledgement of one would have let go, missing from the first doubling.
     """
 
     def __init__(self, protocol: Any) -> None:
         self.slow_start = bool(protocol.slow_start)
         self.rendezvous = bool(protocol.rendezvous)
         self.congestion = str(protocol.congestion)
-        self.segment = float(protocol.segment_bytes * protocol.streams)
-        self.initial_window = float(protocol.initial_window_bytes * protocol.streams)
-        self.owed = 0.0 if protocol.quick_acks else 2 * self.segment
+        self.initial_segments = float(protocol.initial_segments)
+        self.owed = 0.0 if protocol.quick_acks else 2.0
         self.minimum_timeout = float(protocol.minimum_timeout_seconds)
 
 
@@ -224,7 +222,7 @@ class Avoidance:
     def window(self, seconds: float) -> float:
         """The window in bytes, `seconds` after `since`."""
         limit = self.route.window_limit
-        return min(self.segments(seconds) * self.tcp.segment, limit) if self.route.round_trip else limit
+        return min(self.segments(seconds) * self.route.segment, limit) if self.route.round_trip else limit
 
     def enter(self, now: float, window: float) -> None:
         """Go on from a window at which slow start ended without a loss."""

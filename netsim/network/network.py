@@ -129,12 +129,11 @@ class Network:
         self._stated = [float(rate) / 8 for rate in topology.bits_per_second]
         self._is_up = [True] * len(self._stated)
         self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
-        share = self.protocol.payload_share
-        self._share = [1.0 if link.measured_streams else share for link in topology.links]
+        self._share = [self.protocol.link_share(link) for link in topology.links]
         self.engine = Engine(
             self.protocol,
             self.protocol.payload_bytes_per_second(topology).tolist(),
-            self.protocol.ack_share * share,
+            self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
             len(topology.hosts),
             self._find_route,
@@ -309,9 +308,13 @@ class Network:
             )
         links = self.topology.route(source, target)
         route = Route(index, source, target, list(links), list(self.topology.route(target, source)))
+        crossed = [self.topology.links[link] for link in links]
+        protocol = self.protocol.over(crossed)
+        route.segment = float(protocol.segment_bytes * protocol.streams)
+        if protocol.has_headers:
+            route.acks = protocol.ack_share / self.protocol.ack_share
         self._measure(route)
         if self.protocol.has_windows:
-            crossed = [self.topology.links[link] for link in links]
             route.window_limit = self.protocol.transfer_window(crossed, route.round_trip)
         return route
 
@@ -331,7 +334,7 @@ class Network:
         # Drops at the queue of a measured link, of whatever length, are in its rate.
         by_default = None if link.measured_streams else self.protocol.queue_packets
         packets = link.queue_packets or by_default
-        return math.inf if packets is None else float(packets * self.protocol.segment_bytes)
+        return math.inf if packets is None else float(packets * self.protocol.over([link]).segment_bytes)
 
     # -- links that change -----------------------------------------------------------------------------------
 
@@ -427,7 +430,7 @@ class Network:
     def _waiting(self, transfer: Transfer) -> Waiting:
         connection, owner = transfer.connection, transfer.owner
         route = connection.route
-        crossed = route.links + route.back if self.protocol.ack_share else route.links
+        crossed = route.links + route.back if self.protocol.has_headers else route.links
         links = tuple(link for link in crossed if link in self.engine.dead.links)
         number = owner.id if isinstance(owner, Outside) else transfer.number
         return Waiting(number, connection.name, route.source, route.target, links)

@@ -23,7 +23,7 @@ class Rates:
 
     Args:
         payload: bytes per second of payload that each link carries.
-        ack_share: payload that a byte's acknowledgements displace on the opposite route.
+        ack_share: payload that acknowledgements of a byte displace on the opposite route.
 
     Attributes:
         gross, net: shares of the first and the second pass; the same if there are no acknowledgements.
@@ -120,7 +120,7 @@ class Rates:
                 link.is_stale = False
                 taken = 0.0
                 for claim in link.claims:
-                    taken += claim.rate
+                    taken += claim.rate * connection_of(claim).route.acks
                 payload = self.payload[link.shared.number]
                 self.net.resize(link.shared, max(payload - self.ack_share * taken, payload * ACKS_AT_MOST))
             self._stale = []

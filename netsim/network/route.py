@@ -43,6 +43,8 @@ class Route:
         round_trip: seconds.
         loss: share of packets lost.
         weight: share of a transfer on it relative to others.
+        segment: payload bytes of a full packet, one of each stream.
+        acks: bytes of acknowledgements relative to those of packets as long as the protocol's.
         window_limit: bytes that the socket's buffer lets be in flight.
         narrowest: the link that carries least.
         delivered_bytes, background_bytes: payload of finished transfers; of these, background traffic's.
@@ -59,6 +61,8 @@ class Route:
         self.round_trip = 0.0
         self.loss = 0.0
         self.weight = 1.0
+        self.segment = 0.0
+        self.acks = 1.0
         self.window_limit = inf
         self.narrowest = NarrowestLink()
         self.delivered_bytes = 0.0

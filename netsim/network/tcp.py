@@ -154,7 +154,7 @@ class Window(CongestionControl):
 
     @property
     def _initial(self) -> float:
-        return min(self.tcp.initial_window, self.route.window_limit)
+        return min(self.tcp.initial_segments * self.route.segment, self.route.window_limit)
 
     @property
     def _fresh_window(self) -> float:
@@ -163,7 +163,7 @@ class Window(CongestionControl):
     @property
     def _loss_bytes(self) -> float:
         """Bytes from one loss to the next."""
-        return self.tcp.segment / self.loss if self.loss else inf
+        return self.route.segment / self.loss if self.loss else inf
 
     @property
     def _timeout(self) -> float:
@@ -207,7 +207,7 @@ class Window(CongestionControl):
         self._use(now, left)
         self._read_queues(queues)
         round_ = self.round
-        if self.until_loss <= self.tcp.segment * ROUNDING + self.left * BYTES_TOLERANCE:
+        if self.until_loss <= self.route.segment * ROUNDING + self.left * BYTES_TOLERANCE:
             self.until_loss = self._loss_bytes
             # Of an overrun queue nothing is left to come: the window has fallen.
             self.drop.clear()
@@ -370,7 +370,7 @@ class Window(CongestionControl):
         # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
         wanted = self.window + used if self.round.follows_full else max(self.window, 2 * used)
         if self.window == self._initial and used >= self.window * ROUND_TOLERANCE:
-            wanted -= self.tcp.owed
+            wanted -= self.tcp.owed * self.route.segment
         wanted = min(wanted, self.route.window_limit)
         pipe = rate * self.route.round_trip
         train = self._train(pipe)
@@ -403,7 +403,7 @@ class Window(CongestionControl):
             return False
         limit = self.route.window_limit
         there = Bottleneck(
-            rate, share, pipe, self.route.round_trip, self.tcp.segment, limit, self.avoidance.kept
+            rate, share, pipe, self.route.round_trip, self.route.segment, limit, self.avoidance.kept
         )
         if is_burst:
             there.overrun_by_burst(self.drop, wanted, self.left)

@@ -24,7 +24,7 @@ class Cubic(Avoidance):
         super().__init__(tcp, route, CUBIC_BETA)
 
     def segments(self, seconds: float) -> float:
-        largest = self.lost_at / self.tcp.segment
+        largest = self.lost_at / self.route.segment
         if self.has_fallen:
             return cubic_segments(seconds, largest, self.route.round_trip)
         return segments_after_slow_start(
@@ -32,7 +32,7 @@ class Cubic(Avoidance):
         )
 
     def growth_seconds(self) -> float:
-        return inflection_seconds(self.lost_at / self.tcp.segment)
+        return inflection_seconds(self.lost_at / self.route.segment)
 
 
 def cubic_segments(seconds: float, largest: float, round_trip_seconds: float) -> float:

@@ -43,6 +43,7 @@ class KernelFacts:
         again: segments retransmitted.
         arrived: segments with data received, duplicates and those behind a gap included.
         segment_bytes: payload of a full received segment.
+        mtu_bytes: largest packet of the route as the kernel found it, IP header included.
     """
 
     rtt_seconds: float = 0.0
@@ -51,6 +52,7 @@ class KernelFacts:
     again: int = 0
     arrived: int = 0
     segment_bytes: int = 0
+    mtu_bytes: int = 0
 
     @classmethod
     def of(cls, opened: socket.socket) -> KernelFacts:
@@ -61,7 +63,12 @@ class KernelFacts:
         raw = opened.getsockopt(socket.IPPROTO_TCP, option, 256)
         if len(raw) < 160:
             return cls()
-        rtt, least, *counts = (struct.unpack_from("=I", raw, at)[0] for at in (68, 148, 156, 100, 152, 20))
+        rtt, least, *counts = (
+            struct.unpack_from("=I", raw, at)[0] for at in (68, 148, 156, 100, 152, 20, 60)
+        )
+        sends = struct.unpack_from("=I", raw, 16)[0]  # at most, of what the other end accepts
+        headers = (60 if opened.family == socket.AF_INET6 else 40) + (12 if raw[5] & 1 else 0)  # time stamps
+        counts[-1] = min(counts[-1], sends + headers)
         return cls(rtt * 1e-6, 0.0 if least == 0xFFFFFFFF else least * 1e-6, *counts)
 
 
@@ -161,8 +168,9 @@ def send(
         most_bytes: most bytes of all streams together.
 
     Returns:
-        `rtt` (largest smoothed one, in seconds), `sent` and `again` (segments of all streams), `busy` (share of a core
-        that this process used), `machine` (share of this host's processors in use by all processes).
+        `rtt` (largest smoothed one, in seconds), `sent` and `again` (segments of all streams), `mtu` (least one, in
+        bytes; 0: unknown), `busy` (share of a core that this process used), `machine` (share of this host's processors
+        in use by all processes).
 
     Raises:
         PeerError: a target cannot be reached.
@@ -194,6 +202,7 @@ def send(
         "rtt": max((end.rtt_seconds for end in ends), default=0.0),
         "sent": sum(end.sent for end in ends),
         "again": sum(end.again for end in ends),
+        "mtu": min((end.mtu_bytes for end in ends), default=0),
         "busy": busy,
         "machine": 1.0 - idle / total if total else 0.0,
     }

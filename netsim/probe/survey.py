@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from netsim.files.signed import PeerAddress, PeerError, SignedChannel
 from netsim.formats.builder import LinkLine, TopologyBuilder, rate, region_entry
 from netsim.probe.streams import call
+from netsim.topology.protocol import PRESETS
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = ["Asked", "Found", "Limit", "RouteResult", "survey", "topology_text"]
 _BUSY = 0.85
 _UNSURE = 0.1
 _AS_MUCH = 0.98
+_MTUS = range(576, 9217)  # of lines; those within a machine are longer
 
 _MOST_CLOCK_SECONDS = 5.0
 _MOST_CLOCK_DRIFT = 0.01
@@ -74,6 +76,7 @@ class RouteResult:
         loaded_rtt_seconds: round trip while several streams send.
         busy: share of a core that the sender's process used.
         machine: share of the sender's processors in use by all processes.
+        mtu_bytes: largest packet; 0: unknown.
     """
 
     single: float = 0.0
@@ -83,6 +86,7 @@ class RouteResult:
     loaded_rtt_seconds: float = 0.0
     busy: float = 0.0
     machine: float = 0.0
+    mtu_bytes: int = 0
 
     @property
     def best(self) -> float:
@@ -246,6 +250,7 @@ class _Lead:
         route.several, route.spread, sender = self._send([(one, other)], self._asked.streams)[0]
         route.again = sender["again"] / sender["sent"] if sender["sent"] else 0.0
         route.loaded_rtt_seconds, route.busy, route.machine = sender["rtt"], sender["busy"], sender["machine"]
+        route.mtu_bytes = sender["mtu"]
         self._done(
             f"{one} to {other}: {_rate(route.several)} with {format_count(self._asked.streams, 'stream')}"
         )
@@ -389,7 +394,11 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
     # A stream that reaches what all of them together do needs no others.
     streams = [1 if route.single >= _AS_MUCH * route.best else found.asked.streams for route in (there, back)]
     rates = _round_rate(there.best), _round_rate(back.best)
-    return LinkLine.between(one, other, rates, round(latency, 7), "; ".join(notes), streams=streams)
+    mtu = min(there.mtu_bytes, back.mtu_bytes)
+    stated = mtu if mtu in _MTUS and mtu != PRESETS["linux-tcp"].mtu_bytes else None
+    return LinkLine.between(
+        one, other, rates, round(latency, 7), "; ".join(notes), streams=streams, mtu=stated
+    )
 
 
 def _describe(found: Found, source: str, target: str, route: RouteResult) -> str:

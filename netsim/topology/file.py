@@ -20,6 +20,7 @@ from netsim.topology.values import (
     Duration,
     Ends,
     Loss,
+    Mtu,
     Name,
     Packets,
     Price,
@@ -91,7 +92,7 @@ class MeasuredEntry(_EachWay):
 
 
 class _Pipe(_EachWay):
-    """Keys common to links and regions' network cards: rates each way, latency, loss, queue."""
+    """Keys common to links and regions' network cards: rates each way, latency, loss, queue, MTU."""
 
     _example = "'100 Mbit/s'"
 
@@ -101,6 +102,7 @@ class _Pipe(_EachWay):
     rtt: Duration | None = None
     loss: Loss = 0.0
     queue: Packets | None = None
+    mtu: Mtu | None = None
     measured: MeasuredEntry | None = None
 
     @model_validator(mode="after")
@@ -114,7 +116,8 @@ class _Pipe(_EachWay):
         seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
         streams = None if self.measured is None else self.measured.value(is_up)
         egress = getattr(self, "egress", 0.0)
-        return Link(index, source, target, self.value(is_up), seconds, self.loss, self.queue, egress, streams)
+        figures = self.loss, self.queue, egress, streams, self.mtu
+        return Link(index, source, target, self.value(is_up), seconds, *figures)
 
 
 class LinkEntry(_Pipe):
@@ -455,6 +458,7 @@ def link_form(
         **_without_none(
             loss=write(Loss, link.loss) if link.loss else None,
             queue=link.queue_packets,
+            mtu=link.mtu_bytes,
             measured=streams if link.measured_streams else None,
         ),
     }

@@ -53,6 +53,7 @@ class Link:
         queue_packets: packets that the queue before it holds; None: as the protocol says.
         dollars_per_byte: price of a byte, paid by the sender.
         measured_streams: streams whose common goodput the bandwidth is; None: a rate on the wire.
+        mtu_bytes: largest packet that it carries, IP header included; None: as the protocol says.
     """
 
     index: int
@@ -64,6 +65,7 @@ class Link:
     queue_packets: int | None = None
     dollars_per_byte: float = 0.0
     measured_streams: int | None = None
+    mtu_bytes: int | None = None
 
     @property
     def name(self) -> str:

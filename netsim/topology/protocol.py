@@ -18,13 +18,22 @@ if TYPE_CHECKING:
     from netsim.topology.graph import Link
     from netsim.topology.topology import FloatArray, Topology
 
-__all__ = ["MEAN_WINDOWS", "PRESETS", "Protocol", "WindowLimit", "mean_window_segments", "window_limit"]
+__all__ = [
+    "MEAN_WINDOWS",
+    "PRESETS",
+    "Protocol",
+    "WindowLimit",
+    "mean_window_segments",
+    "read_mtu",
+    "window_limit",
+]
 
 _DEFAULT = "linux-tcp"
 _CONNECTIONS = ("persistent", "per-transfer")
 
-_SEGMENT_BYTES = 1448  # payload of a full frame: 1500 bytes less IPv4 (20), TCP (20) and its time stamp (12)
-_FRAME_BYTES = 1514  # what such a frame counts on the wire, Ethernet header included
+_MTU_BYTES = 1500  # of Ethernet
+_HEADER_BYTES = 52  # of a packet: IPv4 (20), TCP (20) and its time stamp (12)
+_ETHERNET_BYTES = 14  # that a frame adds to its packet
 _ACK_BYTES = (
     66  # a frame that carries an acknowledgement only; one for every two segments (RFC 1122, 4.2.3.2)
 )
@@ -38,8 +47,8 @@ class Protocol:
         name: the preset it was made from.
         slow_start: windows start small and double every round trip (see `netsim.network.tcp`); False: no window at
             all.
-        segment_bytes: payload of a full packet.
-        initial_window_bytes: payload that may leave in the first round trip, per stream.
+        mtu_bytes: largest packet of links that state none, IP header included.
+        initial_segments: full packets that may leave in the first round trip, per stream.
         window_bytes: most payload in flight, per stream; what the send buffer allows.
         streams: parallel connections that one transfer is spread over.
         connections: `persistent` ones keep their window between transfers; `per-transfer` ones are opened for
@@ -50,8 +59,7 @@ class Protocol:
         quick_acks: receivers acknowledge each of the first segments at once, not every second one.
         minimum_timeout_seconds: least retransmission time-out; idling longer than it plus a round trip
             shrinks the window.
-        payload_share: payload bytes per byte on the wire, 1 where bandwidth counts payload.
-        ack_share: bytes on the wire in the other direction per byte of payload.
+        has_headers: bandwidth counts headers and acknowledgements; False: payload only.
         rtt_bias: transfers with longer round trips get smaller shares.
         rendezvous: data leave only when the receiver's note has arrived; honoured by collectives.
         software_seconds: what sending one message costs besides the network, added to its latency.
@@ -63,8 +71,8 @@ class Protocol:
 
     name: str = "ideal"
     slow_start: bool = False
-    segment_bytes: float = _SEGMENT_BYTES
-    initial_window_bytes: float = math.inf
+    mtu_bytes: float = _MTU_BYTES
+    initial_segments: float = math.inf
     window_bytes: float = math.inf
     streams: int = 1
     connections: Literal["persistent", "per-transfer"] = "persistent"
@@ -72,8 +80,7 @@ class Protocol:
     queue_packets: float | None = None
     quick_acks: bool = False
     minimum_timeout_seconds: float = 0.2
-    payload_share: float = 1.0
-    ack_share: float = 0.0
+    has_headers: bool = False
     rtt_bias: bool = False
     rendezvous: bool = False
     software_seconds: float = 0.0
@@ -88,7 +95,7 @@ class Protocol:
             value = getattr(self, field.name)
             if field.type in ("float", "int", "float | None") and value is not None:
                 number = float(value) if isinstance(value, Real) else -1.0
-                may_be_zero = field.name in ("ack_share", "software_seconds")
+                may_be_zero = field.name == "software_seconds"
                 if not (number > 0 or (number == 0 and may_be_zero)):
                     least = "of at least 0" if may_be_zero else "above 0"
                     raise InputError(f"Protocol: {field.name} must be a number {least}, got {shown(value)}")
@@ -98,8 +105,8 @@ class Protocol:
         """Parse the protocol of `spec`: a name, a mapping or None (`linux-tcp`).
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
-        `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds
-        per message).
+        `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`), `mtu` (bytes of a packet)
+        and `software` (seconds per message).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
         value.
@@ -130,7 +137,13 @@ class Protocol:
             # Hosts are tuned for larger windows on paths that hold them.
             larger = max(changes["window_bytes"] / base.window_bytes, 1.0)
             changes["queue_packets"] = base.queue_packets * larger
-        return replace(base, **changes)
+        made = replace(base, **changes)
+        if "window" in settings and made.window_bytes < made.segment_bytes:
+            raise InputError(
+                f"protocol: window: expected at least one segment of {made.segment_bytes:,} bytes,"
+                f" got {shown(settings['window'])}"
+            )
+        return made
 
     @classmethod
     def resolve(cls, *specs: str | Mapping[str, Any] | Protocol | None) -> Protocol:
@@ -160,6 +173,30 @@ class Protocol:
         """Every setting by name, as plain values for records."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    @property
+    def segment_bytes(self) -> float:
+        """Payload of a full packet.
+
+        >>> Protocol.parse("linux-tcp").segment_bytes, Protocol.parse({"mtu": 9001}).segment_bytes
+        (1448, 8949)
+        """
+        return self.mtu_bytes - _HEADER_BYTES
+
+    @property
+    def payload_share(self) -> float:
+        """Payload bytes per byte on the wire, in full frames; 1 where bandwidth counts payload."""
+        return self.segment_bytes / (self.mtu_bytes + _ETHERNET_BYTES) if self.has_headers else 1.0
+
+    @property
+    def ack_share(self) -> float:
+        """Bytes on the wire in the other direction per byte of payload."""
+        return _ACK_BYTES / (2 * self.segment_bytes) if self.has_headers else 0.0
+
+    def over(self, links: Iterable[Link]) -> Protocol:
+        """Return the protocol with the largest packet that all `links` carry whole (path MTU, RFC 4821)."""
+        mtu = min([link.mtu_bytes or self.mtu_bytes for link in links], default=self.mtu_bytes)
+        return self if mtu == self.mtu_bytes else replace(self, mtu_bytes=mtu)
+
     def payload_bytes_per_second(self, topology: Topology) -> FloatArray:
         """Payload that each link carries: its share of the wire; of a measured link all, which is payload already.
 
@@ -171,8 +208,12 @@ class Protocol:
         """
         import numpy as np
 
-        shares = np.where(topology.measured_streams > 0, 1.0, self.payload_share)
-        return topology.bits_per_second / 8 * shares
+        shares = np.array([self.link_share(link) for link in topology.links], dtype=np.float64)
+        return np.asarray(topology.bits_per_second / 8 * shares)
+
+    def link_share(self, link: Link) -> float:
+        """Payload that a link carries per byte of its bandwidth, in frames as long as it allows."""
+        return 1.0 if link.measured_streams else self.over([link]).payload_share
 
     def transfer_window(self, links: Iterable[Link], round_trip_seconds: float) -> float:
         """Most payload in flight of a transfer over `links`, all its streams together, in bytes.
@@ -185,6 +226,7 @@ class Protocol:
             links: of the route.
             round_trip_seconds: of the route and back.
         """
+        links = list(links)
         measured = [link for link in links if link.measured_streams]
         if not measured or self.window_bytes == math.inf:
             return float(self.window_bytes * self.streams)
@@ -197,14 +239,14 @@ class Protocol:
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
         is_preset = self.name in PRESETS and self.window_bytes == PRESETS[self.name].window_bytes
         largest = max(self.window_bytes, shown) if is_preset else self.window_bytes
-        kept = MEAN_WINDOWS[self.congestion](loss, round_trip_seconds) * self.segment_bytes
+        kept = MEAN_WINDOWS[self.congestion](loss, round_trip_seconds) * self.over(links).segment_bytes
         return min(largest, max(shown, kept)) * self.streams
 
     @property
     def is_plain(self) -> bool:
         """True if a lone message takes latency and its narrowest link's rate, independent of earlier messages."""
         per_transfer = self.connections == "per-transfer"
-        return not (self.has_windows or self.rendezvous or self.ack_share or per_transfer)
+        return not (self.has_windows or self.rendezvous or self.has_headers or per_transfer)
 
     @property
     def has_windows(self) -> bool:
@@ -242,11 +284,11 @@ def _read_count(value: Any) -> int:
     return value
 
 
-def _read_window(value: Any) -> int:
-    window = parse_bytes(value)
-    if window < _SEGMENT_BYTES:
-        raise InputError(f"expected at least one segment of {_SEGMENT_BYTES} bytes, got {value!r}")
-    return window
+def read_mtu(value: Any) -> int:
+    """Read the bytes of a largest packet: from the least of IPv4 (RFC 791) to the most of its header."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 576 <= value <= 65_535:
+        raise InputError(f"expected whole bytes from 576 to 65,535, such as 1500 or 9001, got {shown(value)}")
+    return value
 
 
 def _read_one_of(choices: Sequence[str], value: Any) -> str:
@@ -257,21 +299,21 @@ def _read_one_of(choices: Sequence[str], value: Any) -> str:
 
 _SETTINGS: dict[str, tuple[str, Any]] = {
     "streams": ("streams", _read_count),
-    "window": ("window_bytes", _read_window),
+    "window": ("window_bytes", parse_bytes),
     "connections": ("connections", partial(_read_one_of, _CONNECTIONS)),
     "congestion": ("congestion", partial(_read_one_of, tuple(MEAN_WINDOWS))),
     "queue": ("queue_packets", _read_count),
+    "mtu": ("mtu_bytes", read_mtu),
     "software": ("software_seconds", parse_seconds),
 }
 
 _LINUX_TCP = Protocol(
     name="linux-tcp",
     slow_start=True,
-    initial_window_bytes=10 * _SEGMENT_BYTES,  # RFC 6928
+    initial_segments=10,  # RFC 6928
     window_bytes=4 * 2**20,  # largest send buffer by default: the third number of net.ipv4.tcp_wmem
     queue_packets=1000,  # the default of Linux's interfaces (txqueuelen)
-    payload_share=_SEGMENT_BYTES / _FRAME_BYTES,
-    ack_share=_ACK_BYTES / (2 * _SEGMENT_BYTES),
+    has_headers=True,
     rtt_bias=True,
     # net.ipv4.tcp_retries2 = 15: what ten time-outs from 0.2 s on, each twice the one before, and then six of
     # 120 s come to (Linux, Documentation/networking/ip-sysctl.rst). It is the least: the time-out that is
@@ -383,7 +425,8 @@ def _limit_between(
     round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
     window, loss = _mean_window(protocol, [topology.links[index] for index in route], round_trip)
     link = float(payload[list(route)].min()) * 8
-    untouched = max(window, protocol.segment_bytes * protocol.streams / loss if loss else 0.0)
+    segment = protocol.over(topology.links[index] for index in route).segment_bytes
+    untouched = max(window, segment * protocol.streams / loss if loss else 0.0)
     if not round_trip or window * 8 / round_trip >= link * _ALL:
         return untouched, None
     needed = link / 8 * round_trip
@@ -403,6 +446,6 @@ def _mean_window(protocol: Protocol, links: list[Link], round_trip_seconds: floa
     """(mean window of all streams in bytes, loss that keeps it below what the protocol allows; else 0)."""
     window = protocol.transfer_window(links, round_trip_seconds)
     loss = 1.0 - math.prod(1.0 - link.loss for link in links if not link.measured_streams)
-    segment = protocol.segment_bytes * protocol.streams
+    segment = protocol.over(links).segment_bytes * protocol.streams
     kept = MEAN_WINDOWS[protocol.congestion](loss, round_trip_seconds) * segment if loss else math.inf
     return (kept, loss) if kept < window else (window, 0.0)

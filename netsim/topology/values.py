@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from netsim.errors import InputError
+from netsim.topology.protocol import read_mtu
 from netsim.units import (
     format_count,
     parse_bits_per_second,
@@ -32,6 +33,7 @@ __all__ = [
     "Ends",
     "Interval",
     "Loss",
+    "Mtu",
     "Name",
     "Packets",
     "Price",
@@ -182,6 +184,9 @@ Price: TypeAlias = Annotated[
 ]
 Bytes: TypeAlias = Annotated[int, BeforeValidator(_read_bytes), _schema("4 MiB", "([kMGT]i?)?B")]
 Packets: TypeAlias = Annotated[int, BeforeValidator(_read_packets), Field(json_schema_extra={"minimum": 1})]
+Mtu: TypeAlias = Annotated[
+    int, BeforeValidator(read_mtu), Field(json_schema_extra={"minimum": 576, "maximum": 65_535})
+]
 Ends: TypeAlias = Annotated[list[Name], Field(min_length=2, max_length=2)]
 Series: TypeAlias = Annotated[Any, BeforeValidator(_read_series)]
 ProtocolSpec: TypeAlias = Annotated[Any, BeforeValidator(_read_protocol)]

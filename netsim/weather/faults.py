@@ -222,7 +222,9 @@ class BackgroundTraffic:
 
     def _send_steadily(self) -> None:
         network = self._network
-        rate = (self._background.rate or 0.0) / 8 * network.protocol.payload_share
+        topology, protocol = network.topology, network.protocol
+        links = [topology.links[link] for link in topology.route(self._source, self._target)]
+        rate = (self._background.rate or 0.0) / 8 * protocol.over(links).payload_share
         self._steady = network.send(
             self._source,
             self._target,

@@ -1,0 +1,104 @@
+"""Sizes of packets: headers' share of a line, and windows in segments, by the MTU of links and protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from forks import benchmark
+from hypothesis import given
+from hypothesis import strategies as st
+
+import netsim
+from netsim import InputError, Topology
+from netsim.topology.file import plain_form
+
+AWS = 9001
+
+
+def pair(mtu: int | None = None, protocol: Any = "linux-tcp", **link: Any) -> Topology:
+    entry = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", **link}
+    if mtu is not None:
+        entry["mtu"] = mtu
+    return Topology.from_mapping({"hosts": ["a", "b"], "links": [entry], "protocol": protocol})
+
+
+def seconds(topology: Topology, num_bytes: int, protocol: Any = None) -> float:
+    return netsim.collective(topology, "sendrecv", num_bytes=num_bytes, protocol=protocol).seconds
+
+
+@given(mtu=st.integers(576, 65_535), num_bytes=st.integers(10**6, 10**9))
+def test_a_line_carries_the_payload_of_full_frames(mtu: int, num_bytes: int) -> None:
+    """52 of each packet's bytes are headers, and 14 more of its frame: by link or protocol, and not without headers."""
+    wanted = num_bytes * (mtu + 14) / (mtu - 52) / (1e9 / 8)
+    assert seconds(pair(mtu), num_bytes) == pytest.approx(wanted, rel=1e-9)
+    assert seconds(pair(protocol={"mtu": mtu}), num_bytes) == pytest.approx(wanted, rel=1e-9)
+    assert seconds(pair(mtu), num_bytes, "ideal") == num_bytes / (1e9 / 8)
+
+
+@pytest.mark.parametrize("links", [("mtu", None), (None, "mtu")])
+def test_windows_are_of_segments_that_the_whole_route_carries(links: tuple[str | None, str | None]) -> None:
+    """Ten segments leave first, and a loss of 1 % keeps a window of as many segments: of the route's least MTU."""
+
+    def topology(mtu: int | None, **figures: str) -> Topology:
+        entry = {"bandwidth": "10 Gbit/s", "rtt": "40 ms", "mtu": 9001, **figures}
+        two = [dict(entry, between=list(ends)) for ends in ("ar", "rb")]
+        for given_, each in zip(links, two, strict=True):
+            if given_ and mtu is not None:
+                each["mtu"] = mtu
+        return Topology.from_mapping({"hosts": ["a", "b"], "routers": ["r"], "links": two})
+
+    def rounds(mtu: int, num_bytes: int) -> int:
+        return round((seconds(topology(mtu), num_bytes) - 0.04) / 0.08)
+
+    assert rounds(9001, 10 * 8949) == rounds(1500, 10 * 1448) == 0
+    assert rounds(9001, 10 * 8949 + 1) == rounds(1500, 10 * 1448 + 1) == rounds(1500, 10 * 8949) - 1 == 1
+    lost = [seconds(topology(mtu, loss="1 %"), 20_000_000) for mtu in (1500, 9001)]
+    assert lost[0] / lost[1] == pytest.approx(8949 / 1448, rel=0.1)
+
+
+def test_acknowledgements_take_a_share_of_the_way_back_by_segments() -> None:
+    """One of 66 bytes for every two segments: 2.3 % of payload at 1,500 bytes, 0.4 % at 9,001."""
+    for mtu in (1500, AWS):
+        clock = netsim.Clock()
+        network = netsim.Network(clock, pair(mtu), "linux-tcp")
+        for ends in ((0, 1), (1, 0)):
+            network.send(*ends, 10**9, lambda: None)
+        clock.run()
+        share = 1 + 66 / (2 * (mtu - 52)) * (mtu - 52) / (mtu + 14)
+        assert clock.now == pytest.approx(8 * (mtu + 14) / (mtu - 52) * share, rel=2e-3)
+
+
+@pytest.mark.parametrize("mtu", [575, 65_536, 1500.5, "9 kB", True, 0])
+def test_impossible_packets_are_refused_by_key(mtu: Any) -> None:
+    line = "expected whole bytes from 576 to 65,535, such as 1500 or 9001"
+    with pytest.raises(InputError, match=rf"mtu.*{line}"):
+        pair(mtu)
+    with pytest.raises(InputError, match=rf"^protocol: mtu: {line}"):
+        netsim.Protocol.parse({"mtu": mtu})
+
+
+def test_a_window_holds_a_segment_of_the_mtu() -> None:
+    assert netsim.Protocol.parse({"window": 2000}).window_bytes == 2000
+    line = "^protocol: window: expected at least one segment of 8,949 bytes, got 2000"
+    with pytest.raises(InputError, match=line):
+        netsim.Protocol.parse({"window": 2000, "mtu": AWS})
+
+
+def test_it_is_written_as_it_was_read() -> None:
+    written = plain_form(pair(AWS))
+    assert written["links"][0]["mtu"] == AWS
+    assert Topology.from_mapping(written).links == pair(AWS).links
+
+
+@pytest.mark.rates
+def test_probe_finds_the_mtu_of_a_line() -> None:
+    shaped, probing = benchmark("shaped_links"), benchmark("probe")
+    if reason := shaped.why_not():
+        pytest.skip(reason)
+    wan = [("a", "b", "80 Mbit/s", "40 Mbit/s", "20 ms")]
+    set_up = {"name": "set", **probing.regions({"a": probing.FREE, "b": probing.FREE}, wan)}
+    set_up["wan"][0]["mtu"] = 1380
+    with shaped.ShapedLinks(Topology.from_mapping(set_up)) as net:
+        text = probing.probe(net, ["--seconds", "0.5", "--streams", "2"], 120.0)
+    assert ", mtu: 1380" in text
