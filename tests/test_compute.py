@@ -46,7 +46,7 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS, CastCodec
-from exogym_core.strategy.trials import coding_trials
+from exogym_core.strategy.trials import CODEC_NAMES, coding_trials
 from netgym.cli.main import main
 from netgym.tasks import GPT, MLP
 from netsim import Topology
@@ -513,6 +513,7 @@ def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.Mon
 def test_codecs_are_tried_on_as_many_values_as_a_run_has() -> None:
     """One part a rank for averages, all of them for the others, within bounds."""
     tried = {name: number for name, number, _ in coding_trials(1_100_000, 4)}
+    assert set(tried) == CODEC_NAMES
     assert tried["int8"] == 512**2
     assert tried["demo"] == tried["sign"] == 1024**2 or tried["demo"] == 1088**2 == tried["sign"]
     assert {number for _, number, _ in coding_trials(10, 4)} == {4096}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from exogym_core.config import RunConfig
 from exogym_core.events import Saved
 from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, close_logger, flat
 from exogym_core.results.recorder import RowRecorder
@@ -44,16 +46,16 @@ __all__ = [
 
 def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
     """Settings of a run for loggers, in plain values."""
-    own = {name: value for name, value in vars(request).items() if isinstance(value, PLAIN)}
+    own = {each.name: getattr(request, each.name) for each in fields(RunConfig)}
     return {
         "model": type(model).__name__,
         "model_parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
         "strategy": type(request.strategy).__name__,
         "strategy_config": plain_arguments(request.strategy),
         "topology": request.topology.name if request.topology is not None else None,
-        "hosts": request.hosts,
+        "hosts": list(request.hosts),
         "compute": request.compute.to_mapping() if request.compute is not None else None,
-        **own,
+        **{name: value for name, value in own.items() if isinstance(value, PLAIN)},
     }
 
 
@@ -212,7 +214,7 @@ def note_settled(result: FitResult, program: Program) -> None:
     checkpoints, request = program.checkpoints, program.request
     result.checkpoint_folder = checkpoints.folder
     result.resumed_step = 0 if checkpoints.resumed is None else checkpoints.resumed.step
-    result.minibatch_size, result.hosts = request.minibatch_size, request.hosts
+    result.minibatch_size, result.hosts = request.minibatch_size, list(request.hosts)
     result.compute = program.compute.to_mapping() if program.compute is not None else None
 
 

@@ -78,7 +78,20 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
         raise InputError(f"fit: model is a {type(model).__name__}; pass a torch.nn.Module")
     if all(not parameter.requires_grad for parameter in model.parameters()):
         raise InputError("fit: the model has no parameter to train; set requires_grad on some")
-    _refuse_odd_tensors(model)
+    for name, tensor in named_tensors(model).items():
+        if is_lazy(tensor):
+            what = "has no shape yet: run a batch through the model first"
+        elif tensor.is_meta:
+            what = "is on the meta device, without values: give it some (model.to_empty, then initialise)"
+        elif tensor.is_quantized:
+            what = "is quantised: train the model as it was before, and quantise it afterwards"
+        elif tensor.layout is not torch.strided:
+            what = "is sparse: keep it dense (to_dense), or as an attribute that is no buffer"
+        elif 0 in [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]:
+            what = "has several elements at one place of memory (expand): register a clone() of it"
+        else:  # it can be copied, sent and kept
+            continue
+        raise InputError(f"fit: {type(model).__name__}: {name!r} {what}")
     for name, dataset in datasets.items():
         if isinstance(dataset, DataLoader):
             raise InputError(
@@ -91,24 +104,6 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
             or hasattr(dataset, "__iter__")
         ):
             raise InputError(f"fit: {name} is a {type(dataset).__name__}; pass a torch Dataset")
-
-
-def _refuse_odd_tensors(model: nn.Module) -> None:
-    """Raise InputError where the model has a tensor that cannot be copied, sent or kept."""
-    for name, tensor in named_tensors(model).items():
-        if is_lazy(tensor):
-            what = "has no shape yet: run a batch through the model first"
-        elif tensor.is_meta:
-            what = "is on the meta device, without values: give it some (model.to_empty, then initialise)"
-        elif tensor.is_quantized:
-            what = "is quantised: train the model as it was before, and quantise it afterwards"
-        elif tensor.layout is not torch.strided:
-            what = "is sparse: keep it dense (to_dense), or as an attribute that is no buffer"
-        elif 0 in [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]:
-            what = "has several elements at one place of memory (expand): register a clone() of it"
-        else:
-            continue
-        raise InputError(f"fit: {type(model).__name__}: {name!r} {what}")
 
 
 def _try_state(model: nn.Module, keeps: bool) -> None:
@@ -597,11 +592,16 @@ class Program:
         cost = self.durations(comm.rank)
 
         def make_learner() -> TorchLearner:
-            if (stack := self._stack_of(comm, model)) is not None:
-                order = self.backward_order if strategy.overlaps_backward else None
-                return StackedLearner(model, comm, strategy.before_backward, cost, stack, order)
-            parts = model, comm, strategy.before_backward, cost, request.autocast, strategy.overlaps_backward
-            return TorchLearner(*parts)
+            order = self.backward_order
+            if order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
+                parts = model, comm, strategy.before_backward, cost, request.autocast
+                return TorchLearner(*parts, strategy.overlaps_backward)
+            if self._stack is None:  # of all ranks of this run
+                graphs = request.workers.cuda_graphs
+                sizes = request.num_nodes, request.autocast, comm.turns
+                self._stack = Stack(model, *sizes, cuda_graphs=graphs)
+            order = order if strategy.overlaps_backward else None
+            return StackedLearner(model, comm, strategy.before_backward, cost, self._stack, order)
 
         return Loop(
             **role,
@@ -612,15 +612,6 @@ class Program:
             coding=coding,
             updates=updates,
         )
-
-    def _stack_of(self, comm: Communicator, model: nn.Module) -> Stack | None:
-        """The stack of all ranks of this run; None where replicas are single."""
-        if self.backward_order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
-            return None
-        if self._stack is None:
-            sizes = self.request.num_nodes, self.request.autocast, comm.turns
-            self._stack = Stack(model, *sizes, cuda_graphs=self.request.workers.cuda_graphs)
-        return self._stack
 
     # --- evaluation ----------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.base import Communicator, Delivery
     from exogym_core.communicator.exchange import Part
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.ranks import Answer, Cancel, Question, Request, StampedRow
@@ -94,11 +94,8 @@ class _Alone:
         num = 1 if name in ("all_reduce", "reduce") else len(ranks)  # a sum is as large as each of its terms
         return combine(name, [tensors] * num, signature.reduce_op, signature.root)
 
-    def take(self, ticket: Outcome, member: int) -> tuple[Tensor, ...]:
-        return ticket.of(member)
-
-    def taken(self, ticket: Outcome) -> None:
-        """Do nothing: no values are stored."""
+    def take(self, ticket: Outcome, member: int, deliver: Delivery[T]) -> T:
+        return deliver(ticket.of(member))
 
     def ready(self, ticket: Outcome, member: int) -> bool:
         return True

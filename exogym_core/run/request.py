@@ -84,6 +84,8 @@ class FitRequest(RunConfig):
     val_seconds: float | None
     failures: Mapping[str, float] | None
     crashes: tuple[HostEvent, ...] = ()  # drawn for `failures`, part of the weather
+    hosts: Sequence[str] = ()  # of each worker, by name; none without a topology
+    places: Sequence[str] | None = None  # `placement` with servers, each kind of them spread as workers are
 
     @classmethod
     def check(cls, options: RunConfig) -> FitRequest:
@@ -116,8 +118,15 @@ class FitRequest(RunConfig):
             request._check_graphs()
         request._settle_servers()
         topology = request.topology
-        if topology is not None and request.failures is not None:
-            request._settle_failures(topology, request.failures)
+        request.places = request.placement
+        if topology is not None:
+            if request.strategy.num_servers:
+                groups = request.strategy.server_groups
+                request.places = with_servers(topology, request.num_nodes, request.placement, groups)
+            placed = topology.place(request.num_ranks, request.places)[: request.num_nodes]
+            request.hosts = [topology.hosts[host].name for host in placed]
+            if request.failures is not None:
+                request._settle_failures(topology, request.failures)
         if topology is not None and request.placement is None:
             line = unlike_hosts(topology, request.hosts)
             if line is not None:
@@ -194,8 +203,7 @@ class FitRequest(RunConfig):
         """Add the crashes of workers' hosts to the topology's weather."""
         if self.until is None:
             raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
-        hosts = sorted(set(topology.place(self.num_ranks, self.places)[: self.num_nodes]))
-        names = [topology.hosts[host].name for host in hosts]
+        names = sorted(set(self.hosts), key=topology.host_index)
         crashes = random_crashes(names, failures["mtbf"], failures["repair"], self.until, self.seed)
         self.crashes = tuple(crashes)
         self.topology = replace(topology, weather=topology.weather.with_events(crashes))
@@ -215,21 +223,6 @@ class FitRequest(RunConfig):
         drawn = set(self.crashes)
         given = tuple(event for event in weather.events if event not in drawn)
         return weather.model_copy(update={"events": given}).after(seconds)
-
-    @property
-    def places(self) -> Sequence[str] | None:
-        """The `placement` with servers: workers as without them, and each kind of servers spread likewise."""
-        if self.topology is None:
-            return self.placement
-        return with_servers(self.topology, self.num_nodes, self.placement, self.strategy.server_groups)
-
-    @property
-    def hosts(self) -> list[str]:
-        """The host of each worker, by name; none without a topology."""
-        if self.topology is None:
-            return []
-        placed = self.topology.place(self.num_ranks, self.places)[: self.num_nodes]
-        return [self.topology.hosts[host].name for host in placed]
 
     @property
     def carrier(self) -> Transport:

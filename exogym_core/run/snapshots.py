@@ -219,7 +219,7 @@ class Snapshots(Stateful):
         self._version = 0
         self._born: int | None = 0  # the step that brought that version about; None: the end
         self._given = -1  # the newest version that has been deposited
-        self._has_buffers = any(True for _ in model.buffers())
+        self._has_buffers = next(model.buffers(), None) is not None
         self._buffers: dict[str, Tensor] = {}  # as they were then
         self._keep_buffers()
         self.num_timed = self.num_deposited = 0

@@ -174,7 +174,8 @@ def _with_keywords_of(
     ) -> Callable[Concatenate[Trainer, P], FittedModel]:
         @wraps(fit)
         def checked(self: Trainer, /, *positional: P.args, **keywords: P.kwargs) -> FittedModel:
-            if unknown := [name for name in keywords if name not in OPTIONS]:
+            if not keywords.keys() <= OPTIONS.keys():
+                unknown = [name for name in keywords if name not in OPTIONS]
                 raise unknown_arguments("fit", unknown, OPTIONS, FIT_ARGUMENTS)
             try:
                 return fit(self, checked_config(*positional, **keywords))

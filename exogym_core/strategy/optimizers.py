@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
 
 __all__ = [
+    "TORCH_OPTIMIZERS",
     "LRSchedulerLike",
     "OptimSpec",
     "OptimizerLike",
@@ -45,6 +46,13 @@ __all__ = [
 
 
 Factory: TypeAlias = Callable[..., Optimizer]
+
+#: Optimizers of torch by name; L-BFGS is left out because it needs a closure.
+TORCH_OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+    name: each
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type) and issubclass(each, Optimizer) and name not in ("Optimizer", "LBFGS")
+}
 
 
 class OptimSpec:
@@ -104,7 +112,20 @@ class OptimSpec:
                 not update all that it was given, or updates something else.
         """
         groups = [held(group) for group in (self.groups(model) if isinstance(model, nn.Module) else model)]
-        built = self._built(groups)
+        try:
+            built: Any = self.cls(groups, **self.kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            if not _is_torchs(self.cls):
+                raise
+            remedy = ""
+            if self.cls is getattr(torch.optim, "Muon", None):
+                remedy = (
+                    "; MuLoCoStrategy, and OptimSpec(TorchMuon, params=split_by_shape) of strategy.parts.muon, give "
+                    "matrices to Muon and the others to AdamW"
+                )
+            wrong = _culprit(lambda options: self.cls(groups, **options), self.kwargs)
+            given = f"{_name_of(self.cls)}: {wrong}={self.kwargs[wrong]!r}" if wrong else repr(self)
+            raise InputError(f"optimizer {given}: {error}{remedy}") from error
         if not isinstance(built, Optimizer):
             returned = f"the class {built.__name__}" if isinstance(built, type) else f"{built!r:.60}"
             raise InputError(
@@ -132,23 +153,6 @@ class OptimSpec:
                 f"{tuple(foreign[0].shape)}, that the model does not have: make it from the parameters that it gets"
             )
         return built
-
-    def _built(self, groups: list[Any]) -> Any:
-        """Optimizer of the factory, unless one of torch's refuses an option."""
-        try:
-            return self.cls(groups, **self.kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            if not _is_torchs(self.cls):
-                raise
-            remedy = ""
-            if self.cls is getattr(torch.optim, "Muon", None):
-                remedy = (
-                    "; MuLoCoStrategy, and OptimSpec(TorchMuon, params=split_by_shape) of strategy.parts.muon, give "
-                    "matrices to Muon and the others to AdamW"
-                )
-            wrong = _culprit(lambda options: self.cls(groups, **options), self.kwargs)
-            given = f"{_name_of(self.cls)}: {wrong}={self.kwargs[wrong]!r}" if wrong else repr(self)
-            raise InputError(f"optimizer {given}: {error}{remedy}") from error
 
     def groups(self, model: nn.Module) -> list[Any]:
         """Parameters or groups for the optimizer of `model`: the trainable ones, or those of `params`."""
@@ -253,10 +257,7 @@ def _is_torchs(factory: Any) -> bool:
 
 
 def _optimizer_named(name: str) -> Factory:
-    """torch's optimizer of that name, in any case; L-BFGS is left out because it needs a closure."""
-    classes = (each for each in vars(torch.optim).values() if isinstance(each, type))
-    left_out = (Optimizer, torch.optim.LBFGS)
-    known = {c.__name__.lower(): c for c in classes if issubclass(c, Optimizer) and c not in left_out}
+    known = {each.lower(): made for each, made in TORCH_OPTIMIZERS.items()}
     if name.lower() not in known:
         raise unknown_name("optimizer", name, known)
     return known[name.lower()]

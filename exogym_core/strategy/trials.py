@@ -1,4 +1,4 @@
-"""The work of every codec there is, to be timed."""
+"""Codecs and optimizers whose work takes virtual time: their names, and the work of codecs, to be timed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 
 from exogym_core.plain import reachable
 from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.optimizers import TORCH_OPTIMIZERS
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
 from exogym_core.strategy.parts.exchange import low_rank_of
 from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
 from exogym_core.strategy.parts.frequencies import transform_of
 from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.muon import DirectionsAndAdamW, MuLoCoMuon, TorchMuon
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec
 
 if TYPE_CHECKING:
@@ -21,8 +23,22 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["coding_trials", "own_codec_trials"]
+__all__ = ["CODEC_NAMES", "OPTIMIZER_NAMES", "coding_trials", "own_codec_trials"]
 
+
+_FEW_BITS = SignCodec, QSGDCodec, StatisticalCodec, LinearCodec, LargestCodec
+
+#: Codecs whose work is charged: those of `coding_trials`, in `compute.coding` too.
+CODEC_NAMES = frozenset(
+    {name for name, codec in CODECS.items() if codec is not None}
+    | {each.name for each in _FEW_BITS}
+    | {"demo", "low-rank"}
+)
+#: Optimizers whose updates are charged, in `compute.updates`.
+OPTIMIZER_NAMES = frozenset(
+    {*TORCH_OPTIMIZERS, "SGD with momentum"}
+    | {each.__name__ for each in (MuLoCoMuon, TorchMuon, DirectionsAndAdamW)}
+)
 
 _SIDE = 64  # blocks and squares of values, as some codecs cut them
 _LARGEST_SIDE = 2048

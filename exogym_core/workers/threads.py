@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from exogym_core.communicator.base import Delivery
     from exogym_core.communicator.exchange import Part, Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import Sinks
@@ -48,6 +49,8 @@ __all__ = [
     "intra_op_threads",
     "spent_seconds",
 ]
+
+T = TypeVar("T")
 
 SECONDS_OF_SILENCE = 30.0  # host time
 # Rows reach the run monitor at least this often (host time: what ranks compute does not depend on it).
@@ -448,7 +451,7 @@ class _ThreadPort:
         self.turns.check()
         return self._exchange.put(part)
 
-    def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
+    def take(self, ticket: Slot, member: int, deliver: Delivery[T]) -> T:
         self.turns.check()
         if member not in ticket.served:
             self.turns.require_rank_thread(self._rank)
@@ -458,10 +461,7 @@ class _ThreadPort:
             # One object a rank: each gets a traceback of its own.
             raise type(ticket.error)(*ticket.error.args)
         assert ticket.outcome is not None
-        return ticket.outcome.of(member)
-
-    def taken(self, ticket: Slot) -> None:
-        """No lease to return: values were passed by reference."""
+        return deliver(ticket.outcome.of(member))
 
     def ready(self, ticket: Slot, member: int) -> bool:
         return member in ticket.served

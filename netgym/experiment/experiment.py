@@ -428,23 +428,17 @@ class Experiment:
 
     def _check_speeds(self) -> None:
         """Refuse speeds of codecs and optimizers that do not exist, unless the user's code may have them."""
-        from torch.optim import Optimizer
-
-        from exogym_core.strategy.parts.codecs import CODECS, Codec
+        from exogym_core.strategy.trials import CODEC_NAMES, OPTIMIZER_NAMES
 
         if any(":" in entry.name for entry in self.strategies):
             return
-        codecs = {name for name, codec in CODECS.items() if codec is not None} | {"demo", "low-rank"}
-        optimizers = {each.__name__ for each in _classes_of(Optimizer)} | {"SGD with momentum"}
-        for key, speeds, known in (
-            ("coding", self.compute.coding, codecs | {each.name for each in _classes_of(Codec)} - {""}),
-            ("updates", self.compute.updates, optimizers),
+        for key, what, speeds, known in (
+            ("coding", "codec", self.compute.coding, CODEC_NAMES),
+            ("updates", "optimizer", self.compute.updates, OPTIMIZER_NAMES),
         ):
             for name in speeds.speeds:
                 if name not in (speeds.for_all, *known):
-                    what = "codec" if key == "coding" else "optimizer"
-                    problem = unknown_name(what, name, known)
-                    raise self.document.error(("compute", key, name), problem)
+                    raise self.document.error(("compute", key, name), unknown_name(what, name, known))
 
     def _blame(self, entry: StrategySettings, error: InputError) -> InputError:
         """`error`, each line of it with the place of the strategy's option that it names first."""
@@ -523,13 +517,6 @@ class Experiment:
                 if host.device is None:
                     raise self.document.error(("compute",), f"host {host.name} {NO_DEVICE}")
                 _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
-
-
-def _classes_of(base: Any) -> Iterator[Any]:
-    """All classes below `base` that have been imported."""
-    for each in base.__subclasses__():
-        yield each
-        yield from _classes_of(each)
 
 
 def _blamed(path: KeyPath, options: Mapping[str, Any], text: str) -> KeyPath:

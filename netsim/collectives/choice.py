@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING
@@ -93,14 +93,19 @@ class Choices:
     def __init__(
         self, topology: Topology | None, protocol: Protocol, fixed: Mapping[str, str] | None = None
     ) -> None:
-        self._topology, self._is_gloo = topology, protocol.rendezvous
+        self._topology, self._protocol, self._is_gloo = topology, protocol, protocol.rendezvous
         self._fixed = dict(fixed or {})
-        self._estimator = None
-        if topology is not None and not self._is_gloo:
-            self._estimator = _estimator(topology, protocol)
+        if topology is not None:
             self._likeness = lru_cache(_MOST_REMEMBERED)(topology.likeness)
         self._fastest = lru_cache(_MOST_REMEMBERED)(self._search)
         self._contenders = lru_cache(_MOST_REMEMBERED)(self._search_contenders)
+
+    @cached_property
+    def _estimator(self) -> Estimator | None:
+        """Estimator of this network, made for the first collective without a fixed algorithm; None: none is needed."""
+        if self._topology is None or self._is_gloo:
+            return None
+        return _estimator(self._topology, self._protocol)
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
         """Name the algorithm of one collective.

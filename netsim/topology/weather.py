@@ -140,6 +140,7 @@ class Entry(Schema, metaclass=_Called):
 
     model_config = pydantic.ConfigDict(json_schema_extra=_describe_in_a_line)
 
+    is_traffic: ClassVar[bool] = False  # sends bytes over links, which it leaves as they are
     _hosts: ClassVar[tuple[str, ...]] = ()  # fields with names of hosts
 
     if TYPE_CHECKING:
@@ -348,6 +349,7 @@ class Background(Entry):
     start: Duration = 0.0
     stop: Duration | None = None
 
+    is_traffic: ClassVar = True
     _hosts: ClassVar = ("from_", "to")
 
     @pydantic.model_validator(mode="after")
@@ -460,13 +462,19 @@ class Weather(Schema, metaclass=_Called):
         changed = {key: tuple(entry.with_seed(seed) for entry in kind) for key, kind in kinds.items()}
         return self.model_copy(update=changed) if seed and changed else self
 
+    def without_traffic(self) -> Weather:
+        """The entries that change links and hosts."""
+        kinds = {key: getattr(self, key) for key in Weather.model_fields}
+        changing = {key: tuple(each for each in kind if not each.is_traffic) for key, kind in kinds.items()}
+        return self.model_copy(update=changing)
+
     @property
     def is_endless(self) -> bool:
         """Whether an entry's changes go on for ever."""
         return any(entry.is_endless for entry in self.entries())
 
     def __bool__(self) -> bool:
-        return any(True for _ in self.entries())
+        return next(self.entries(), None) is not None
 
     def after(self, seconds: float) -> str | None:
         """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.

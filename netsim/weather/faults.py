@@ -660,7 +660,7 @@ def simulate_weather(
             f"simulate_weather: until_seconds must be finite and not negative, got {until_seconds!r}"
         )
     changes = _ChangeCounter()
-    quiet = replace(topology, weather=topology.weather.model_copy(update={"background": ()}))
+    quiet = replace(topology, weather=topology.weather.without_traffic())
     network, _ = network_with_weather(quiet, recorder=changes)
     clock = network.env
     while clock.peek() <= until_seconds and changes.num_changes < most_changes:

@@ -102,11 +102,8 @@ class Port(Protocol):
         A member that needs no other (`Signature.needs_nobody`) does not `take`.
         """
 
-    def take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
-        """Block until the values are there; raises what the exchange found wrong."""
-
-    def taken(self, ticket: Any) -> None:
-        """Release the values of `take`, which have been copied."""
+    def take(self, ticket: Any, member: int, deliver: Delivery[T]) -> T:
+        """Block until the values are there, and deliver copies of them; raises what the exchange found wrong."""
 
     def ready(self, ticket: Any, member: int) -> bool:
         """True if `take` would return at once, in host time."""
@@ -201,8 +198,7 @@ class SimulatedHandle(Handle[T]):
             if isinstance(ticket, tuple):  # of a member that needs its own values alone: these
                 self._result.append(self._deliver(ticket))
             else:
-                self._result.append(self._deliver(port.take(ticket, self._member)))
-                port.taken(ticket)
+                self._result.append(port.take(ticket, self._member, self._deliver))
             self._comm.state.in_flight.pop(self._open, None)
         return self._result[0]
 
@@ -281,8 +277,7 @@ class SimulatedCommunicator(Communicator):
         """Post a call; with `waits`, its handle is waited for next."""
         name, tensors, reduce_op, root = call.name, call.tensors, call.reduce_op, call.root
         signature = self._signature(name, call.signed, reduce_op, root)
-        group = self._calls_group()
-        key = Key(group, self._next_number(group))
+        key = self._next_key()
         # Values that are only moved are handed over as they are, and others may take them long after this rank
         # has changed its tensors. Reduced values are read when the last member posts, while the receivers wait.
         goes_on = async_op or not reduce_op or (name == "reduce" and self.rank != root)
@@ -294,8 +289,7 @@ class SimulatedCommunicator(Communicator):
         return handle if async_op else handle.wait()
 
     def charge(self, call: CollectiveCall) -> None:
-        group = self._calls_group()
-        key, load = Key(group, self._next_number(group)), load_of(call, self._ranks)
+        key, load = self._next_key(), load_of(call, self._ranks)
         self._count(load, self.rank, call.tensors)
         self._request(Post(key, self.rank, load, self.call_seconds))
         self._request(Wait(key))
@@ -331,10 +325,8 @@ class SimulatedCommunicator(Communicator):
 
     def _handed_over(self, kind: str, key: Key) -> list[Tensor]:
         """Copies of the tensors that the exchange returns."""
-        ticket = self._post_alone(kind, key)
-        tensors = [tensor.clone().to(self.device) for tensor in self._port.take(ticket, 0)]
-        self._port.taken(ticket)
-        return tensors
+        ticket, device = self._post_alone(kind, key), self.device
+        return self._port.take(ticket, 0, lambda got: [tensor.clone().to(device) for tensor in got])
 
     def _is_ready(self, ticket: Any, member: int) -> bool:
         return isinstance(ticket, tuple) or self._port.ready(ticket, member)
@@ -347,8 +339,7 @@ class SimulatedCommunicator(Communicator):
                 del state.in_flight[key, member]
                 if not isinstance(flight.ticket, tuple):
                     with suppress(BrokenCallError):
-                        self._port.take(flight.ticket, member)
-                        self._port.taken(flight.ticket)
+                        self._port.take(flight.ticket, member, nothing)
                 state.unwaited = flight.signature
         state.look_at = max(8, 2 * len(state.in_flight))
 
@@ -359,8 +350,10 @@ class SimulatedCommunicator(Communicator):
         traffic.wan_bytes += wan_bytes
         traffic.count(tensors)
 
-    def _calls_group(self) -> Hashable:
-        return (self._group_id, "off") if self.state.off_clock else self._group_id
+    def _next_key(self) -> Key:
+        """Key of this group's next collective."""
+        group = (self._group_id, "off") if self.state.off_clock else self._group_id
+        return Key(group, self._next_number(group))
 
     def _next_number(self, group: Hashable, side: str = "") -> int:
         state = self.state
@@ -579,7 +572,7 @@ class SimulatedCommunicator(Communicator):
         return self._ask(Ask(None))  # type: ignore[no-any-return]
 
     def is_over(self, until: float, number: int) -> bool:
-        return bool(self._ask(Ask(Key(self._calls_group(), number), until)))
+        return bool(self._ask(Ask(Key(self._group_id, number), until)))
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 

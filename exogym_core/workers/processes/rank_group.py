@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from exogym_core.communicator.base import Delivery
     from exogym_core.communicator.simulated.communicator import ScheduleBook
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Body", "RankGroup"]
 
+
+T = TypeVar("T")
 
 Body = Callable[[SimulatedCommunicator], Any]
 
@@ -290,7 +293,7 @@ class _PipePort:
             group.flush()
         return ticket
 
-    def take(self, ticket: _Ticket, member: int) -> tuple[Tensor, ...]:
+    def take(self, ticket: _Ticket, member: int, deliver: Delivery[T]) -> T:
         self._turns.check()
         if ticket.given is None:
             self._turns.require_rank_thread(self._rank)
@@ -302,15 +305,11 @@ class _PipePort:
         if done.error is not None:
             raise done.error
         refs = done.own.get(member, done.shared)
-        return tuple(self._group.arena.get(ref) for ref in refs)
-
-    def taken(self, ticket: _Ticket) -> None:
-        """Release a member's values; after the last member the parent reuses their memory."""
-        given = ticket.given
-        assert given is not None
-        given.num_left -= 1
-        if not given.num_left and (blocks := given.done.blocks):
-            self._group.queue(Freed(blocks))
+        result = deliver(tuple(self._group.arena.get(ref) for ref in refs))
+        ticket.given.num_left -= 1
+        if not ticket.given.num_left and done.blocks:  # after the last member the parent reuses their memory
+            self._group.queue(Freed(done.blocks))
+        return result
 
     def ready(self, ticket: _Ticket, member: int) -> bool:
         return ticket.given is not None
