@@ -140,7 +140,7 @@ class Entry(Schema, metaclass=_Called):
 
     model_config = pydantic.ConfigDict(json_schema_extra=_describe_in_a_line)
 
-    is_traffic: ClassVar[bool] = False  # sends bytes over links, which it leaves as they are
+    _is_traffic: ClassVar[bool] = False  # sends bytes over links, which it leaves as they are
     _hosts: ClassVar[tuple[str, ...]] = ()  # fields with names of hosts
 
     if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class Background(Entry):
     start: Duration = 0.0
     stop: Duration | None = None
 
-    is_traffic: ClassVar = True
+    _is_traffic: ClassVar = True
     _hosts: ClassVar = ("from_", "to")
 
     @pydantic.model_validator(mode="after")
@@ -465,7 +465,7 @@ class Weather(Schema, metaclass=_Called):
     def without_traffic(self) -> Weather:
         """The entries that change links and hosts."""
         kinds = {key: getattr(self, key) for key in Weather.model_fields}
-        changing = {key: tuple(each for each in kind if not each.is_traffic) for key, kind in kinds.items()}
+        changing = {key: tuple(each for each in kind if not each._is_traffic) for key, kind in kinds.items()}
         return self.model_copy(update=changing)
 
     @property
