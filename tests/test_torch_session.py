@@ -21,6 +21,7 @@ from netgym.launch.report import LaunchReport, show_summary
 from netgym.launch.run import Launch, Script
 from netgym.launch.session import RankSession
 from netsim import Clock, Topology
+from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 
@@ -300,3 +301,27 @@ def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
         shown = Console(record=True, width=200, file=io.StringIO())
         show_summary(report.model_copy(update={"placement": hosts}), shown)
         assert ("up to 2 ranks share a host and its link" in shown.export_text()) == is_named
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("flops", "compute 'flops': write 'live'"),
+        ("flops h100 1.5", "compute 'flops h100 1.5': write 'live'"),
+        ("flops h100 0.5 0", "compute 'flops h100 0.5 0': write 'live'"),
+        ("flops h101", "unknown device 'h101'"),
+        (
+            "t.csv",
+            "compute 't.csv': name the device of operations that the trace lacks, such as 't.csv h100'",
+        ),
+        ("nowhere.csv h100", "nowhere.csv: cannot be read as a trace of kernels: "),
+        ("{0}/columns.csv h100", "columns.csv:1: is no trace of kernels: it has no column ns"),
+        ("{0}/times.csv h100", "times.csv:3: ns -4: give nanoseconds above 0"),
+    ],
+)
+def test_wrong_costs_of_computing_are_a_line(spec: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "columns.csv").write_text("op,shapes,dtypes,calls\n")
+    (tmp_path / "times.csv").write_text("op,shapes,dtypes,calls,ns\na,1,b,1,7\na,2,b,1,-4\n")
+    with pytest.raises(InputError) as caught:
+        ComputeClock.parse(spec.format(tmp_path))
+    assert line in str(caught.value).partition("\n")[0]

@@ -71,6 +71,8 @@ class RankSession:
         self.has_begun = True
         startup = self._startup_seconds + self._compute.take_seconds()
         self.comm.mark({"startup_seconds": startup})
+        if self._compute.on_device is not None:
+            self._compute.on_device.forget()
         self._compute.resume()
         return True
 
@@ -88,8 +90,7 @@ class RankSession:
         try:
             if self._depth == 0 and self.has_begun:
                 self._spend(self._compute.take_seconds())
-                for rate in self._compute.take_new_rates():
-                    self.comm.mark({"computes": rate})
+                self._account()
         except BaseException:
             self._calling.release()
             raise
@@ -145,7 +146,13 @@ class RankSession:
     def end(self) -> None:
         """Charge the computing since the last call, at the end of the program."""
         with self:
-            pass
+            self._account(is_last=True)
+
+    def _account(self, *, is_last: bool = False) -> None:
+        """Mark what computing has been made of so far, for the report."""
+        device = self._compute.on_device
+        if device is not None and (account := device.take_account(is_last=is_last)) is not None:
+            self.comm.mark({"computes": account})
 
     def at(self, op: str) -> None:
         """Mark the program's place and the operation called there, which hold for the next requests."""
