@@ -1,7 +1,5 @@
 """Computing times by the roofline of `netgym launch --compute "flops a100"`, for steps whose times are published.
 
-    python benchmarks/compute_times.py
-
 Models run on tensors without values. Published are the chapters of "Let's reproduce GPT-2 (124M)" (Karpathy, 2024: one
 A100 of 80 GB, 16 sequences of 1,024 tokens) and TorchTitan's docs/performance.md at 1ea476e9 (April 2024: FSDP2 on 64
 A100 of 80 GB).
@@ -50,8 +48,10 @@ class Gpt2(nn.Module):
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.layers = nn.ModuleList(
             nn.ModuleList(
-                [nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)]
-                + [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)]
+                [
+                    *(nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)),
+                    *(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)),
+                ]
             )
             for _ in range(layers)
         )
@@ -191,6 +191,18 @@ class Llama:
         return total + adamw_seconds(num_values // WORLD)
 
 
+#: Tokens a second of a GPU as published: of GPT-2 from milliseconds a step.
+PUBLISHED = {
+    "GPT-2, fp32": 16 * 1024 / 1.0,
+    "GPT-2, tf32": 16 * 1024 / 0.333,
+    "GPT-2, bf16": 16 * 1024 / 0.300,
+    "Llama 3 8B, selective layer": 2904,
+    "Llama 3 70B, full": 331,
+    "Llama 2 13B, no recomputing": 2162,
+    "Llama 2 13B, selective layer": 1914,
+    "Llama 2 70B, full": 353,
+}
+
 LLAMAS = {
     "Llama 3 8B, selective layer": Llama(4096, 32, 32, 8, 14336, 128256, 1, 8192, 0.5),
     "Llama 3 70B, full": Llama(8192, 80, 64, 8, 28672, 128256, 1, 8192, 1.0),
@@ -200,15 +212,7 @@ LLAMAS = {
 }
 
 
-def main() -> None:
-    """Print a line a case."""
+def predictions() -> dict[str, tuple[Counter[str], int]]:
+    """Seconds of a step by what bounds them, and tokens of a step of one GPU, by case."""
     cases = {f"GPT-2, {name}": (gpt2(name), 16 * 1024) for name in ("fp32", "tf32", "bf16")}
-    cases |= {name: (llama.step(), llama.sequences * llama.length) for name, llama in LLAMAS.items()}
-    for name, (parts, tokens) in cases.items():
-        whole = sum(parts.values())
-        shares = ", ".join(f"{part} {seconds / whole:.0%}" for part, seconds in parts.most_common())
-        print(f"{name:30} {whole * 1e3:8.1f} ms {tokens / whole:8.0f} tokens/s   {shares}")
-
-
-if __name__ == "__main__":
-    main()
+    return cases | {name: (llama.step(), llama.sequences * llama.length) for name, llama in LLAMAS.items()}
