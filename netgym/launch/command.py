@@ -35,6 +35,7 @@ def command(
     record_compute: Path | None = given(metavar="FILE"),
     collectives: str | None = given(metavar="NAME"),
     until: str | None = given(metavar="TIME"),
+    clock: str = given(type=click.Choice(["virtual", "host"]), default="virtual"),
     cuda_as_cpu: bool = given(),
     is_module: bool = given("-m", "--module"),
     out: Path | None = given(metavar="DIR"),
@@ -62,6 +63,7 @@ def command(
         collectives: A name such as ring, or '{all_reduce: ring}' [auto: gloo's own under gloo, else for each call the
             fastest by itself].
         until: Stop the run at this virtual time, such as '60 s'.
+        clock: Time that SCRIPT reads and sleeps after init_process_group: virtual, or this machine's.
         cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.
         is_module: SCRIPT is a module, as for python -m.
         out: A run folder, new or empty.
@@ -117,6 +119,7 @@ def command(
         protocol=protocol,
         collectives=collectives,
         cuda_as_cpu=cuda_as_cpu,
+        clock="host" if clock == "host" else "virtual",
     )
     with Stoppable() as work:
         report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))

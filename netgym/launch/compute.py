@@ -91,13 +91,20 @@ class ComputeClock:
         if self.on_device is not None:
             self.on_device.start()
 
-    def take_seconds(self) -> float:
-        """Virtual seconds of computing since the last call of `resume`, or since the thread began; pauses."""
+    def measure(self) -> float:
+        """Virtual seconds of computing since the last call of `resume`, or since the thread began."""
         if self.kind == "live":
             return (self._spent() - self._last) * self.factor
-        if self.on_device is not None:
-            return self.on_device.take_seconds()
-        return 0.0
+        return 0.0 if self.on_device is None else self.on_device.seconds
+
+    def take_seconds(self) -> float:
+        """Virtual seconds of computing since the last call of `resume`, or since the thread began; pauses."""
+        return self.measure() if self.on_device is None else self.on_device.take_seconds()
+
+    def skip(self, measured: float) -> None:
+        """Leave out what has been spent since `measure` returned `measured`."""
+        if self.kind == "live" and self.factor:
+            self._last = self._spent() - measured / self.factor
 
     def resume(self) -> None:
         """Resume measuring, before the program's own code runs."""
@@ -129,12 +136,13 @@ class DeviceClock:
 
     Attributes:
         is_paused: operations are not the program's.
+        seconds: since they were taken.
     """
 
     def __init__(self, roofline: Roofline, measured: KernelTimes | None = None) -> None:
         self._roofline, self._measured = roofline, measured
         self.is_paused = False
-        self._seconds = 0.0
+        self.seconds = 0.0
         self._parts: Counter[str] = Counter()
         self._estimated: Counter[KernelName] = Counter()
         self._reported_seconds = 0.0
@@ -146,7 +154,7 @@ class DeviceClock:
     def take_seconds(self) -> float:
         """Seconds since the last call; pauses."""
         self.is_paused = True
-        seconds, self._seconds = self._seconds, 0.0
+        seconds, self.seconds = self.seconds, 0.0
         return seconds
 
     def forget(self) -> None:
@@ -186,7 +194,7 @@ class DeviceClock:
                 self._estimated[signature] += seconds  # type: ignore[assignment]
         else:
             seconds, bound = self._roofline.seconds(operation)
-        self._seconds += seconds
+        self.seconds += seconds
         self._parts[bound] += seconds  # type: ignore[assignment]
 
 

@@ -19,6 +19,7 @@ from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import draw_network, network_matrix
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
 from netgym.cli.run_commands import stdout
+from netgym.launch.launched import Clock  # noqa: TC001 (pydantic reads it)
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
@@ -122,10 +123,14 @@ class SteadyState(_Part):
 
 
 class HostDecision(_Part):
-    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs."""
+    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs, or answered."""
 
     virtual_seconds: float = Field(description="the first time")
     times: int
+    read_by: list[int] = Field(
+        default=[],
+        description="ranks that read this time, before the clock had come to theirs; empty: it advanced",
+    )
     without_ranks: list[int] = Field(description="asleep for a second of host time, outside of calls")
     calls: list[str] = Field(description="in flight then, which wait for members")
 
@@ -153,6 +158,7 @@ class LaunchReport(_Part):
     compute_account: ComputeAccount | None = Field(
         default=None, description="of computing on a device; null: computing is live or marked"
     )
+    clock: Clock = Field(default="host", description="time that the script read, as --clock has it")
     cuda_as_cpu: bool
     until_seconds: float | None
     virtual_seconds: float = Field(description="when the last rank ended, or the run did")
@@ -327,6 +333,10 @@ _RANK_HEADINGS = (
 )
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
+_CLOCKS = {
+    "virtual": "virtual: times that the script takes itself are on this clock",
+    "host": "host: times that the script takes itself are this machine's; netgym.now() reads the virtual clock",
+}
 _ENDINGS = {
     "finished": "",
     "until": "cut at --until",
@@ -387,7 +397,7 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         ("compute", report.compute + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else "")),
         *_computing(report.compute_account),
         ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
-        ("timings", "those that the script takes itself are host time; netgym.now() reads this clock"),
+        ("clock", _CLOCKS[report.clock]),
     ]
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
@@ -433,6 +443,12 @@ def _computing(account: ComputeAccount | None) -> list[tuple[str, str]]:
 def _decided(each: HostDecision) -> str:
     times = "once" if each.times == 1 else f"{each.times} times, first"
     calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
+    if each.read_by:
+        return (
+            f"decided {times} at {format_seconds(each.virtual_seconds)}: {rank_names(each.read_by)} read the clock"
+            f"{calls}, and were told this time though they may be later: {rank_names(each.without_ranks)} slept, and "
+            "may have waited for them"
+        )
     return (
         f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
         f"advanced without {rank_names(each.without_ranks)}, asleep; times may differ from run to run"

@@ -27,8 +27,8 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy
 from netgym.cli.inspect_commands import schema_of
 from netgym.cli.main import main
+from netgym.launch.clock import POLL_SECONDS
 from netgym.launch.joining import connect
-from netgym.launch.session import POLL_SECONDS
 from netsim.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -48,17 +48,6 @@ def launch(*arguments: str) -> tuple[int, str, str]:
 def on_gloo(num_ranks: int, script: str) -> CompletedProcess[str]:
     """Rank 0 of a program on the real backend."""
     return ranks(num_ranks, run_script, script, "gloo", seconds=60.0)[0]
-
-
-@pytest.fixture
-def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
-    """`launch` from this process, which has imported torch already."""
-
-    def launch(*arguments: str) -> tuple[int, str, str]:
-        code = main(["launch", *arguments])
-        return code, *capfd.readouterr()
-
-    return launch
 
 
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
@@ -273,7 +262,7 @@ def test_operations_cost_what_their_dtype_and_bytes_do_and_the_output_says_so(
     assert account["memory_seconds"] == pytest.approx(moved / (17.1e9 * 0.8), rel=1e-6)
     assert 0 < account["launches_seconds"] < 5e-6
     assert account["measured_seconds"] == account["num_estimated"] == 0
-    assert "timings     those that the script takes itself are host time" in out
+    assert "clock       virtual: times that the script takes itself are on this clock" in out
 
 
 RECORDED = """
