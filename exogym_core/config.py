@@ -329,8 +329,8 @@ class RunConfig:
         topology: the network: a file, the name of a shipped one, a mapping or a Topology. None: no virtual time.
         placement: host names, one a rank; None: spread evenly over regions.
         protocol: how transfers use links, a preset or a mapping; None: the topology's, else `linux-tcp`.
-        collectives: algorithms of the simulated collectives: `auto`, the fastest for each operation, group and size
-            on this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping such as
+        collectives: algorithms of the simulated collectives: `auto`, those by which whole rounds are fastest on
+            this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping such as
             `all_reduce: ring`. `result.collectives` reports which were used.
         compute: virtual seconds of a step, such as `50 ms`, `measured`, or a mapping, see `Compute.parse`; by default
             by FLOPs on each host's device, which the topology must name.

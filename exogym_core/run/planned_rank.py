@@ -18,7 +18,7 @@ from exogym_core.run.recording import copied
 from exogym_core.strategy.base import StepContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["PlannedRank", "planned_rank", "without_updates"]
+__all__ = ["PlannedRank", "planned_rank", "take_rounds", "without_updates"]
 
 
 class _WithoutUpdates(TorchFunctionMode):
@@ -208,3 +208,46 @@ def planned_rank(
     mine.serve(_nothing)  # until no worker sends anything any more
     mine.finish()
     return None
+
+
+def take_rounds(
+    runner: PlannedRank,
+    period: int,
+    num_rounds: int,
+    *,
+    start: int = 0,
+    remainder: int = 0,
+    is_alone: bool = False,
+    after_step: Callable[[int], None] = _nothing,
+) -> Iterator[int]:
+    """Take rounds of a rank without values; yield the number of each as it ends, and then end what is in flight.
+
+    Args:
+        runner: the rank.
+        period: steps a round.
+        num_rounds: number of rounds.
+        start: steps before the first round, which are counted and not taken.
+        remainder: steps after the last round.
+        is_alone: the rank is recorded: steps that are alike are taken once, see `PlannedRank.take_alike`.
+        after_step: called after each step that is taken, with the number of steps until then.
+    """
+    strategy, step, num_steps = runner.strategy, 0, num_rounds * period + remainder
+    strategy.local_step = start
+    while step < num_steps:
+        if step % period and not strategy.workers.skips(
+            step
+        ):  # as many in each round: its first one is taken
+            most = min(period - 1 - step % period, num_steps - step)
+            step += runner.take_alike(most, copies=is_alone)
+            if step == num_steps:
+                break
+        if strategy.workers.skips(step):
+            strategy.skip_step()
+            strategy.round_place()  # forgets that a round was missed
+        else:
+            runner.step(start + step)
+        step += 1
+        after_step(step)
+        if step % period == 0:
+            yield step // period
+    strategy.finish()  # calls in flight complete, after the last row

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.simulation import World
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import measure_seconds, with_measured_speeds
@@ -41,6 +42,7 @@ from exogym_core.data.samples import (
 from exogym_core.meeting_place import whole_number_of
 from exogym_core.names import visible
 from exogym_core.plain import encode
+from exogym_core.run.algorithms import choose_algorithms, first_rounds
 from exogym_core.run.evaluator import Evaluation, Evaluator
 from exogym_core.run.learner import TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
@@ -59,11 +61,12 @@ from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.checkpoints.checkpoint import StoredCheckpoint
     from exogym_core.communicator.base import Communicator
     from exogym_core.events import Finding
+    from exogym_core.run.recording import Recording
     from exogym_core.run.request import FitRequest
     from exogym_core.workers.spec import WorkerSpec
 
@@ -396,6 +399,7 @@ class Program:
     step_flops: float = 0.0
     checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
     is_tried: bool = False  # in the training that is retimed
+    first_rounds: Recording | None = None  # for the choice of algorithms
     data: DataSets = field(init=False)
     # Of gradients, where replicas are stacked.
     backward_order: list[str] | None = field(default=None, init=False)
@@ -523,7 +527,7 @@ class Program:
             topology=request.topology,
             placement=request.places,
             protocol=request.protocol,
-            collectives=request.collectives,
+            collectives=self.collectives(),
             seed=request.seed,
             workers=self.workers(),
             trace=request.trace,
@@ -531,6 +535,26 @@ class Program:
             compare_calls=request.compare_calls,
             shared_cores=None if self.compute is None else self.compute.shared_cores,
         )
+
+    def collectives(self) -> Mapping[str, str]:
+        """Algorithms of collectives by operation: the request's, and those that are fastest in whole rounds."""
+        request, strategy = self.request, self.request.strategy
+        where = (request.topology, request.places, request.protocol, request.collectives)
+        world = World.build(
+            request.num_ranks, *where, None if self.compute is None else self.compute.shared_cores
+        )
+        if world.topology is None or world.protocol.rendezvous:
+            return world.collectives
+        if self.first_rounds is None:
+            coding = None if self.compute is None else self.compute.coding
+            about = (request.num_nodes, self.known_max_steps() or 1, coding, request.collectives)
+            self.first_rounds = first_rounds(strategy, self.model, *about)
+        if self.first_rounds is None:
+            return world.collectives
+        means = [
+            durations.mean_seconds for rank in range(request.num_nodes) if (durations := self.durations(rank))
+        ]
+        return choose_algorithms(self.first_rounds, world, means)
 
     def refuse_fewer_steps(self, steps: int | None, resumed: StoredCheckpoint) -> None:
         """Raise InputError if a run of `steps` (None: not known yet) ends before the checkpoint it resumes from."""

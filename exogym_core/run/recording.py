@@ -123,10 +123,11 @@ Groups = Sequence[tuple[tuple[int, ...], int]]
 
 
 class RequestsOfRank(NamedTuple):
-    """Requests of a rank that ran without the others."""
+    """Requests of a rank that ran without the others, and figures of the network that it has read, by name."""
 
     requests: Stream
     groups: Groups
+    reads: frozenset[str] = frozenset()
 
 
 def run_alone(
@@ -155,7 +156,7 @@ def run_alone(
     body(comm, computing)
     comm._request_advance()
     groups = (entry for entry in state.num_groups.items() if len(entry[0]) < num_ranks)
-    return RequestsOfRank(port.requests, tuple(groups))
+    return RequestsOfRank(port.requests, tuple(groups), frozenset(state.reads))
 
 
 def without_network(num_ranks: int, collectives: str | Mapping[str, str] | None = "auto") -> Schedules:
@@ -183,6 +184,7 @@ class Recording:
         groups: groups made by each stream's rank, and by each rank; they correspond in order.
         with_few_copies: recordings with two and with four copies of steps that are alike, see `copied`, and the number
             omitted from each; None with few copies.
+        reads: figures of the network that ranks recorded alone have read, by name.
     """
 
     num_ranks: int
@@ -191,6 +193,7 @@ class Recording:
     kinds: Sequence[int] | None = None
     groups: tuple[Sequence[Groups], Sequence[Groups]] = ((), ())
     with_few_copies: list[tuple[Recording, int]] | None = None
+    reads: frozenset[str] = frozenset()
 
     def stream(self, rank: int) -> Iterator[Request | Computing]:
         """Requests of a rank: those of its kind, in its own groups."""
@@ -224,8 +227,14 @@ class Recording:
     @property
     def calls_some(self) -> bool:
         """True if a call has fewer members than there are ranks."""
-        calls = (request.call for stream in self.streams for request in stream if isinstance(request, Post))
-        return any(len(call.ranks) < self.num_ranks for call in calls)
+        return any(len(call.ranks) < self.num_ranks for call in self.calls)
+
+    @property
+    def calls(self) -> Counter[Call]:
+        """Calls of all streams, and how often each is posted."""
+        return Counter(
+            request.call for stream in self.streams for request in stream if isinstance(request, Post)
+        )
 
     def rounds_of(self, rank: int, *kinds: type) -> list[list[Hashable]]:
         """Requests of these kinds of a rank between marks, without numbers that increase from round to round."""
@@ -344,6 +353,8 @@ def record_kinds(
     num_ranks: int,
     collectives: str | Mapping[str, str] | None = "auto",
     setup: Body | None = None,
+    *,
+    answers: bool = False,
 ) -> Recording:
     """Record one rank of each kind alone, for all ranks of that kind.
 
@@ -356,6 +367,7 @@ def record_kinds(
         num_ranks: ranks of the run.
         collectives: see `run_ranks`.
         setup: makes the groups that `body` makes, in less time; None: no groups.
+        answers: see `run_alone`.
 
     Raises:
         InputError: a rank calls groups that `setup` does not make, or depends on others, see `run_alone`.
@@ -370,7 +382,7 @@ def record_kinds(
     kinds = [0] * num_ranks
 
     def find(rank: int) -> None:
-        alone = run_alone(body, num_ranks, rank, book)
+        alone = run_alone(body, num_ranks, rank, book, answers=answers)
         made = {(ranks, nth) for ranks, number in groups[rank] for nth in range(number)}
         calls = (request for request in alone.requests if isinstance(request, Post))
         if any(len(post.call.ranks) < num_ranks and post.key.group not in made for post in calls):
@@ -397,7 +409,13 @@ def record_kinds(
     find(order[-1])
     between(0, num_ranks - 1)
     of_kinds = [alone.groups for alone in streams]
-    made = Recording(num_ranks, [alone.requests for alone in streams], kinds=kinds, groups=(of_kinds, groups))
+    made = Recording(
+        num_ranks,
+        [alone.requests for alone in streams],
+        kinds=kinds,
+        groups=(of_kinds, groups),
+        reads=frozenset().union(*(alone.reads for alone in streams)),
+    )
     rows = (request.row for stream in made.streams for request in stream if isinstance(request, Mark))
     numbers = {row["copies"] for row in rows if row.get("copies") is not None}
     few = None

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.communicator.simulated.simulation import World
 from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
 from exogym_core.events import from_record, to_record
 from exogym_core.names import file_name, visible
 from exogym_core.run.loop import RankOutcome
+from exogym_core.run.recording import without_network
 from exogym_core.workers.replay import ReplayHost
 from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.streams import Streams
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.program import Program
+    from exogym_core.run.recording import Recording
     from exogym_core.run.trainer import Trainer
 
 __all__ = ["RETIMED", "RecordedEvaluator", "RecordedTraining", "TrainAgainError"]
@@ -69,6 +71,7 @@ class RecordedTraining:
         step_flops: operations of a step; 0 where they were not needed.
         minibatch_size: samples of a forward pass.
         averaging_algorithm: of encoded means, if its ranks have read it; else None.
+        first_rounds: requests by which algorithms are chosen; None: to be recorded.
         trainer, options: model, data and settings; None for one of a run's folder.
     """
 
@@ -82,6 +85,7 @@ class RecordedTraining:
     step_flops: float
     minibatch_size: int
     averaging_algorithm: str | None
+    first_rounds: Recording | None = None
     trainer: Trainer | None = None
     options: RunConfig | None = None
     _content: bytes = b""
@@ -105,7 +109,7 @@ class RecordedTraining:
         streams.close()
         averaging = None
         if "averaging_algorithm" in reads:
-            averaging = Schedules(_world(program)).averaging_algorithm
+            averaging = _averaging_algorithm(program)
         by_flops = program.compute is not None and program.compute.flops is not None
         return cls(
             streams,
@@ -118,6 +122,7 @@ class RecordedTraining:
             program.step_flops if by_flops else 0.0,
             request.minibatch_size,
             averaging,
+            program.first_rounds,
         )
 
     def __repr__(self) -> str:
@@ -217,7 +222,7 @@ class RecordedTraining:
         if program.compute.is_measured or (program.compute.flops is not None and not self.step_flops):
             program.request = replace(request, compute=program.compute)
             program.prepare()
-        averaging = Schedules(_world(program)).averaging_algorithm
+        averaging = _averaging_algorithm(program)
         if self.averaging_algorithm not in (None, averaging):
             raise TrainAgainError(
                 f"retime: encoded means go by {self.averaging_algorithm!r} in the recording, and by {averaging!r} with "
@@ -226,23 +231,25 @@ class RecordedTraining:
 
     def host(self, program: Program) -> ReplayHost:
         """Host that replays the recording as `program` says."""
-        durations = [program.durations(rank) for rank in range(program.request.num_nodes)]
+        request, compute = program.request, program.compute
+        program.first_rounds = self.first_rounds
+        durations = [program.durations(rank) for rank in range(request.num_nodes)]
+        where = (request.topology, request.places, request.protocol, program.collectives())
+        self.first_rounds = program.first_rounds
         return ReplayHost(
-            _world(program),
-            program.request.seed,
+            World.build(request.num_ranks, *where, None if compute is None else compute.shared_cores),
+            request.seed,
             WorkerSpec(),
-            program.request.trace,
+            request.trace,
             streams=self.streams,
             seconds=[each.seconds for each in durations if each is not None],
             results=self.outcomes,
         )
 
 
-def _world(program: Program) -> World:
-    request = program.request
-    cores = None if program.compute is None else program.compute.shared_cores
-    where = (request.topology, request.places, request.protocol, request.collectives)
-    return World.build(request.num_ranks, *where, cores)
+def _averaging_algorithm(program: Program) -> str:
+    """Algorithm of encoded means, which nothing but `collectives` says."""
+    return without_network(1, program.request.collectives).averaging_algorithm
 
 
 class RecordedEvaluator:

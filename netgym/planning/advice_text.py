@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.report.table import short_count
 from netgym.planning.advise import BY_BOUND, SEARCHED, is_as_soon, variant_of
-from netgym.planning.algorithms import algorithm_text
-from netgym.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
+from netgym.planning.page import MODEL_SIZE, OWN_BACKENDS, algorithm_text, placement_text
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:

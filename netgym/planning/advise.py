@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy import build_strategy
-from netgym.planning.algorithms import by_algorithm
 from netgym.planning.measure import (
     CODING_SPEED,
     NETWORK_ERROR,
@@ -160,7 +159,7 @@ class Advice:
         self._not_simulated: list[dict[str, Any]] = []
 
     def search(self) -> None:
-        """Plan the candidates, then search options, groups, algorithms, streams and sites from the best rows."""
+        """Plan the candidates, then search options, groups, streams and sites from the best rows."""
         setting = self._setting
         tried = list(candidates(setting))
 
@@ -417,13 +416,13 @@ class Advice:
                 self._plan("DiLoCo", options, _placed(setting, {"groups": groups}), groups=groups)
 
     def _widen(self) -> None:
-        """Plan the best row of each strategy with other algorithms, and with more streams under protocols with windows.
+        """Plan the best row of each strategy with more streams under protocols with windows.
 
         Plans whose lower bound is no faster are skipped.
         """
         for row in _best_by(self.rows, lambda row: row["strategy"]):
             there = _placed(self._setting, row)
-            soonest = self._with_algorithms(row, there)
+            soonest = row
             if not there.resolved_protocol.has_windows:
                 continue
             for streams in _STREAMS:
@@ -432,23 +431,10 @@ class Advice:
                 wider, labels = there.with_streams(streams), {"streams": streams, "groups": row["groups"]}
                 found = self._plan(row["strategy"], row["options"], wider, **labels)
                 if found is not None and not self._is_soonest(found, wider):
-                    found = self._with_options(self._with_algorithms(found, wider), wider)
+                    found = self._with_options(found, wider)
                 if found is None or found["days"] >= (1 - _AS_SOON) * soonest["days"]:
                     break  # windows do not limit it
                 soonest = found
-
-    def _with_algorithms(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
-        """Fastest of a row and its plans with single algorithms, see `by_algorithm`."""
-        if self._is_soonest(row, there):
-            return row
-        name, options = row["strategy"], row["options"]
-        labels = {"streams": row["streams"], "groups": row["groups"]}
-
-        def planned(setting: Setting) -> dict[str, Any] | None:
-            return row if setting is there else self._plan(name, options, setting, **labels)
-
-        strategy = build_strategy(name, **options)
-        return by_algorithm(strategy, there, planned, lambda each: each["tokens_per_second"])[0]
 
     def _is_soonest(self, row: Mapping[str, Any], there: Setting) -> bool:
         """True if a row takes about as long as its lower bound, which no algorithm and no streams can beat."""
@@ -457,7 +443,7 @@ class Advice:
     def _leave_out(self) -> None:
         """Plan the best row without one site, and without more while that is faster, if no two workers share a host."""
         best = min(self.rows, key=_order)
-        setting = replace(_placed(self._setting, best), collectives=best["algorithm"])
+        setting = _placed(self._setting, best)
         if best["streams"]:
             setting = setting.with_streams(best["streams"])
         hosts = setting.hosts

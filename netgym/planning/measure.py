@@ -44,7 +44,6 @@ __all__ = [
     "Plan",
     "RefusedPlanError",
     "Setting",
-    "algorithms_to_try",
     "least_days",
     "measure",
     "memory_states",
@@ -690,16 +689,6 @@ def _is_shipped(strategy: Strategy) -> bool:
 def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
     """Bytes of a worker's states by purpose, without simulating; empty where only a simulation finds them."""
     return _begin(strategy, setting).rounds.memory()
-
-
-def algorithms_to_try(strategy: Strategy, setting: Setting, within: float) -> dict[str, list[str]]:
-    """Algorithms by operation that may be faster in whole rounds than the chosen ones, see `SimulatedRounds.rivals`."""
-    if not strategy.is_synchronous or strategy.num_servers:
-        return {}
-    try:
-        return _begin(strategy, setting).rounds.rivals(within)
-    except (ValueError, RuntimeError):  # its requests depend on the others
-        return {}
 
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:

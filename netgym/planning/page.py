@@ -6,6 +6,7 @@ import io
 import json
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -16,7 +17,6 @@ from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
 from exogym_core.results.report.table import short_count
 from netgym.cli.run_commands import stdout
-from netgym.planning.algorithms import algorithm_flags, algorithm_text
 from netgym.planning.sweep import (
     concerns,
     is_axis,
@@ -30,10 +30,18 @@ from netgym.planning.sweep import (
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["MODEL_SIZE", "OWN_BACKENDS", "at_text", "placement_text", "print_table", "write_page"]
+__all__ = [
+    "MODEL_SIZE",
+    "OWN_BACKENDS",
+    "algorithm_text",
+    "at_text",
+    "placement_text",
+    "print_table",
+    "write_page",
+]
 
 _ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
 MODEL_SIZE = (
@@ -240,11 +248,22 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
     return notes
 
 
+def algorithm_text(collectives: str | Mapping[str, str]) -> str:
+    """`collectives` in few words.
+
+    >>> algorithm_text("auto"), algorithm_text({"all_reduce": "ring"})
+    ('auto', 'all_reduce=ring')
+    """
+    if not isinstance(collectives, Mapping):
+        return collectives
+    return ", ".join(f"{op}={name}" for op, name in collectives.items())
+
+
 def _notes_of(row: Mapping[str, Any]) -> list[str]:
     """Notes on a row's limit, cheaper collectives, missing memory and crashes."""
     notes = [f"limited by {row['limit']['by']}; {row['limit']['remedy']}"]
     if (cheaper := row["cheaper"]) is not None:
-        algorithms = algorithm_flags(cheaper["collectives"])
+        algorithms = " ".join(f"--set collectives.{op}={name}" for op, name in cheaper["collectives"].items())
         more = (cheaper["days"] - row["days"]) * 86_400
         notes.append(
             f"{algorithms} costs {cheaper['cost']:,.0f} dollars ({cheaper['egress']:,.0f} of it for "

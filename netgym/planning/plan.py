@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
-from netgym.planning.algorithms import algorithm_flags, by_algorithm
 from netgym.planning.measure import Measured
+from netgym.planning.rounds import other_algorithms
 from netgym.planning.setting import with_links
 from netgym.planning.step_ratio import law_ratio
+from netsim.collectives.choice import parse_collectives
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _FASTER = 2.0
-_HIDDEN = 0.995  # of a round computes: no algorithm saves more than the rest
 _CHEAPER = 0.999  # of the dollars: plans that differ by less cost the same
 _AS_MUCH = 0.9  # of the largest saving: then the cheaper remedy is named
 _WORTH_IT = 0.01  # of a round: a remedy must save this share
@@ -58,30 +58,18 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
     """
 
     def limited() -> Plan:
-        first = Measured(strategy, setting)
-        charged = bool(first.plan.cost_by.get("egress"))
-        every = [first]
-        if charged or first.plan.compute_utilisation < _HIDDEN:
-            every = by_algorithm(
-                strategy,
-                setting,
-                lambda other: first if other is setting else Measured(strategy, other),
-                lambda other: other.plan.tokens_per_second,
-                charged,
-            )
-        measured, *others = every
+        measured = Measured(strategy, setting)
+        others = []
+        if measured.plan.cost_by.get("egress"):
+            fixed = parse_collectives(setting.collectives)
+            for op, name in other_algorithms(strategy, setting):
+                others.append(Measured(strategy, replace(setting, collectives={**fixed, op: name})).plan)
         found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         remarks = (*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found))
-        if measured is not first:  # judged in whole rounds
-            longer = measured.plan.tokens_per_second / first.plan.tokens_per_second
-            remarks += (
-                f"planned with {algorithm_flags(measured.plan.algorithm)}: collectives=auto, which judges each call "
-                f"alone on idle links, takes {longer:.3g} times as long",
-            )
         return replace(
             measured.plan,
             limit=_limit(measured, found),
-            cheaper=_cheaper(measured.plan, [other.plan for other in others]),
+            cheaper=_cheaper(measured.plan, others),
             remarks=remarks,
         )
 

@@ -7,17 +7,16 @@ one rank runs once for all of its kind, and its requests are simulated on each n
 from __future__ import annotations
 
 import copy
-import itertools
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.run.planned_rank import planned_rank, without_updates
+from exogym_core.run.algorithms import choose_algorithms, first_rounds, rivals
+from exogym_core.run.planned_rank import planned_rank, take_rounds, without_updates
 from exogym_core.run.recording import (
     REPEATS,
     ClockReadError,
@@ -38,12 +37,11 @@ from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
 from netgym.command_options import first_line
 from netgym.planning.models import worker_memory
-from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, RankError
 from netsim.ranks import Post, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
@@ -55,6 +53,7 @@ __all__ = [
     "Pace",
     "RoundFigures",
     "SimulatedRounds",
+    "other_algorithms",
     "pace_apart",
     "pace_together",
     "period_of",
@@ -374,49 +373,47 @@ class SimulatedRounds:
         """Program of a rank: the steps of `num_rounds` rounds, the remainder, and what is in flight at the end."""
         with without_updates(self._strategy):
             own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
-            setting, coding = self._setting, self._setting.compute.coding
-            num_steps = (num_rounds or self.num_rounds) * self._period + self._remainder
-            max_steps = max(setting.max_steps, self._start + num_steps)
+            setting, coding, number = (
+                self._setting,
+                self._setting.compute.coding,
+                num_rounds or self.num_rounds,
+            )
+            max_steps = max(setting.max_steps, self._start + number * self._period + self._remainder)
             runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
             if runner is None:
                 return
             mine = runner.strategy
-            mine.local_step = self._start
             self.has_absences = mine.workers.number is not None
             if comm.rank:
                 runner.still_optimizers()
-            step = 0
-            while step < num_steps:
-                if step % self._period and not mine.workers.skips(
-                    step
-                ):  # as many in each round: its first one is taken
-                    most = min(self._period - 1 - step % self._period, num_steps - step)
-                    step += runner.take_alike(most, copies=is_alone)
-                    if step == num_steps:
-                        break
-                if mine.workers.skips(step):
-                    mine.skip_step()
-                    mine.round_place()  # forgets that a round was missed
-                else:
-                    runner.step(self._start + step)
-                step += 1
+
+            def after_step(step: int) -> None:
                 if comm.rank == 0 and step in (1, self._period):
                     # Its optimizers make their states when they step for the first time: one step is enough.
                     self._memory.update(worker_memory(own, mine))
                     runner.still_optimizers(1 if step < self._period else None)
-                if step % self._period == 0:
-                    traffic, place = comm.traffic, mine.round_place()
-                    comm.mark(
-                        {
-                            "payload_bytes": traffic.payload_bytes,
-                            "bytes_sent": traffic.bytes_sent,
-                            "wan_bytes": traffic.wan_bytes,
-                            "coded_values": traffic.charged_values,
-                            "coding": coding_report(traffic, mine.trainable),
-                            "took_part": place is None or place.averaged_ranks is not None,
-                        }
-                    )
-            mine.finish()  # calls in flight complete, after the last row
+
+            rounds = take_rounds(
+                runner,
+                self._period,
+                number,
+                start=self._start,
+                remainder=self._remainder,
+                is_alone=is_alone,
+                after_step=after_step,
+            )
+            for _ in rounds:
+                traffic, place = comm.traffic, mine.round_place()
+                comm.mark(
+                    {
+                        "payload_bytes": traffic.payload_bytes,
+                        "bytes_sent": traffic.bytes_sent,
+                        "wan_bytes": traffic.wan_bytes,
+                        "coded_values": traffic.charged_values,
+                        "coding": coding_report(traffic, mine.trainable),
+                        "took_part": place is None or place.averaged_ranks is not None,
+                    }
+                )
 
     @property
     def runs_together(self) -> bool:
@@ -471,9 +468,12 @@ class SimulatedRounds:
             shortened = shortened and [(each.lengthened(num_rounds), left) for each, left in shortened]
         if num_rounds is not None and num_rounds >= self.num_rounds:
             num_rounds = None  # to the end
-        world = self._world(setting)
+        world = _world(self._strategy, setting)
         if self._schedules is None:
-            self._schedules = _schedules(setting, world)
+            best = replace(world, collectives=chosen_algorithms(self._strategy, setting))
+            self._schedules = setting.known.once(
+                ("schedules", setting.known.number_of(best)), lambda: Schedules(best)
+            )
 
         def figures(replayed: Recording) -> RoundFigures:
             assert self._schedules is not None
@@ -489,39 +489,6 @@ class SimulatedRounds:
         if recording.with_few_copies is not None and made.round_seconds:
             made.quiet_seconds = (other.end_seconds - one.end_seconds) / (more * len(made.round_seconds))
         return made
-
-    def _world(self, setting: Setting) -> World:
-        places, protocol = self._placement(setting), setting.protocol
-        return World.build(self._num_ranks, setting.topology, places, protocol, setting.collectives)
-
-    def rivals(self, within: float) -> dict[str, list[str]]:
-        """Algorithms by operation that all calls of rank 0 in a round could use, instead of one chosen for each call.
-
-        They are those chosen for some call, and those with which a single call takes at most `within` times as long.
-
-        Raises:
-            InputError: requests of rank 0 depend on other ranks.
-        """
-        book = _schedules(self._setting, self._world(self._setting))
-        calls = dict.fromkeys(call for call, _ in self.calls_of(0) if call.op in OPERATIONS)
-        found: dict[str, list[tuple[str, ...]]] = {}
-        for call in calls:
-            found.setdefault(call.op, []).append(book.contenders(call, within))
-        rivals = {}
-        for op, names in found.items():
-            chosen = {name for name, *_ in names}
-            same = chosen if len(chosen) == 1 else set()
-            # Of codes, which others would encode at every hop.
-            if op == "all_reduce" and "all_to_all" in found:
-                same = {*same, *AVERAGING_ALGORITHMS[1:]}
-            if others := [name for name in dict.fromkeys(itertools.chain(*names)) if name not in same]:
-                rivals[op] = others
-        return rivals
-
-    def _placement(self, setting: Setting) -> Sequence[str] | None:
-        return with_servers(
-            setting.topology, setting.num_ranks, setting.placement, self._strategy.server_groups
-        )
 
     def calls_of(self, rank: int) -> list[tuple[Call, int]]:
         """Calls of a rank in its last round, each with its position among the members.
@@ -572,9 +539,9 @@ class SimulatedRounds:
             own,
             self._num_ranks,
             setting.topology,
-            placement=self._placement(setting),
+            placement=_places(self._strategy, setting),
             protocol=setting.protocol,
-            collectives=setting.collectives,
+            collectives=chosen_algorithms(self._strategy, setting),
         )
 
     def _figures(self, run: RunResult[None]) -> RoundFigures:
@@ -602,5 +569,36 @@ class SimulatedRounds:
         )
 
 
-def _schedules(setting: Setting, world: World) -> Schedules:
-    return setting.known.once(("schedules", setting.known.number_of(world)), lambda: Schedules(world))
+def _places(strategy: Strategy, setting: Setting) -> Sequence[str] | None:
+    """Host of each worker, then of each server."""
+    return with_servers(setting.topology, setting.num_ranks, setting.placement, strategy.server_groups)
+
+
+def _world(strategy: Strategy, setting: Setting) -> World:
+    num_ranks, places = setting.num_ranks + strategy.num_servers, _places(strategy, setting)
+    return World.build(num_ranks, setting.topology, places, setting.protocol, setting.collectives)
+
+
+def _first_rounds(strategy: Strategy, setting: Setting) -> Recording | None:
+    known, model, coding = setting.known, setting.model.model, setting.compute.coding
+    about = (setting.num_ranks, setting.max_steps, coding, setting.collectives)
+    key = ("first rounds", known.key_of(strategy), *map(known.number_of, (model, *about)))
+    return known.once(key, lambda: first_rounds(strategy, model, *about))
+
+
+def chosen_algorithms(strategy: Strategy, setting: Setting) -> Mapping[str, str]:
+    """Algorithms of collectives by operation: the setting's, and those that a training there would choose."""
+    known, world = setting.known, _world(strategy, setting)
+    if world.protocol.rendezvous or (recording := _first_rounds(strategy, setting)) is None:
+        return world.collectives
+    means = [each.mean_seconds for each in setting.durations()]
+    key = ("algorithms", known.key_of(strategy), *map(known.number_of, (recording, world, means)))
+    return known.once(key, lambda: choose_algorithms(recording, world, means))
+
+
+def other_algorithms(strategy: Strategy, setting: Setting) -> list[tuple[str, str]]:
+    """Pairs of an operation and an algorithm that its calls could go by."""
+    if (recording := _first_rounds(strategy, setting)) is None:
+        return []
+    found = rivals(recording, _world(strategy, setting), every=True)
+    return [(op, name) for op, names in found.items() for name in names]

@@ -123,21 +123,29 @@ class Choices:
         return self._fastest(self._question(op, hosts, num_bytes, root))
 
     def contenders(
-        self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0, within: float = 1.0
+        self,
+        op: str,
+        hosts: Sequence[int],
+        num_bytes: int,
+        root: int = 0,
+        within: float = 1.0,
+        few_messages: float = 0,
     ) -> tuple[str, ...]:
-        """Names of the algorithm that `algorithm` chooses, and of those nearly as fast.
+        """Names of the algorithm that `algorithm` chooses, and of those nearly as fast or with few messages.
 
         One of these may be faster in a whole round, in which collectives overlap and connections are cold. Of
-        algorithms that take equally long, only the table's first is named.
+        algorithms with more messages that take equally long, only the table's first is named.
 
         Args:
             op, hosts, num_bytes, root: as for `algorithm`.
             within: largest duration of the others, relative to the chosen one's.
+            few_messages: number of messages up to which the duration does not matter.
         """
         chosen = self.algorithm(op, hosts, num_bytes, root)
         if op in self._fixed or self._estimator is None:
             return (chosen,)
-        return chosen, *self._contenders(self._question(op, hosts, num_bytes, root), chosen, within)
+        asked = self._question(op, hosts, num_bytes, root)
+        return chosen, *self._contenders(asked, chosen, within, few_messages)
 
     def _question(self, op: str, hosts: Sequence[int], num_bytes: int, root: int) -> _Question:
         members = tuple(hosts)
@@ -153,10 +161,12 @@ class Choices:
         assert self._estimator is not None
         return self._estimator.fastest(self._problem(asked), asked.hosts)
 
-    def _search_contenders(self, asked: _Question, chosen: str, within: float) -> list[str]:
+    def _search_contenders(
+        self, asked: _Question, chosen: str, within: float, few_messages: float
+    ) -> list[str]:
         assert self._estimator is not None
         problem = replace(self._problem(asked), algorithm=chosen)
-        return self._estimator.contenders(problem, asked.hosts, within)
+        return self._estimator.contenders(problem, asked.hosts, within, few_messages)
 
 
 def _estimator(topology: Topology, protocol: Protocol) -> Estimator:

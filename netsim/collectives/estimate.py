@@ -120,20 +120,42 @@ class Estimator:
                 best, best_seconds = name, seconds
         return best
 
-    def contenders(self, problem: Problem, hosts: Sequence[int], within: float) -> list[str]:
-        """Other algorithms between `hosts` that take at most `within` times as long as the problem's, all different."""
-        names = self._candidates(problem)
-        if len(names) == 1 or len(set(hosts)) < 2:
+    def contenders(
+        self, problem: Problem, hosts: Sequence[int], within: float, few_messages: float
+    ) -> list[str]:
+        """Algorithms between `hosts` with few messages, or nearly as fast as the problem's and all different.
+
+        Args:
+            problem: the collective, by the fastest algorithm.
+            hosts: the host of each member.
+            within: largest duration, relative to the problem's.
+            few_messages: number of messages up to which an algorithm's duration does not matter.
+        """
+        names = [name for name in self._candidates(problem) if name != problem.algorithm]
+        if not names or len(set(hosts)) < 2:
             return []
-        seconds = {problem.algorithm: self._rival_seconds(self._rival(problem, hosts), hosts)}
-        most = within * seconds[problem.algorithm]
+        rivals = {name: replace(problem, algorithm=name) for name in names}
+        small = [name for name in names if self._has_few(rivals[name], few_messages)]
+        if len(small) == len(names):
+            return names
+        taken = [self._rival_seconds(self._rival(problem, hosts), hosts)]
         for name in names:
-            rival = self._rival(replace(problem, algorithm=name), hosts)
-            if name not in seconds and rival.bound <= most:
+            if name not in small and (rival := self._rival(rivals[name], hosts)).bound <= within * taken[0]:
                 took = self._rival_seconds(rival, hosts)
-                if took <= most and took not in seconds.values():
-                    seconds[name] = took
-        return list(seconds)[1:]
+                if took <= within * taken[0] and took not in taken:
+                    taken.append(took)
+                    small.append(name)
+        return small
+
+    def _has_few(self, problem: Problem, most: float) -> bool:
+        """True if a collective has at most so many messages; those of a step are counted before they are listed."""
+        return self._messages_at_once(problem) <= most and build(problem).num_messages <= most
+
+    @staticmethod
+    def _messages_at_once(problem: Problem) -> int:
+        algorithm = find_algorithm(problem.op, problem.algorithm)
+        parties = len(set(problem.regions)) if algorithm.needs_regions else problem.num_ranks
+        return algorithm.num_messages(parties)
 
     def _candidates(self, problem: Problem) -> tuple[str, ...]:
         """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
@@ -146,9 +168,7 @@ class Estimator:
         return tuple(seen.values())
 
     def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:
-        algorithm = find_algorithm(problem.op, problem.algorithm)
-        parties = len(set(problem.regions)) if algorithm.needs_regions else problem.num_ranks
-        if algorithm.num_messages(parties) > _MOST_LISTED:
+        if self._messages_at_once(problem) > _MOST_LISTED:
             return _Rival(problem, math.inf, 0.0)
         made = build(problem)
         alone = undisturbed_seconds(made, hosts, self._topology, self._protocol)

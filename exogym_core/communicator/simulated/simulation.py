@@ -153,9 +153,10 @@ class Schedules:
             topology=world.topology,
         )
 
-    def contenders(self, call: Call, within: float) -> tuple[str, ...]:
-        """Algorithm of `call`, and those that take at most `within` times as long, see `Choices.contenders`."""
-        return self._choices.contenders(call.op, self._hosts(call.ranks), call.num_bytes, call.root, within)
+    def contenders(self, call: Call, within: float, few_messages: float) -> tuple[str, ...]:
+        """Algorithm of `call`, and those that may be faster in a round, see `Choices.contenders`."""
+        about = (call.op, self._hosts(call.ranks), call.num_bytes, call.root)
+        return self._choices.contenders(*about, within, few_messages)
 
     @property
     def averaging_algorithm(self) -> str:

@@ -1,0 +1,181 @@
+"""Algorithms of a training's collectives: those by which whole rounds are fastest on a quiet network.
+
+`auto` finds the fastest algorithm of each call alone, with idle links and warm connections. In a round calls overlap,
+meet cold connections and fill queues. So the strategy's own rounds are recorded without values, as plans do, and played
+on the network by `auto` and by single algorithms: off the clock, before the training, and with computing that always
+takes its mean. Training, plans and retimed trainings choose alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from exogym_core.communicator.base import AVERAGING_ALGORITHMS
+from exogym_core.communicator.simulated.simulation import Schedules
+from exogym_core.run.planned_rank import planned_rank, take_rounds, without_updates
+from exogym_core.run.recording import MOST_CALLS, record_kinds
+from exogym_core.workers.rng import kept_rng
+from netsim import Weather
+from netsim.collectives.operations import OPERATIONS
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.cost.compute import Coding
+    from exogym_core.run.recording import Recording
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.workers.host import RunResult
+
+__all__ = ["choose_algorithms", "first_rounds", "rivals"]
+
+_ROUNDS = 3  # the first meets cold connections; the others are compared
+_MOST_STEPS = 2_000  # of a recorded rank: some seconds
+_FEW_MESSAGES = 20_000  # of a round: it is simulated with every algorithm
+_WITHIN = 1.5  # times as long as `auto`'s alone: such a call may be the faster in a round of more messages
+_SAME = 1 + 1e-9  # times as long: rounds that differ by less are equal, and `auto` stays
+
+
+def first_rounds(
+    strategy: Strategy,
+    model: nn.Module,
+    num_ranks: int,
+    max_steps: int,
+    coding: Coding | None,
+    collectives: str | Mapping[str, str] | None,
+) -> Recording | None:
+    """Requests of all ranks in the first rounds of a strategy, after its warm-up.
+
+    A rank that asks for the time gets the answer at time 0. None where rounds are not declared, where ranks go their
+    own pace, and where their requests depend on values or on other ranks: then `auto` holds for each call.
+
+    Args:
+        strategy: not set up.
+        model: its copies on the meta device are trained.
+        num_ranks: number of workers.
+        max_steps: of the training.
+        coding: virtual time of codecs; None where it is free.
+        collectives: as `fit` takes it.
+    """
+    if not strategy.is_synchronous or strategy.num_servers or num_ranks < 2:
+        return None
+
+    def begin(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        planned_rank(strategy, comm, _without_values(model), computing, max_steps, coding)
+
+    def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        with without_updates(strategy):
+            runner = planned_rank(strategy, comm, _without_values(model), computing, max_steps, coding)
+            assert runner is not None
+            runner.still_optimizers()
+            period = runner.strategy.round_steps
+            if not period:
+                raise InputError("rounds are not declared")
+            num_taken = 0
+
+            def after_step(_: int) -> None:
+                nonlocal num_taken
+                num_taken += 1
+                if num_taken > _MOST_STEPS:
+                    raise InputError("its rounds are too long")
+
+            start = -(-runner.strategy.warmup_steps // period) * period
+            for _ in take_rounds(runner, period, _ROUNDS, start=start, is_alone=True, after_step=after_step):
+                comm.mark({})
+
+    with kept_rng(torch.device("cpu")):
+        try:
+            return record_kinds(body, num_ranks, collectives, begin, answers=True)
+        except Exception:  # a strategy of the user's, without values: it is trained all the same
+            return None
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """Copy of a model whose tensors have shapes alone."""
+    memo: dict[int, object] = {}
+    for each in (*model.parameters(), *model.buffers()):
+        shape = torch.empty_like(each, device="meta")
+        memo[id(each)] = nn.Parameter(shape, each.requires_grad) if isinstance(each, nn.Parameter) else shape
+    return copy.deepcopy(model, memo)
+
+
+def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence[float]) -> dict[str, str]:
+    """Algorithms by operation, those that `world` fixes among them, by which rounds are fastest.
+
+    Operations without an entry are fastest by `auto`, which then chooses for each call.
+
+    Args:
+        recording: rounds, of `first_rounds`.
+        world: ranks and network; its weather is left out.
+        step_seconds: mean seconds of computing of each rank's step.
+    """
+    fixed = dict(world.collectives)
+    assert world.topology is not None
+    quiet = replace(world, topology=replace(world.topology, weather=Weather()))
+    if not (names := rivals(recording, quiet)):
+        return fixed
+
+    seconds = [partial(_same, each) for each in step_seconds]
+    few = recording.with_few_copies or recording.shortened if recording.num_calls() > MOST_CALLS else None
+    played_rounds = recording if few is None else few[-1][0]
+
+    def played(chosen: Mapping[str, str]) -> tuple[float, RunResult[None]]:
+        """Seconds of the rounds that are compared."""
+        there = replace(quiet, collectives={**fixed, **chosen})
+        run = played_rounds.replay(there, seconds, Schedules(there))
+        ends: list[list[float]] = [[] for _ in range(world.num_ranks)]
+        for row in run.rows:
+            ends[row.rank].append(row.virtual_seconds)
+        first, *_, last = map(max, zip(*ends, strict=True))
+        return last - first, run
+
+    best: dict[str, str] = {}
+    least, run = played(best)
+    computing = max(run.compute_seconds) * (1 - 1 / _ROUNDS)
+    for_all = ({op: name for op in names if name in names[op]} for name in chain(*names.values()))
+    singly = ({op: name} for op in names for name in names[op]) if len(names) > 1 else ()
+    for change in chain(for_all, singly):
+        trial = {**best, **change} if len(change) == 1 else change
+        if least <= computing * _SAME:
+            break
+        if all(run.collectives[op] == [name] for op, name in trial.items()):
+            continue
+        took, by = played(trial)
+        if took * _SAME < least:
+            best, least, run = trial, took, by
+    return {**fixed, **best}
+
+
+def _same(seconds: float, step: int) -> float:
+    """Seconds of any step."""
+    return seconds
+
+
+def rivals(recording: Recording, world: World, *, every: bool = False) -> dict[str, list[str]]:
+    """Algorithms by operation that all calls of it could go by, where there are several and none is fixed.
+
+    Args:
+        recording: of rounds.
+        world: ranks and network.
+        every: also those that take a call alone much longer, where rounds have many messages.
+    """
+    book = Schedules(world)
+    found: dict[str, dict[str, None]] = {}
+    for call, number in recording.calls.items():
+        if call.op in OPERATIONS and not OPERATIONS[call.op].is_per_pair:
+            most = math.inf if every else _FEW_MESSAGES // number
+            found.setdefault(call.op, {}).update(dict.fromkeys(book.contenders(call, _WITHIN, most)))
+    if "averaging_algorithm" in recording.reads:  # of codes, which others would encode at every hop
+        for name in AVERAGING_ALGORITHMS[1:]:
+            found.get("all_reduce", {}).pop(name, None)
+    return {op: list(names) for op, names in found.items() if len(names) > 1}

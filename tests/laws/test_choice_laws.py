@@ -1,0 +1,158 @@
+"""Law of `collectives: auto`: whole rounds are as fast as by any one algorithm, so each strategy is at its best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiments import outcome
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.cost.compute import Compute
+from exogym_core.results.fit_result import FitResult
+from exogym_core.strategy import AllReduceStrategy, build_strategy
+from netgym.planning.measure import Measured
+from netgym.planning.models import SequenceModel
+from netgym.planning.setting import Setting
+from netsim import Topology
+from netsim.collectives.schedules.algorithms import ALGORITHMS
+
+Form = dict[str, Any]
+ROUNDS = 3  # the first meets cold connections
+STRATEGIES = [
+    ("AllReduce", {"bucket_bytes": 100_000}, 1),
+    ("AllReduce", {"bucket_bytes": 1_000_000}, 1),
+    ("AllReduce", {"sharding": "FULL_SHARD"}, 1),
+    ("DiLoCo", {"H": 3}, 3),
+    ("DiLoCo", {"H": 2, "codec": "int8"}, 2),
+    ("StreamingDiLoCo", {"H": 4, "num_fragments": 2}, 4),
+]
+
+
+class Sized(nn.Module):
+    """Parameters of given sizes, and a loss that is linear in them."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([torch.zeros(size) for size in sizes])
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return torch.stack([part.mean() for part in self.parts]).sum() * batch[0].float().mean()
+
+
+def trained(number: int, sizes: list[int], network: Form, collectives: Any, **options: Any) -> FitResult:
+    """Some rounds of a strategy of `STRATEGIES` on a network."""
+    name, arguments, period = STRATEGIES[number]
+    about: Form = {"num_nodes": 6, "max_steps": ROUNDS * period, "batch_size": 1, "device": "cpu"}
+    about |= {"workers": "threads", "progress": False, "strategy": build_strategy(name, **arguments)}
+    trainer = Trainer(Sized(sizes), TensorDataset(torch.ones(6 * ROUNDS * period, 1)))
+    return trainer.fit(**(about | network | options), collectives=collectives).fit_result
+
+
+def round_seconds(strategy: int, result: FitResult) -> float:
+    """Seconds of the rounds after the first."""
+    ends = [row["virtual_seconds"] for row in result.history]
+    return float(ends[-1] - ends[STRATEGIES[strategy][2] - 1])
+
+
+def network(wan: list[tuple[str, str]], nics: list[tuple[str, str]], protocol: str, compute: str) -> Form:
+    """Three regions of two hosts: bandwidth and round trip between them, bandwidth and latency in each."""
+    pairs = (["a", "b"], ["b", "c"], ["c", "a"])
+    return {
+        "topology": {
+            "regions": {
+                name: {"hosts": 2, "nic": nic, "latency": latency}
+                for name, (nic, latency) in zip("abc", nics, strict=True)
+            },
+            "wan": [
+                {"between": pair, "bandwidth": rate, "rtt": trip}
+                for pair, (rate, trip) in zip(pairs, wan, strict=True)
+            ],
+        },
+        "protocol": protocol,
+        "compute": compute,
+    }
+
+
+rates = st.sampled_from(["10 Mbit/s", "50 Mbit/s", "300 Mbit/s", "2 Gbit/s"])
+trips = st.sampled_from(["5 ms", "30 ms", "80 ms", "200 ms"])
+nics = st.tuples(st.sampled_from(["1 Gbit/s", "10 Gbit/s", "100 Mbit/s"]), st.sampled_from(["50 us", "5 ms"]))
+networks = st.builds(
+    network,
+    st.tuples(*[st.tuples(rates, trips)] * 3),
+    st.tuples(nics, nics, nics),
+    st.sampled_from(["linux-tcp", "linux-tcp", "ideal", "nccl-sockets"]),
+    st.sampled_from(["1 ms", "50 ms", "500 ms"]),
+)
+sizes = st.lists(st.sampled_from([2_000, 20_000, 200_000, 1_000_000]), min_size=2, max_size=8)
+# Buckets of two sizes: the fastest algorithms of each alone take a quarter longer than one for both.
+MIXED = network(
+    [("300 Mbit/s", "5 ms"), ("300 Mbit/s", "200 ms"), ("2 Gbit/s", "80 ms")],
+    [("10 Gbit/s", "50 us"), ("1 Gbit/s", "5 ms"), ("10 Gbit/s", "50 us")],
+    "linux-tcp",
+    "50 ms",
+)
+PARTS = [200_000, 1_000_000, 2_000]
+NCCL = {"ring", "tree"}  # which it has
+
+
+@given(
+    st.integers(0, len(STRATEGIES) - 1), sizes, networks, st.sampled_from(sorted(ALGORITHMS["all_reduce"]))
+)
+@example(0, PARTS, MIXED, "two-level-direct")
+@settings(max_examples=60)
+def test_rounds_are_as_fast_as_by_any_one_algorithm(
+    strategy: int, sizes: list[int], where: Form, name: str
+) -> None:
+    """Except by a ring that encodes means at every hop, which changes their values."""
+    assume(where["protocol"] != "nccl-sockets" or name in NCCL)
+    assume("codec" not in STRATEGIES[strategy][1] or name != "ring")
+    best = round_seconds(strategy, trained(strategy, sizes, where, name))
+    assert round_seconds(strategy, trained(strategy, sizes, where, "auto")) <= best * (1 + 1e-6)
+
+
+def test_processes_resumed_and_retimed_trainings_and_plans_choose_alike(tmp_path: Path) -> None:
+    first = trained(0, PARTS, MIXED, "auto")
+    assert first.collectives == {"all_reduce": ["two-level-direct"]}
+    processes = trained(0, PARTS, MIXED, "auto", workers={"kind": "processes", "processes": 2})
+    assert outcome(processes) == outcome(first)
+    jittered = {"compute": {"fixed": "50 ms", "jitter": 0.1}, "seed": 3}
+    assert trained(0, PARTS, MIXED | jittered, "auto").collectives == first.collectives
+    assert outcome(trained(0, PARTS, MIXED | {"topology": "lan"}, "auto").retime(**MIXED)) == outcome(first)
+    stopped = {"checkpoint_interval": 1, "save_dir": tmp_path}
+    part = trained(0, PARTS, MIXED, "auto", **stopped, max_steps=1)
+    resumed = trained(0, PARTS, MIXED, "auto", **stopped, resume_from=part.checkpoint_folder)
+    assert outcome(resumed) == outcome(first)
+    with torch.device("meta"):
+        model = SequenceModel(Sized(PARTS), 1)
+    topology, compute = Topology.from_mapping(MIXED["topology"]), Compute.parse("50 ms")
+    setting = Setting(model, topology, compute, 6, 1)
+    planned = Measured(build_strategy("AllReduce", bucket_bytes=100_000), setting)
+    assert planned.plan.collectives == first.collectives
+    ends = [row["virtual_seconds"] for row in first.history]
+    assert planned.figures.round_seconds[:ROUNDS] == pytest.approx(ends, abs=1e-9)
+
+
+def test_a_given_algorithm_is_kept() -> None:
+    assert trained(0, PARTS, MIXED, {"all_reduce": "ring"}).collectives == {"all_reduce": ["ring"]}
+
+
+class Reads(AllReduceStrategy):
+    """Declares rounds, and computes with values of gradients."""
+
+    def step(self) -> None:
+        self.large = float(self.trainable[0].grad.abs().max()) > 1  # type: ignore[union-attr]
+        super().step()
+
+
+def test_a_strategy_that_needs_values_is_trained_by_the_fastest_algorithm_of_each_call() -> None:
+    about = {"strategy": Reads(bucket_bytes=100_000)}
+    assert trained(0, PARTS, MIXED, "auto", **about).collectives == {
+        "all_reduce": ["direct", "two-level-direct"]
+    }
