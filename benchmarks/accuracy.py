@@ -1,6 +1,6 @@
-"""Errors of the network model against SimGrid, ns-3, real gloo and the shipped networks' own rates, case by case.
+"""Errors against SimGrid, ns-3, real gloo, the shipped networks' own rates and published computing times, by case.
 
-    python benchmarks/accuracy.py [simgrid|ns3|gloo|measured ...] [--plots DIR]
+    python benchmarks/accuracy.py [simgrid|ns3|gloo|measured|compute ...] [--plots DIR]
 
 With --plots the two pictures of docs/accuracy.md are drawn into DIR.
 """
@@ -18,6 +18,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "golden")]
 
+import compute_cases  # noqa: E402
 import gloo  # noqa: E402
 import harness  # noqa: E402
 import ns3_cases  # noqa: E402
@@ -29,7 +30,7 @@ from netsim.transfers import time_flows  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PARTS = ("simgrid", "ns3", "gloo", "measured")
+PARTS = ("simgrid", "ns3", "gloo", "measured", "compute")
 GOLDEN = ("star8.a2a8", "wan4_8.a2a8", "star64.a2a64", "random100.random_steady")
 
 
@@ -89,6 +90,21 @@ def show_measured_links() -> None:
         if errors:
             started, hundred, ten = map(max, zip(*errors, strict=True))
             print(f"{name:30}{len(errors):6}{started:14.3%}{hundred:+8.1%}{ten:+8.1%}")
+
+
+def show_computing_times() -> None:
+    """Steps by the roofline, and by their products alone at 40 % of the peak."""
+    print(
+        f"\n{'computing on A100':30}{'published':>11}{'here':>9}{'error':>8}{'products at 40 %':>18}   bound by"
+    )
+    for name, (parts, tokens) in compute_cases.predictions().items():
+        whole, published = sum(parts.values()), tokens / compute_cases.PUBLISHED[name]
+        alone = parts["products"] * compute_cases.A100.product_share / 0.4
+        shares = ", ".join(f"{part} {seconds / whole:.0%}" for part, seconds in parts.most_common())
+        print(
+            f"{name:30}{published:9.3f} s{whole:7.3f} s{whole / published - 1:+8.1%}{alone / published - 1:+18.1%}   "
+            f"{shares}"
+        )
 
 
 def show_rows(blind: list[ns3_cases.Comparison], knowing: list[ns3_cases.Comparison]) -> None:
@@ -166,6 +182,8 @@ def main() -> None:
         gloo.main([])
     if "measured" in parts:
         show_measured_links()
+    if "compute" in parts:
+        show_computing_times()
     if arguments.plots is not None:
         plot_ns3(arguments.plots / "accuracy-ns3.png")
         plot_gloo(arguments.plots / "accuracy-gloo.png")

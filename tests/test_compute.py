@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import statistics
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from exogym_core.cost.compute import (
 )
 from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
+from exogym_core.cost.operations import OperationWatch, TorchOperation
+from exogym_core.cost.roofline import PRODUCT_SHARE, Roofline
 from exogym_core.cost.speeds import charge_updates, measure_seconds, seconds_of
 from exogym_core.strategy import (
     STRATEGIES,
@@ -123,8 +126,20 @@ def test_device_table_is_complete_and_plausible():
         assert find_device(name.upper().replace("-", " ")) is device
         assert device.source
         assert 1e10 < device.flops["fp32"] <= max(device.flops.values()) < 1e16
+        assert device.flops.get("fp64", 0.0) <= device.flops["fp32"]
+        assert 5e9 < device.memory_bytes_per_second < 1e13
+        assert 0.0 <= device.launch_seconds < 1e-4
+        assert device.best_product is None or 0.5 < device.best_product < 1.0
     assert DEVICES["a100"].flops_for("bf16", "a100") == 312e12
     assert DEVICES["v100"].flops_for("bf16", "v100") == 15.7e12  # has no bf16 units
+    assert {each: DEVICES[each].unit_for("fp8", each) for each in ("h100", "a100", "t4", "m1")} == {
+        "h100": "fp8",
+        "a100": "bf16",
+        "t4": "fp16",
+        "m1": "fp32",
+    }
+    assert DEVICES["tpu-v5e"].flops_for("bf16", "tpu-v5e") == 197e12
+    assert DEVICES["b200"].memory_bytes_per_second == DEVICES["gb200"].memory_bytes_per_second == 8e12
 
 
 def test_step_seconds_follow_the_device():
@@ -133,6 +148,152 @@ def test_step_seconds_follow_the_device():
     assert compute.step_seconds(1e12, "h100", half=True) == 1e12 / (989.5e12 * 0.5)
     assert Compute.parse({"flops": {"device": "t4", "dtype": "fp16"}}).step_seconds(26e12, "h100") == 1.0
     assert Compute.parse("3 s").step_seconds(1e12, "h100") == 3.0
+
+
+def seconds_on(roofline, work):
+    """Operations of `work` as (name, seconds, bound), after their making is left out."""
+    taken = []
+    with OperationWatch(lambda each: taken.append((each.name, *roofline.seconds(each)))):
+        work()
+    return taken
+
+
+@pytest.fixture
+def fp32_products():
+    """Torch's setting of products of fp32 matrices, put back afterwards."""
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    yield setting
+    setting.fp32_precision = before
+
+
+SQUARE = 2 * 1024**3  # operations of a product of matrices of 1024
+
+
+@pytest.mark.parametrize(
+    ("dtype", "setting", "rate"),
+    [
+        (torch.float32, "ieee", 19.5e12),
+        (torch.float32, "tf32", 156e12),
+        (torch.bfloat16, "tf32", 312e12),
+        (torch.float16, "ieee", 312e12),
+        (torch.float64, "tf32", 19.5e12),
+    ],
+)
+def test_products_go_by_the_dtype_of_their_operands_and_torchs_setting(dtype, setting, rate, fp32_products):
+    fp32_products.fp32_precision = setting
+    square = torch.empty(1024, 1024, dtype=dtype, device="meta")
+    half = Roofline(find_device("a100"), "a100", 0.5, 0.5)
+    assert seconds_on(half, lambda: square @ square) == [
+        ("aten.mm", pytest.approx(SQUARE / (rate * 0.5)), "products")
+    ]
+
+
+def test_settings_of_convolutions_are_their_own(fp32_products):
+    fp32_products.fp32_precision = "ieee"
+    images, weights = torch.empty(8, 256, 66, 66, device="meta"), torch.empty(256, 256, 3, 3, device="meta")
+    whole = Roofline(find_device("a100"), "a100", 1.0, 1.0)
+    flops = 2 * 8 * 256 * 64 * 64 * 256 * 9
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        slow = seconds_on(whole, lambda: torch.conv2d(images, weights))
+    fast = seconds_on(whole, lambda: torch.conv2d(images, weights))  # torch's default
+    assert slow == [("aten.convolution", pytest.approx(flops / 19.5e12), "products")]
+    assert fast == [("aten.convolution", pytest.approx(flops / 156e12), "products")]
+
+
+def test_operations_without_products_go_by_the_bytes_that_they_read_and_write():
+    large, small = torch.empty(4096, 4096, device="meta"), torch.empty(8, device="meta")
+    rows = torch.empty(1024, dtype=torch.long, device="meta")
+    num = large.numel()
+    whole = Roofline(find_device("a100"), "a100", 1.0, 1.0)
+
+    def work():
+        large + large.t()  # a view is free, and one tensor read twice is two reads
+        large.add_(1.0)
+        large.zero_()
+        small + small
+        large[rows]
+        torch.nn.functional.embedding(rows, large)
+        torch.nn.functional.softmax(large, 1)
+        large.expand(2, 4096, 4096).sum()  # repeated rows are read once
+        torch.empty_like(large)
+        large.to(torch.bfloat16)
+
+    moved = [3 * 4 * num, 2 * 4 * num, 4 * num, None, *[2 * 1024 * 4096 * 4 + 8 * 1024] * 2]
+    moved += [2 * 4 * num, 4 * num + 4, 4 * num + 2 * num]
+    names = "add add_ zero_ add index embedding _softmax sum _to_copy"
+    assert seconds_on(whole, work) == [
+        (
+            f"aten.{name}",
+            *(
+                (pytest.approx(5e-6), "launches")
+                if size is None
+                else (pytest.approx(size / 2039e9), "memory")
+            ),
+        )
+        for name, size in zip(names.split(), moved, strict=True)
+    ]
+
+
+def test_attention_is_one_operation_and_a_causal_one_half_of_it():
+    shape, whole = (2, 8, 1024, 64), Roofline(find_device("a100"), "a100", 1.0, 1.0)
+    queries = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def products(causal):
+        def work():
+            attention(queries, queries, queries, is_causal=causal).backward(torch.zeros(shape).bfloat16())
+
+        return [seconds for _, seconds, bound in seconds_on(whole, work) if bound == "products"]
+
+    forward = 2 * 2 * 2 * 8 * 1024**2 * 64 / 312e12
+    assert products(causal=False) == [pytest.approx(forward), pytest.approx(2.5 * forward)]
+    assert products(causal=True) == [pytest.approx(forward / 2), pytest.approx(2.5 * forward / 2)]
+
+
+@given(st.floats(0.1, 10), st.sampled_from(sorted(DEVICES)), st.integers(1, 4096), st.integers(1, 64))
+def test_a_roofline_scales(factor, name, rows, width):
+    """Twice the work on a device twice as fast takes as long, whatever bounds it."""
+    device = replace(DEVICES[name], launch_seconds=0.0)
+    scaled = replace(
+        device,
+        flops={dtype: rate * factor for dtype, rate in device.flops.items()},
+        memory_bytes_per_second=device.memory_bytes_per_second * factor,
+    )
+    made = torch.empty(rows, width, device="meta")
+    taken: list[TorchOperation] = []
+    with OperationWatch(taken.append):
+        made.t() @ made
+        made + 1
+    for each in taken:
+        more = each._replace(flops=each.flops * factor, num_bytes=each.num_bytes * factor)
+        seconds, bound = Roofline(device, name).seconds(each)
+        assert Roofline(scaled, name).seconds(more) == (pytest.approx(seconds), bound)
+        assert Roofline(scaled, name).seconds(each)[0] == pytest.approx(seconds / factor)
+
+
+def test_shares_of_a_roofline_are_the_devices_own_measurement_by_default():
+    assert Roofline(find_device("a100"), "a100").product_share == 0.869
+    assert Roofline(find_device("t4"), "t4").product_share == PRODUCT_SHARE
+    assert Roofline(find_device("a100"), "a100", 0.5).product_share == 0.5
+
+
+def test_a_wrapped_tensor_is_seen_as_its_parts():
+    """A DTensor's product over two ranks is half a product on each, and asking for its shape costs nothing."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        inputs = distribute_tensor(torch.ones(8, 16), mesh, [Replicate()])
+        weights = distribute_tensor(torch.ones(16, 32), mesh, [Shard(1)])
+        taken: list[TorchOperation] = []
+        with OperationWatch(taken.append):
+            inputs @ weights
+        assert [(each.name, each.flops) for each in taken] == [("aten.mm", 2 * 8 * 16 * 16)]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_flops_of_an_mlp_are_counted_by_hand():

@@ -22,7 +22,7 @@ from forks import Fork
 from torch.distributed import ReduceOp
 
 from exogym_core import Trainer
-from exogym_core.communicator.arguments import reduce_op_name
+from exogym_core.communicator.base import reduce_op_name
 from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler

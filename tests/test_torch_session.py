@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from netgym.launch.report import LaunchReport, show_summary
 from netgym.launch.run import Launch, Script
 from netgym.launch.session import RankSession
 from netsim import Clock, Topology
+from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 
@@ -200,7 +201,7 @@ def test_steps_are_those_of_the_first_optimizer_that_steps(
 # --- ranks that meet outside of our calls -------------------------------------------------------------------
 
 PROGRAM = """
-import datetime, os, sys, time
+import datetime, os, sys, threading, time
 import torch, torch.distributed as dist
 from netgym import advance
 
@@ -246,12 +247,14 @@ dist.barrier()
 """
 
 
-def launched(calls: str, tmp_path: Path, folder: str) -> LaunchReport:
+def launched(
+    calls: str, tmp_path: Path, folder: str, clock: Literal["virtual", "host"] = "host"
+) -> LaunchReport:
     """Report of a program of three ranks, run to its end."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.replace("CALLS", calls))
-    program = Script(str(script), (folder,))
-    launch = Launch(program, 3, Topology.load("wan-4-regions"), compute="marks", protocol="ideal")
+    program, network = Script(str(script), (folder,)), Topology.load("wan-4-regions")
+    launch = Launch(program, 3, network, compute="marks", protocol="ideal", clock=clock)
     report, error = run_program(launch, lambda line: None)
     assert error is None, error
     return report
@@ -294,9 +297,67 @@ def test_a_report_says_where_host_time_decided(tmp_path: Path) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.export_text()
 
 
+def test_a_sleep_on_the_clock_waits_for_the_file_that_another_rank_writes(tmp_path: Path) -> None:
+    """Rank 1 looks for it every 50 ms of virtual time, until rank 0 has got there."""
+    report = launched(ASKS, tmp_path, str(tmp_path), "virtual")
+    assert not report.host_decisions
+    assert 1.0 <= report.ranks[1].computing_seconds < 1.1
+
+
+# Rank 1 sleeps in host time until rank 0 has learnt from the clock, which needs rank 1, when its message went off.
+READS = """
+start = time.perf_counter()
+if rank == 0:
+    advance(1.0)
+    work = dist.isend(torch.ones(10), 1)
+    assert time.perf_counter() >= start
+    open(f"{folder}/go", "w").close()
+if rank == 1:
+    while not os.path.exists(f"{folder}/go"):
+        threading.Event().wait(0.05)
+    dist.recv(torch.ones(10), 0)
+dist.barrier()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:rank 0 reads the clock")
+def test_a_reading_that_the_clock_cannot_answer_is_early_and_said_to_be(tmp_path: Path) -> None:
+    report = launched(READS, tmp_path, str(tmp_path), "virtual")
+    (decision,) = report.host_decisions
+    assert (decision.without_ranks, decision.times) == ([1], 1)
+    assert 0 in decision.read_by
+    shown = Console(record=True, width=400, file=io.StringIO())
+    show_summary(report, shown)
+    assert "read the clock (in flight: rank 0's send" in shown.export_text()
+
+
 def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
     report = launched("dist.barrier()", tmp_path, "")
     for hosts, is_named in ((["asia.0", "eu.0", "asia.1"], False), (["asia.0", "eu.0", "asia.0"], True)):
         shown = Console(record=True, width=200, file=io.StringIO())
         show_summary(report.model_copy(update={"placement": hosts}), shown)
         assert ("up to 2 ranks share a host and its link" in shown.export_text()) == is_named
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("flops", "compute 'flops': write 'live'"),
+        ("flops h100 1.5", "compute 'flops h100 1.5': write 'live'"),
+        ("flops h100 0.5 0", "compute 'flops h100 0.5 0': write 'live'"),
+        ("flops h101", "unknown device 'h101'"),
+        (
+            "t.csv",
+            "compute 't.csv': name the device of operations that the trace lacks, such as 't.csv h100'",
+        ),
+        ("nowhere.csv h100", "nowhere.csv: cannot be read as a trace of kernels: "),
+        ("{0}/columns.csv h100", "columns.csv:1: is no trace of kernels: it has no column ns"),
+        ("{0}/times.csv h100", "times.csv:3: ns -4: give nanoseconds above 0"),
+    ],
+)
+def test_wrong_costs_of_computing_are_a_line(spec: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "columns.csv").write_text("op,shapes,dtypes,calls\n")
+    (tmp_path / "times.csv").write_text("op,shapes,dtypes,calls,ns\na,1,b,1,7\na,2,b,1,-4\n")
+    with pytest.raises(InputError) as caught:
+        ComputeClock.parse(spec.format(tmp_path))
+    assert line in str(caught.value).partition("\n")[0]

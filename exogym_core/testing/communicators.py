@@ -23,6 +23,8 @@ from netsim.testing import LawError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from exogym_core.communicator.base import Communicator
     from exogym_core.workers.host import RunResult
 
@@ -36,20 +38,40 @@ class Trial:
     """Runs of ranks on the communicator that is checked.
 
     Attributes:
-        run: runs a body on so many ranks.
-        program: a program that checks it again, from the other arguments of `check_communicator`.
+        factory: a transport, its name, or what wraps a rank's communicator.
+        options: of `run_ranks`.
         exact: reductions are in rank order, so results have the definition's bits.
         has_clock: ranks live in virtual time.
         num_calls: calls of each drawn sequence.
         num_sequences: number of drawn sequences.
+        on_case: called before each run of ranks.
     """
 
-    run: Callable[[Body, int], RunResult[Any]]
-    program: Callable[[str], str]
+    factory: str | Transport | Callable[[Communicator], Any]
+    options: Mapping[str, Any]
     exact: bool
     has_clock: bool
     num_calls: int
     num_sequences: int
+    on_case: Callable[[], object]
+
+    def run(self, body: Body, num_ranks: int) -> RunResult[Any]:
+        """Run a body on so many ranks."""
+        self.on_case()
+        made = self.factory
+        if isinstance(made, Transport):
+            return made.host(RankJob(num_ranks=num_ranks, **self.options)).run(body, Sinks())
+        if isinstance(made, str):
+            return run_ranks(body, num_ranks, transport=made, **self.options)
+        return run_ranks(lambda comm: body(_made(made, comm)), num_ranks, **self.options)
+
+    def program(self, arguments: str) -> str:
+        """Program that checks it again, from the other arguments of `check_communicator`."""
+        given = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        lines = ["import torch", *import_of(self.factory)]
+        lines += ["from netgym.testing import CallSequence, GroupCall, TensorForm, check_communicator"]
+        lines += [f"check_communicator({name_of(self.factory)}, {arguments}, exact={self.exact}{given})\n"]
+        return "\n".join(lines)
 
     def check(self, sequence: CallSequence) -> None:
         """Raise LawError where results of these calls are not those of the definitions."""
@@ -59,6 +81,19 @@ class Trial:
             problem = str(error).partition("\n")[0]
         if problem:
             raise LawError(problem, lambda: self.program(f"calls={sequence!r}"))
+
+    def hold(self, name: str) -> None:
+        """Raise LawError where the law of that name is broken."""
+        law = COMMUNICATOR_LAWS[name]
+        write: str | Callable[[], str] = partial(self.program, f"[{name!r}]")
+        try:
+            problem = law.problem(self)
+        except LawError as error:
+            problem, write = error.problem, error.program
+        except (NetsimError, AttributeError) as error:
+            problem = str(error).partition("\n")[0]
+        if problem:
+            raise LawError(f"law {name!r} ({law.about}): {problem}", write)
 
 
 def check_communicator(
@@ -111,23 +146,7 @@ def check_communicator(
         else getattr(factory, "has_clock", True)
     )
     exact = has_clock if exact is None else exact
-
-    def run(body: Body, num_ranks: int) -> RunResult[Any]:
-        on_case()
-        if isinstance(factory, Transport):
-            return factory.host(RankJob(num_ranks=num_ranks, **options)).run(body, Sinks())
-        if isinstance(factory, str):
-            return run_ranks(body, num_ranks, transport=factory, **options)
-        return run_ranks(lambda comm: body(_made(factory, comm)), num_ranks, **options)
-
-    def program(arguments: str) -> str:
-        given = "".join(f", {name}={value!r}" for name, value in options.items())
-        lines = ["import torch", *import_of(factory)]
-        lines += ["from netgym.testing import CallSequence, GroupCall, TensorForm, check_communicator"]
-        lines += [f"check_communicator({name_of(factory)}, {arguments}, exact={exact}{given})\n"]
-        return "\n".join(lines)
-
-    trial = Trial(run, program, exact, has_clock, num_calls, num_sequences)
+    trial = Trial(factory, options, exact, has_clock, num_calls, num_sequences, on_case)
     if calls is not None:
         trial.check(calls)
         return CommunicatorReport(name_of(factory), ())
@@ -135,16 +154,7 @@ def check_communicator(
     if "sequences" in names:
         import_module("exogym_core.testing.drawing")  # raises without hypothesis
     for name in names:
-        law = COMMUNICATOR_LAWS[name]
-        write: str | Callable[[], str] = partial(program, f"[{name!r}]")
-        try:
-            problem = law.problem(trial)
-        except LawError as error:
-            problem, write = error.problem, error.program
-        except (NetsimError, AttributeError) as error:
-            problem = str(error).partition("\n")[0]
-        if problem:
-            raise LawError(f"law {name!r} ({law.about}): {problem}", write)
+        trial.hold(name)
     return CommunicatorReport(name_of(factory), names)
 
 

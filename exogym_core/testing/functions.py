@@ -78,16 +78,7 @@ def check_collective(
     >>> print(check_collective(lambda comm, tensor: comm.all_reduce(tensor), cases=3, places=[]))
     all_reduce by <lambda>: 3 programs passed
     """
-    if not callable(like) and like not in _OPERATIONS:
-        raise unknown_name("operation", str(like), _OPERATIONS)
-    accepted = DTYPES[:-1] if like in REDUCING else DTYPES
-    dtypes = _listed("dtypes", dtypes, accepted.__contains__, f"some of {', '.join(map(str, accepted))}")
-    shapes = _listed("shapes", shapes, _is_shape, "lists of sizes, such as [[2, 3]]")
-    layouts = _listed("layouts", layouts, LAYOUTS.__contains__, f"some of {', '.join(LAYOUTS)}", 1)
     places = _listed("places", places, PLACES.__contains__, f"some of {', '.join(PLACES)}, or none")
-    num_ranks = _listed(
-        "num_ranks", num_ranks, lambda each: _is_count(each, 1), "numbers from 1, such as [2, 4]", 1
-    )
     for name, value, is_right, what in (
         ("is_uneven", is_uneven, isinstance(is_uneven, bool), "true or false"),
         (
@@ -109,22 +100,8 @@ def check_collective(
     ):
         if not is_right:
             raise InputError(f"check_collective: {name}={value!r}: expected {what}")
-    if is_uneven and like not in _SPLIT:
-        raise InputError(
-            f"check_collective: is_uneven: tensors of {like} have one size; it is for {', '.join(_SPLIT)}"
-        )
-    operation = like if isinstance(like, str) else "own"
+    drawn = _drawn_calls(function, like, num_ranks, dtypes, shapes, layouts, is_uneven)
     definition = None if isinstance(like, str) else like
-    takes_op = _refuse_signature(function, operation)
-    drawn = CallChoices(
-        operation,
-        num_ranks,
-        (dtypes or (DTYPES[:-1] if operation in REDUCING else FLOATS if operation == "own" else DTYPES)),
-        tuple(map(tuple, shapes)),
-        layouts,
-        REDUCE_OPS if takes_op else ("sum",),
-        is_uneven,
-    )
     num_checked = 0
 
     def check(trial: CollectiveTrial) -> None:
@@ -145,7 +122,42 @@ def check_collective(
                 for call in packed.calls:  # as a smaller program, if one of them is enough
                     check(replace(packed, calls=(call,)))
                 raise
-    return CollectiveReport(name_of(function), operation, num_checked)
+    return CollectiveReport(name_of(function), drawn.operation, num_checked)
+
+
+def _drawn_calls(
+    function: Callable[..., Any],
+    like: str | Definition,
+    num_ranks: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[tuple[int, ...]],
+    layouts: Sequence[str],
+    is_uneven: bool,
+) -> CallChoices:
+    """Choices of drawn calls, as `check_collective` describes them; raises InputError as it does."""
+    if not callable(like) and like not in _OPERATIONS:
+        raise unknown_name("operation", str(like), _OPERATIONS)
+    operation = like if isinstance(like, str) else "own"
+    accepted = DTYPES[:-1] if operation in REDUCING else DTYPES
+    dtypes = _listed("dtypes", dtypes, accepted.__contains__, f"some of {', '.join(map(str, accepted))}")
+    shapes = _listed("shapes", shapes, _is_shape, "lists of sizes, such as [[2, 3]]")
+    layouts = _listed("layouts", layouts, LAYOUTS.__contains__, f"some of {', '.join(LAYOUTS)}", 1)
+    num_ranks = _listed(
+        "num_ranks", num_ranks, lambda each: _is_count(each, 1), "numbers from 1, such as [2, 4]", 1
+    )
+    if is_uneven and operation not in _SPLIT:
+        raise InputError(
+            f"check_collective: is_uneven: tensors of {like} have one size; it is for {', '.join(_SPLIT)}"
+        )
+    return CallChoices(
+        operation,
+        num_ranks,
+        dtypes or (FLOATS if operation == "own" else accepted),
+        tuple(map(tuple, shapes)),
+        layouts,
+        REDUCE_OPS if _refuse_signature(function, operation) else ("sum",),
+        is_uneven,
+    )
 
 
 def _is_count(value: Any, least: int = 0) -> bool:

@@ -28,8 +28,9 @@ from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+    from exogym_core.cost.devices import Device
     from netgym.strategy_check import CheckReport
 
 __all__ = ["check", "doctor", "documented", "formats", "schema", "schema_of", "sections"]
@@ -99,8 +100,9 @@ def sections() -> dict[str, Callable[[], Section]]:
     from netgym.planning.model_sizes import listed_models
     from netsim.topology.protocol import PRESETS
 
-    def speeds(flops: Mapping[str, float]) -> str:
-        return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
+    def speeds(device: Device) -> str:
+        flops = ", ".join(f"{dtype} {speed / 1e12:g}" for dtype, speed in device.flops.items())
+        return f"{flops} Tflop/s; memory {device.memory_bytes_per_second / 1e9:g} GB/s"
 
     return {
         "strategies": partial(_summaries, "exogym_core/strategy", "STRATEGIES"),
@@ -108,7 +110,7 @@ def sections() -> dict[str, Callable[[], Section]]:
         "models": partial(_summaries, "netgym/tasks", "MODELS"),
         "topologies": _topologies,
         "planned models": listed_models,
-        "devices": lambda: [(name, speeds(device.flops)) for name, device in DEVICES.items()],
+        "devices": lambda: [(name, speeds(device)) for name, device in DEVICES.items()],
         "protocols": lambda: [(name, "") for name in PRESETS],
     }
 

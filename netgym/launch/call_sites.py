@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netsim.ranks import Post, Progress
 
@@ -75,6 +75,7 @@ class RankCalls:
         under_way: number of its calls under way, by where they were posted.
         queues: by group, in the order of posts.
         posted_at: where each call was posted, until the rank has waited for it.
+        account: of its computing on a device, see `DeviceClock.take_account`; None: none was marked.
     """
 
     bytes_sent: int = 0
@@ -94,6 +95,7 @@ class RankCalls:
         default_factory=lambda: defaultdict(OrderedDict)
     )
     posted_at: dict[Key, CallSite] = field(default_factory=dict)
+    account: dict[str, Any] | None = None
 
 
 class CallSites:
@@ -101,7 +103,7 @@ class CallSites:
 
     A row with `place` and `op` holds for the requests of its rank until its next such row. A row with `step` ends a
     step; one with `startup_seconds` has the time before the rank's clock started; one with `uncharged` names a backend
-    or device used alongside the simulated network, one with `computes` a speed of computing.
+    or device used alongside the simulated network, one with `computes` an account of its computing.
 
     Args:
         num_ranks: of the program.
@@ -112,7 +114,6 @@ class CallSites:
         book: bytes of calls; set before the first.
         num_calls: posted calls.
         num_started: number of ranks whose clock has started.
-        computes: speeds at which operations were charged, by dtype.
         uncharged: backends that ranks used alongside the simulated network.
         history: changes of place: (rank, instant, place).
     """
@@ -122,7 +123,6 @@ class CallSites:
     def __init__(self, num_ranks: int, keeps_history: bool = False) -> None:
         self.ranks, self._keeps_history = [RankCalls() for _ in range(num_ranks)], keeps_history
         self.num_calls = self.num_started = 0
-        self.computes: dict[str, None] = {}
         self.uncharged: dict[str, None] = {}
         self.history: list[tuple[int, float, str]] = []
         self._totals: defaultdict[CallSite, SiteTotals] = defaultdict(SiteTotals)
@@ -156,7 +156,7 @@ class CallSites:
             own.startup_seconds = marked["startup_seconds"]
             self.num_started += 1
         elif "computes" in marked:
-            self.computes[marked["computes"]] = None
+            own.account = marked["computes"]
         elif "uncharged" in marked:
             self.uncharged[marked["uncharged"]] = None
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +16,10 @@ from netgym.command_options import takes
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import given
 from netsim.errors import InputError, locate_errors
-from netsim.units import parse_seconds
+from netsim.units import format_count, parse_seconds
+
+if TYPE_CHECKING:
+    from netgym.launch.run import Script
 
 __all__ = ["command"]
 
@@ -26,8 +32,10 @@ def command(
     protocol: str | None = given(metavar="NAME"),
     placement: str | None = given(metavar="HOSTS"),
     compute: str = given(metavar="HOW", default="live"),
+    record_compute: Path | None = given(metavar="FILE"),
     collectives: str | None = given(metavar="NAME"),
     until: str | None = given(metavar="TIME"),
+    clock: str = given(type=click.Choice(["virtual", "host"]), default="virtual"),
     cuda_as_cpu: bool = given(),
     is_module: bool = given("-m", "--module"),
     out: Path | None = given(metavar="DIR"),
@@ -49,10 +57,13 @@ def command(
         topology: A shipped name or a file.
         protocol: Protocol of transfers [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].
         placement: Host names, comma-separated, one per rank.
-        compute: Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.
+        compute: Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100' (FLOPs and bytes on a
+            device), 'trace.csv h100' (measured operations, see --record-compute), or 'marks'.
+        record_compute: Run SCRIPT on this machine's own devices and write how long each operation takes.
         collectives: A name such as ring, or '{all_reduce: ring}' [auto: gloo's own under gloo, else for each call the
             fastest by itself].
         until: Stop the run at this virtual time, such as '60 s'.
+        clock: Time that SCRIPT reads and sleeps after init_process_group: virtual, or this machine's.
         cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.
         is_module: SCRIPT is a module, as for python -m.
         out: A run folder, new or empty.
@@ -78,7 +89,18 @@ def command(
     if (trace or chakra) and out is None:
         flag = "--trace" if trace else "--chakra"
         raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
+    if record_compute is not None:
+        if num_ranks is not None or out is not None or as_json or cuda_as_cpu:
+            raise InputError(
+                "netgym launch: --record-compute simulates nothing: leave out -n, --out, --json and --cuda-as-cpu; for "
+                "more ranks than one: torchrun --nproc-per-node N --no-python netgym launch --record-compute FILE "
+                "SCRIPT"
+            )
+        _record(Script(script, arguments, is_module, False), record_compute)
+        return
     ComputeClock.parse(compute)
+    if (file := shlex.split(compute)[0]).endswith(".csv"):  # ranks may start in other folders
+        compute = compute.replace(file, os.path.abspath(file), 1)
     with locate_errors("netgym launch: --until"):
         until_seconds = math.inf if until is None else parse_seconds(until)
     if until_seconds <= 0:
@@ -97,6 +119,7 @@ def command(
         protocol=protocol,
         collectives=collectives,
         cuda_as_cpu=cuda_as_cpu,
+        clock="host" if clock == "host" else "virtual",
     )
     with Stoppable() as work:
         report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
@@ -115,6 +138,24 @@ def command(
         raise error
     if report.ending == "interrupted":
         raise KeyboardInterrupt("the figures are those until then")
+
+
+def _record(script: Script, file: Path) -> None:
+    """Run a script in this process as torchrun would, and write the times of its operations."""
+    from netgym.launch.kernel_times import KernelRecorder
+    from netgym.launch.script import run_script
+
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        os.environ.setdefault(name, value)
+    recorder = KernelRecorder()
+    try:
+        with recorder:
+            run_script(script)
+    finally:
+        if os.environ["RANK"] == "0":
+            count = format_count(recorder.write(file), "operation")
+            click.echo(f'{count} recorded: use them by --compute "{visible(file)} DEVICE"', err=True)
 
 
 def _check_syntax(script: str) -> None:

@@ -167,7 +167,7 @@ class _Stream(torch.cpu.Stream):
 
 
 class _Event(torch.cpu.Event):
-    """An instant of host time."""
+    """An instant of the clock that the script reads."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__()

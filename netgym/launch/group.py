@@ -526,7 +526,7 @@ class NetsimWork(dist.Work):
         limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         seconds = limit if limit and 0 < limit < math.inf else self._seconds
         with self._session:
-            self._session.end_polls()
+            self._session.clock.end_polls()
             self._session.settle_others(self)
             self._end(seconds)
         return True
@@ -565,12 +565,12 @@ class NetsimWork(dist.Work):
         """
         if not self._is_over and self._error is None:
             with self._session:
-                self._session.begin_poll()
+                self._session.clock.begin_poll()
                 if self._is_charged or all(handle.is_completed() for handle in self._handles):
                     with contextlib.suppress(RuntimeError):
                         self._end(math.inf)
                 else:
-                    self._session.poll_again()
+                    self._session.clock.poll_again()
         return self._is_over or self._error is not None
 
     def is_success(self) -> bool:

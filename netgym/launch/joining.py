@@ -23,10 +23,11 @@ from exogym_core.workers.failures import Aborted, reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Failed
 from exogym_core.workers.processes.shared_memory import Arena
+from netgym.launch.clock import virtualize
 from netgym.launch.compute import ComputeClock
-from netgym.launch.launched import Launched, listen, refused
+from netgym.launch.launched import Launched, clock_of_environment, listen, refused
 from netgym.launch.lone_rank import LoneRank, ended
-from netgym.launch.session import RankSession, attach
+from netgym.launch.session import RankSession, attach, session_of_thread
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ _PATH = "netgym simulation"
 def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     """Join the simulation of this run, starting it on rank 0.
 
-    The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES and NETGYM_OUT
-    of rank 0 describe the simulation and its run folder.
+    The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES, NETGYM_CLOCK
+    (default `host`) and NETGYM_OUT of rank 0 describe the simulation and its run folder.
 
     In a program that `netgym launch` has started once, and that starts its ranks itself, the launcher simulates.
 
@@ -60,6 +61,8 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         )
     spec = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
     compute = ComputeClock.parse(spec)
+    if launched is None and clock_of_environment() == "virtual":
+        virtualize(session_of_thread)
     if launched is None and rank == 0:
         _start(store, num_ranks)
     path = store.get(_PATH).decode() if launched is None else launched.socket

@@ -7,10 +7,15 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
+from exogym_core.names import visible
 from netsim.errors import InputError
 
-__all__ = ["Launched", "listen", "refused"]
+__all__ = ["Clock", "Launched", "clock_of_environment", "listen", "refused"]
+
+Clock = Literal["virtual", "host"]
+"""Time that a program reads after `init_process_group`."""
 
 _VARIABLE = "NETGYM_LAUNCH"
 
@@ -24,12 +29,14 @@ class Launched:
         num_ranks: processes that the launcher has started; 0: the program starts its ranks itself.
         compute: cost of computing, as text.
         num_devices: that stand in for CUDA devices; 0: none do.
+        clock: `virtual` or `host`, the time that the program reads.
     """
 
     folder: str
     num_ranks: int
     compute: str
     num_devices: int = 0
+    clock: Clock = "virtual"
 
     @classmethod
     def current(cls) -> Launched | None:
@@ -64,6 +71,18 @@ class Launched:
         """Add this process, and those that it starts, to the launch."""
         os.environ[_VARIABLE] = json.dumps(asdict(self))
         os.environ["PYTHONUNBUFFERED"] = "1"  # output of killed processes is not lost
+
+
+def clock_of_environment() -> Clock:
+    """Time that ranks read which others than the launcher have started, by NETGYM_CLOCK.
+
+    Raises:
+        InputError: it is neither.
+    """
+    clock = os.environ.get("NETGYM_CLOCK", "host")
+    if clock not in ("host", "virtual"):
+        raise InputError(f"NETGYM_CLOCK {visible(clock)}: write host or virtual")
+    return "virtual" if clock == "virtual" else "host"
 
 
 def refused(reason: str) -> InputError:

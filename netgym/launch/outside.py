@@ -11,11 +11,12 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.communicator.exchange import rank_names
 from exogym_core.workers.processes.process_runner import ProcessRunner
 from exogym_core.workers.processes.protocol import Answered, Requests
 from exogym_core.workers.threads import spent_seconds
 from netsim.errors import BrokenCallError
-from netsim.ranks import Await, CallEnding, gives_time
+from netsim.ranks import Ask, Await, CallEnding, gives_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ class OutsideMeetings(ProcessRunner):
         super().__init__(*arguments)
         self._gives_times = False  # a rank has given a call a time
         self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
+        self._reading: set[int] = set()  # ranks that ask for the time
         self._num_early: Counter[int] = Counter()  # by rank, questions answered before the clock had
         self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
 
@@ -60,6 +62,13 @@ class OutsideMeetings(ProcessRunner):
             patience = (self._seconds_before_alarm() or _SECONDS_IDLE) if is_timed else math.inf
             if early:
                 ready = self.children.ready(self._live, _SECONDS_TO_EARLY)
+            elif self._reading:
+                ready = self.children.ready(self._live, _SECONDS_TO_EARLY) or self._ready_or_idle(
+                    _SECONDS_IDLE
+                )
+                if not ready:
+                    self._read_early(running - away - self._reading)
+                    continue
             elif patience < math.inf:
                 ready = self._ready_or_idle(patience)
             else:
@@ -72,11 +81,28 @@ class OutsideMeetings(ProcessRunner):
             # the clock may need one that waits for them outside of our calls. Times do not change; should a call turn
             # out to have ended undone, the run ends.
             for each in early:
-                self._num_early[each] += 1
                 del self._awaited[each]
-                self.exchange.unblock(each)
-                self._send(self._process_of[each], Answered(each, CallEnding.DONE))
+                self._answer_early(each, CallEnding.DONE)
         return super()._ready(rank)
+
+    def _answer_early(self, rank: int, value: Answer) -> None:
+        self._num_early[rank] += 1
+        self.exchange.unblock(rank)
+        self._send(self._process_of[rank], Answered(rank, value))
+
+    def _read_early(self, without: AbstractSet[int]) -> None:
+        """Answer ranks that ask for the time with the clock's, which has not come to theirs.
+
+        It needs ranks that sleep, and may wait outside of our calls for what those that ask do next.
+        """
+        warnings.warn(
+            f"rank {min(self._reading)} reads the clock, which needs {rank_names(sorted(without))}, asleep outside of "
+            "calls: it reads an earlier time; --clock host leaves the script the machine's clock",
+            UserWarning,
+            stacklevel=2,
+        )
+        while self._reading:
+            self._answer_early(self._reading.pop(), float(self.kernel.clock.now))
 
     def _ready_or_idle(self, seconds: float) -> list[int]:
         """Processes that have sent a message; none when the others have been idle for `seconds`.
@@ -133,6 +159,8 @@ class OutsideMeetings(ProcessRunner):
             last = record.requests[-1]
             if isinstance(last, Await):
                 self._awaited[record.rank] = last.key
+            elif isinstance(last, Ask) and last.key is None:
+                self._reading.add(record.rank)
         super()._take_in(index, record)
 
     def _serve(self, slot: Slot, members: Sequence[int]) -> None:
@@ -144,10 +172,11 @@ class OutsideMeetings(ProcessRunner):
         """Resume `rank` with the kernel's answer, unless it was resumed early."""
         if not self._num_early[rank]:
             self._awaited.pop(rank, None)
+            self._reading.discard(rank)
             super().answer(rank, value)
             return
         self._num_early[rank] -= 1
-        if value != CallEnding.DONE:
+        if isinstance(value, CallEnding) and value != CallEnding.DONE:
             at = f"{self.kernel.clock.now:.10g} s"
             self.failure.add(
                 BrokenCallError(

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as core
 from torch.distributed.rendezvous import _rendezvous_handlers
-from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_SECONDS",
     "PARSE_TO",
-    "OperationCounter",
     "Profile",
     "answer_for_nccl",
     "at_end_of_backward",
@@ -108,23 +106,6 @@ def break_graphs_at(cls: type) -> None:
         return original(*arguments, **options)
 
     torch.compile = compiled
-
-
-class OperationCounter(FlopCounterMode):
-    """Calls `on_operation(operation, number, arguments)` for each matrix product, convolution and attention.
-
-    Context manager, of which no count is kept.
-    """
-
-    def __init__(self, on_operation: Callable[[Any, float, Sequence[Any]], None]) -> None:
-        super().__init__(display=False)
-        self._on_operation = on_operation
-
-    def _count_flops(self, operation: Any, out: Any, args: Any, kwargs: Any) -> Any:
-        count = self.flop_registry.get(operation)
-        if count is not None:
-            self._on_operation(operation, count(*args, **kwargs, out_val=out), args)
-        return out
 
 
 class Profile:

@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.communicator.exchange import rank_names
+from exogym_core.cost.devices import find_device
 from exogym_core.names import visible
 from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import draw_network, network_matrix
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
 from netgym.cli.run_commands import stdout
+from netgym.launch.launched import Clock  # noqa: TC001 (pydantic reads it)
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallTimes",
+    "ComputeAccount",
     "Ending",
     "HostDecision",
     "LaunchReport",
@@ -90,6 +93,24 @@ class CallTimes(_Part):
     )
 
 
+class ComputeAccount(_Part):
+    """Computing on a device, means over ranks: each operation counts where its longest bound is."""
+
+    device: str
+    product_share: float = Field(description="assumed: of the device's peak, that products reach")
+    memory_share: float = Field(description="assumed: of its memory's bandwidth, that operations reach")
+    launch_seconds: float = Field(description="assumed: the least that an operation takes")
+    flops_per_second: dict[str, float] = Field(description="of products by dtype, at that share of the peak")
+    products_seconds: float = Field(description="matrix products, convolutions, attention, recurrent layers")
+    memory_seconds: float = Field(description="operations bounded by the bytes that they read and write")
+    launches_seconds: float = Field(description="operations that are shorter than a launch")
+    measured_seconds: float = Field(description="operations that the trace has")
+    estimated: dict[str, float] = Field(
+        description="seconds of operations that the trace lacks, of the rank that had most, the longest first"
+    )
+    num_estimated: int = Field(description="number of operations that the trace lacks")
+
+
 class SteadyState(_Part):
     """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
@@ -102,10 +123,14 @@ class SteadyState(_Part):
 
 
 class HostDecision(_Part):
-    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs."""
+    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs, or answered."""
 
     virtual_seconds: float = Field(description="the first time")
     times: int
+    read_by: list[int] = Field(
+        default=[],
+        description="ranks that read this time, before the clock had come to theirs; empty: it advanced",
+    )
     without_ranks: list[int] = Field(description="asleep for a second of host time, outside of calls")
     calls: list[str] = Field(description="in flight then, which wait for members")
 
@@ -130,10 +155,10 @@ class LaunchReport(_Part):
         description="'auto': gloo's own under gloo, else for each call the fastest by itself"
     )
     compute: str = Field(description="cost of computing, as --compute has it")
-    compute_rates: list[str] = Field(
-        default=[],
-        description="with flops: speeds by dtype, at the utilisation; all other operations cost nothing",
+    compute_account: ComputeAccount | None = Field(
+        default=None, description="of computing on a device; null: computing is live or marked"
     )
+    clock: Clock = Field(default="host", description="time that the script read, as --clock has it")
     cuda_as_cpu: bool
     until_seconds: float | None
     virtual_seconds: float = Field(description="when the last rank ended, or the run did")
@@ -240,10 +265,32 @@ def report_of(
             for link, count in zip(world.topology.links, network.link_bytes, strict=True)
             if count
         },
-        compute_rates=list(sites.computes),
+        compute_account=_account([own.account for own in sites.ranks if own.account is not None], size),
         uncharged=list(sites.uncharged),
         later_weather=world.topology.weather.after(whole),
         host_decisions=list(host_decisions),
+    )
+
+
+def _account(accounts: Sequence[dict[str, Any]], num_ranks: int) -> ComputeAccount | None:
+    """Mean of the ranks' accounts; None where no rank has computed on a device."""
+    if not accounts:
+        return None
+    seconds = sum((Counter(each["seconds"]) for each in accounts), Counter[str]())
+    most = max(accounts, key=lambda each: sum(each["estimated"].values()))
+    first = accounts[0]
+    return ComputeAccount(
+        device=first["device"],
+        product_share=first["product_share"],
+        memory_share=first["memory_share"],
+        launch_seconds=find_device(first["device"]).launch_seconds,
+        flops_per_second={name: rate for each in accounts for name, rate in each["rates"].items()},
+        estimated=most["estimated"],
+        num_estimated=most["num_estimated"],
+        **{
+            f"{part}_seconds": seconds[part] / num_ranks
+            for part in ("products", "memory", "launches", "measured")
+        },
     )
 
 
@@ -279,12 +326,17 @@ _NOTE = (
 )
 _WIDE = 110  # columns of a console that take headings on one line
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
+_MOST_ESTIMATED = 5  # operations named there, likewise
 _RANK_HEADINGS = (
     *("rank", "host", "ended", "computing", "waiting for others", "network", "start-up", "bytes sent"),
     "steps",
 )
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
+_CLOCKS = {
+    "virtual": "virtual: times that the script takes itself are on this clock",
+    "host": "host: times that the script takes itself are this machine's; netgym.now() reads the virtual clock",
+}
 _ENDINGS = {
     "finished": "",
     "until": "cut at --until",
@@ -342,18 +394,10 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         ("protocol", f"{report.protocol} ({_SOURCES[report.protocol_from]})"),
         ("algorithms", f"{algorithms} ({by})"),
         ("placement", _placement(report.placement)),
-        (
-            "compute",
-            report.compute
-            + (
-                f": {', '.join(report.compute_rates)}; other operations cost nothing"
-                if report.compute_rates
-                else ""
-            )
-            + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else ""),
-        ),
+        ("compute", report.compute + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else "")),
+        *_computing(report.compute_account),
         ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
-        ("timings", "those that the script takes itself are host time; netgym.now() reads this clock"),
+        ("clock", _CLOCKS[report.clock]),
     ]
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
@@ -363,9 +407,48 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
     return facts
 
 
+def _computing(account: ComputeAccount | None) -> list[tuple[str, str]]:
+    """What bounds computing on a device, what is assumed, and what the trace lacks."""
+    if account is None:
+        return []
+    names = {"measured": "measured", "products": "products", "memory": "memory-bound", "launches": "launches"}
+    seconds = {name: getattr(account, f"{part}_seconds") for part, name in names.items()}
+    whole = sum(seconds.values())
+    shares = [f"{name} {taken / whole:.1%}" for name, taken in seconds.items() if taken]
+    device, share = find_device(account.device), account.product_share
+    rates = ", ".join(f"{name} {rate / 1e12:.4g} TFLOP/s" for name, rate in account.flops_per_second.items())
+    measured = " (the best that was measured)" if share == device.best_product else ""
+    bandwidth = device.memory_bytes_per_second * account.memory_share
+    facts = [
+        ("operations", f"{format_seconds(whole)} a rank: {', '.join(shares)}"),
+        (
+            "assumed",
+            f"products reach {share:.1%} of the peak of {account.device}{measured}{': ' if rates else ''}{rates}; all "
+            f"else {account.memory_share:.0%} of its memory's bandwidth: {bandwidth / 1e9:.4g} GB/s; a launch takes "
+            f"{format_seconds(account.launch_seconds)}",
+        ),
+    ]
+    if account.num_estimated:
+        shown = list(account.estimated.items())[:_MOST_ESTIMATED]
+        longest = "; ".join(f"{visible(name, 120)} {format_seconds(taken)}" for name, taken in shown)
+        facts.append(
+            (
+                "estimated",
+                f"{format_count(account.num_estimated, 'operation')} that the trace lacks: {longest}",
+            )
+        )
+    return facts
+
+
 def _decided(each: HostDecision) -> str:
     times = "once" if each.times == 1 else f"{each.times} times, first"
     calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
+    if each.read_by:
+        return (
+            f"decided {times} at {format_seconds(each.virtual_seconds)}: {rank_names(each.read_by)} read the clock"
+            f"{calls}, and were told this time though they may be later: {rank_names(each.without_ranks)} slept, and "
+            "may have waited for them"
+        )
     return (
         f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
         f"advanced without {rank_names(each.without_ranks)}, asleep; times may differ from run to run"

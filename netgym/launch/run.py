@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from exogym_core.workers.processes.process_runner import WorkerProcesses
+    from netgym.launch.launched import Clock
     from netgym.launch.report import LaunchReport
     from netsim import Topology
     from netsim.network.trace import Span
@@ -92,6 +93,7 @@ class Launch:
         cuda_as_cpu: CUDA devices that the script names are the CPU.
         trace: a file for Perfetto.
         chakra: a folder for execution traces, one a rank.
+        clock: time that the script reads.
     """
 
     script: Script
@@ -105,6 +107,7 @@ class Launch:
     cuda_as_cpu: bool = False
     trace: Path | None = None
     chakra: Path | None = None
+    clock: Clock = "virtual"
 
     def world(self, num_ranks: int) -> World:
         """Hosts of `num_ranks` ranks.
@@ -128,6 +131,7 @@ class Launch:
             "protocol_from": "topology" if self.topology.protocol and not self.protocol else source,
             "compute": self.compute,
             "cuda_as_cpu": self.cuda_as_cpu,
+            "clock": self.clock,
             "until_seconds": None if math.isinf(self.until_seconds) else self.until_seconds,
         }
 
@@ -265,7 +269,9 @@ class LaunchedRun(OutsideMeetings):
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
         self._posted_at: defaultdict[tuple[int, float, str], deque[str]] = defaultdict(deque)
         self._failed: dict[int, NetsimError] = {}
-        self._host_decisions: dict[tuple[tuple[int, ...], tuple[str, ...]], HostDecision] = {}
+        self._host_decisions: dict[
+            tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], HostDecision
+        ] = {}
         sinks = Sinks(
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
@@ -334,13 +340,24 @@ class LaunchedRun(OutsideMeetings):
         return report_of(self, self._sites, self._launch.about(), self.ending, error, decisions)
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
-        key = (tuple(sorted(ranks)), tuple(sorted(self.exchange.calls_in_flight())))
+        self._note_decision(ranks, ())
+        super()._goes_on_without(ranks)
+
+    def _read_early(self, without: AbstractSet[int]) -> None:
+        self._note_decision(without, sorted(self._reading))
+        super()._read_early(without)
+
+    def _note_decision(self, without: AbstractSet[int], read_by: Sequence[int]) -> None:
+        key = (tuple(sorted(without)), tuple(read_by), tuple(sorted(self.exchange.calls_in_flight())))
         if key not in self._host_decisions:
             self._host_decisions[key] = HostDecision(
-                virtual_seconds=self._now(), times=0, without_ranks=list(key[0]), calls=list(key[1])
+                virtual_seconds=self._now(),
+                times=0,
+                read_by=[*read_by],
+                without_ranks=[*key[0]],
+                calls=[*key[2]],
             )
         self._host_decisions[key].times += 1
-        super()._goes_on_without(ranks)
 
     # --- failures in the order of virtual time -------------------------------------------------------------
 

@@ -17,12 +17,13 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 import torch.distributed.rpc
 
+from netgym.launch.clock import virtualize
 from netgym.launch.compute import ComputeClock
 from netgym.launch.cuda_on_cpu import stand_in_for_cuda
 from netgym.launch.launched import Launched, refused
 from netgym.launch.private import rendezvous_by
 from netgym.launch.registration import register, replace_backends
-from netgym.launch.session import attach
+from netgym.launch.session import attach, session_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,8 @@ def become_launched() -> None:
     # Forked processes need no hook.
     prepare = multiprocessing.spawn.get_preparation_data
     multiprocessing.spawn.get_preparation_data = lambda name: prepare(name) | {"netgym": _Hook()}
+    if launched.clock == "virtual":
+        virtualize(session_of_thread)
     if launched.num_devices:
         stand_in_for_cuda(launched.num_devices)
 

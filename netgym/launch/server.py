@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from exogym_core.workers.processes.children import ChannelClosed
+from netgym.launch.launched import clock_of_environment
 from netgym.launch.report import show_summary, write_launch
 from netgym.launch.run import JoinedRanks, Launch, Script, serve_joined
 from netsim.cli.terminal import plain_console
@@ -32,6 +33,7 @@ def _launch() -> Launch:
         compute=os.environ.get("NETGYM_COMPUTE", "live"),
         protocol=os.environ.get("NETGYM_PROTOCOL"),
         collectives=os.environ.get("NETGYM_COLLECTIVES"),
+        clock=clock_of_environment(),
     )
 
 

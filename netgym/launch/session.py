@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import exogym_core
 from exogym_core.workers.failures import is_own
+from netgym.launch.clock import RankClock
 from netgym.launch.launched import refused
 from netgym.launch.private import at_end_of_backward, is_in_backward
 from netsim.errors import InputError
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from netgym.launch.compute import ComputeClock
 
-__all__ = ["POLL_SECONDS", "RankSession", "advance", "attach", "current_session", "now"]
-
-POLL_SECONDS = 1e-3
-"""Least virtual seconds between two polls of an unfinished call: a loop that only polls ends."""
+__all__ = ["RankSession", "advance", "attach", "current_session", "now", "session_of_thread"]
 
 _MOST_SECONDS = 1e9  # thirty years
 
@@ -59,7 +57,7 @@ class RankSession:
         self._depth, self._calling = 0, threading.RLock()
         self._site = ("", "")  # place and operation that were marked last
         self._startup_seconds = 0.0
-        self._computed = self._next_poll = 0.0  # seconds of computing so far, and at the next poll
+        self.clock = RankClock(comm, compute)
         self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
         self.has_begun = False
         self._pid = os.getpid()
@@ -71,6 +69,9 @@ class RankSession:
         self.has_begun = True
         startup = self._startup_seconds + self._compute.take_seconds()
         self.comm.mark({"startup_seconds": startup})
+        if self._compute.on_device is not None:
+            self._compute.on_device.forget()
+        self.clock.begin()
         self._compute.resume()
         return True
 
@@ -85,11 +86,11 @@ class RankSession:
                 f"rank {self.comm.rank}: two of its threads call torch.distributed at once, and it has one clock: make "
                 "the calls in one thread (instead of torch.distributed.checkpoint's async_save use save)"
             )
+        self.clock.forget()
         try:
             if self._depth == 0 and self.has_begun:
-                self._spend(self._compute.take_seconds())
-                for rate in self._compute.take_new_rates():
-                    self.comm.mark({"computes": rate})
+                self.clock.spend(self._compute.take_seconds())
+                self._account()
         except BaseException:
             self._calling.release()
             raise
@@ -100,6 +101,7 @@ class RankSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
+        self.clock.forget()
         if self._depth == 0 and self.has_begun:
             self._compute.resume()
         self._calling.release()
@@ -112,40 +114,48 @@ class RankSession:
             )
         if self.has_begun:
             with self:
-                self._spend(seconds)
+                self.clock.spend(seconds)
         else:
             self._startup_seconds += seconds
 
-    def _spend(self, seconds: float) -> None:
-        if seconds:
-            self.comm.advance(seconds)
-            self._computed += seconds
+    def read(self, is_computing: bool = False) -> float:
+        """The rank's virtual time, or its seconds of computing alone; inside a call, the last time read before it."""
+        if not self._calling.acquire(blocking=False):
+            return self.clock.last
+        try:
+            if is_computing:
+                return self.clock.read_computing() if self._depth == 0 else self.clock.computed
+            if self._depth:  # of torch's own logs, or in a handler of a signal
+                return self.clock.last
+            self._depth += 1
+            try:
+                return self.clock.read()
+            finally:
+                self._depth -= 1
+        finally:
+            self._calling.release()
 
-    # --- polling -------------------------------------------------------------------------------------------
-
-    def begin_poll(self) -> None:
-        """Let `POLL_SECONDS` pass since the last poll that found its call unfinished."""
-        self._spend(max(self._next_poll - self._computed, 0.0))
-
-    def poll_again(self) -> None:
-        """Note a poll that has found its call unfinished."""
-        self._next_poll = self._computed + POLL_SECONDS
-
-    def end_polls(self) -> None:
-        """Note a wait, in which time passes by itself."""
-        self._next_poll = 0.0
+    def sleep(self, seconds: float) -> None:
+        """Let a number of virtual seconds pass, counted as computing, and wait until the clock has come there."""
+        self.advance(seconds)
+        if not self._depth:
+            with self as comm:
+                comm.now()
 
     def now(self) -> float:
         """The rank's virtual time."""
-        if not self.has_begun:
-            return 0.0
-        with self as comm:
-            return comm.now()
+        return self.read() if self.has_begun else 0.0
 
     def end(self) -> None:
         """Charge the computing since the last call, at the end of the program."""
         with self:
-            pass
+            self._account(is_last=True)
+
+    def _account(self, *, is_last: bool = False) -> None:
+        """Mark what computing has been made of so far, for the report."""
+        device = self._compute.on_device
+        if device is not None and (account := device.take_account(is_last=is_last)) is not None:
+            self.comm.mark({"computes": account})
 
     def at(self, op: str) -> None:
         """Mark the program's place and the operation called there, which hold for the next requests."""
@@ -237,6 +247,13 @@ def current_session() -> RankSession | None:
     """This thread's session, else this process's; None outside of a simulated run."""
     own: RankSession | None = getattr(_sessions.of_thread, "session", None)
     return own if own is not None else _sessions.of_process
+
+
+def session_of_thread() -> RankSession | None:
+    """This thread's session, if it is a rank."""
+    own: RankSession | None = getattr(_sessions.of_thread, "session", None)
+    is_main = own is None and threading.current_thread() is threading.main_thread()
+    return _sessions.of_process if is_main else own
 
 
 def advance(seconds: float) -> None:

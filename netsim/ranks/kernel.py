@@ -539,6 +539,8 @@ class Kernel:
                 served(rank, request)
             if kind in at_once:
                 at_once[kind](rank, request)
+                if kind is Ask and request.key is None:  # type: ignore[union-attr]
+                    yield self.clock.at(self.clock.now)  # others that ask at this instant are answered, too
             else:
                 yield from in_time[kind](rank, request)
 

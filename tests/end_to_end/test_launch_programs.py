@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import importlib
 import json
@@ -26,8 +27,8 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy
 from netgym.cli.inspect_commands import schema_of
 from netgym.cli.main import main
+from netgym.launch.clock import POLL_SECONDS
 from netgym.launch.joining import connect
-from netgym.launch.session import POLL_SECONDS
 from netsim.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -47,17 +48,6 @@ def launch(*arguments: str) -> tuple[int, str, str]:
 def on_gloo(num_ranks: int, script: str) -> CompletedProcess[str]:
     """Rank 0 of a program on the real backend."""
     return ranks(num_ranks, run_script, script, "gloo", seconds=60.0)[0]
-
-
-@pytest.fixture
-def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
-    """`launch` from this process, which has imported torch already."""
-
-    def launch(*arguments: str) -> tuple[int, str, str]:
-        code = main(["launch", *arguments])
-        return code, *capfd.readouterr()
-
-    return launch
 
 
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
@@ -202,12 +192,12 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compute", ["flops h100 0.4", "live 0.5", "marks"])
 def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path) -> None:
-    """Rank 1 multiplies matrices of 256: 2 * 256**3 operations each time; an H100 does 67e12 a second in fp32."""
+    """Rank 1 multiplies matrices of 1024: 2 * 1024**3 operations each time; an H100 does 67e12 a second in fp32."""
     script = tmp_path / "compute.py"
     script.write_text(
         "import torch, torch.distributed as dist, netgym\n"
+        "square = torch.ones(1024, 1024)\n"
         "dist.init_process_group('netsim')\n"
-        "square = torch.ones(256, 256)\n"
         "for _ in range(10 * dist.get_rank()): square @ square\n"
         "netgym.advance(0.25)\n"
         "dist.barrier()\n"
@@ -217,42 +207,107 @@ def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path)
     report = json.loads(out)
     whole = report["virtual_seconds"]
     computed = report["compute_utilisation"] * whole * 2  # of both ranks
-    operations = 10 * 2 * 256**3
+    operations = 10 * 2 * 1024**3
     if compute.startswith("flops"):
-        assert computed == pytest.approx(0.5 + operations / (67e12 * 0.4), abs=1e-8)
+        seconds = operations / (67e12 * 0.4)
+        assert computed == pytest.approx(0.5 + seconds, abs=1e-8)
+        assert report["compute_account"]["products_seconds"] == pytest.approx(
+            seconds / 2
+        )  # mean of both ranks
     elif compute == "marks":
         assert computed == pytest.approx(0.5, abs=1e-8)
+        assert report["compute_account"] is None
     else:
         assert computed > 0.5
 
 
 RATES = """
 import netgym
-x = torch.ones(64, 64, requires_grad=True)
+x = torch.ones(512, 512, requires_grad=True)
+big = torch.zeros(3000, 1000)
+dist.barrier()
 with torch.autocast("cpu", dtype=torch.bfloat16):
-    y = x @ x
+    y = x @ x  # after two casts: shorter than a launch
 y.sum().backward()  # two products in bf16
-x.double() @ x.double()
+double = torch.ones(512, 512, dtype=torch.float64)
+double @ double
 x @ x
 torch.backends.cuda.matmul.allow_tf32 = True
 x @ x
+big.add_(1.0)  # reads and writes 12 MB
 dist.barrier()
 """
 
 
-def test_operations_cost_what_their_dtype_does_and_the_output_says_so(
+def test_operations_cost_what_their_dtype_and_bytes_do_and_the_output_says_so(
     launch_here: Launch, tmp_path: Path
 ) -> None:
-    """All were charged at the peak in bf16, fp32 at 15 times its speed."""
-    options = ["-n", "2", "--topology", "lan", "--compute", "flops h100 0.5", "--out", str(tmp_path / "run")]
+    """All were charged at the peak in bf16, fp32 at 15 times its speed, and what only moves bytes at nothing."""
+    compute = "flops raspberry-pi-5 0.5 0.8"
+    options = ["-n", "2", "--topology", "lan", "--compute", compute, "--out", str(tmp_path / "run")]
     code, out, err = launch_here(*options, failing(tmp_path, RATES))
     assert code == 0, err
-    rates = ["bf16 494.8 TFLOP/s", "float64 as fp32 33.5 TFLOP/s", "fp32 33.5 TFLOP/s", "tf32 247.2 TFLOP/s"]
-    assert f"compute     flops h100 0.5: {', '.join(rates)}; other operations cost nothing\n" in out
-    assert "timings     those that the script takes itself are host time" in out
-    report = json.loads((tmp_path / "run" / "launch.json").read_text())
-    seconds = 2 * 64**3 * (3 / 494.75e12 + 2 / 33.5e12 + 1 / 247.25e12)
-    assert report["ranks"][0]["computing_seconds"] == pytest.approx(seconds, abs=2e-9)
+    assert f"compute     {compute}\n" in out
+    rates = (
+        "bf16 as fp32 0.0768 TFLOP/s, fp64 0.0384 TFLOP/s, fp32 0.0768 TFLOP/s, tf32 as fp32 0.0768 TFLOP/s"
+    )
+    assert (
+        f"assumed     products reach 50.0% of the peak of raspberry-pi-5: {rates}; all else 80% of its memory's "
+        "bandwidth: 13.68 GB/s; a launch takes 1 us\n" in out
+    )
+    account = json.loads((tmp_path / "run" / "launch.json").read_text())["compute_account"]
+    assert account["products_seconds"] == pytest.approx(2 * 512**3 * (5 / 76.8e9 + 1 / 38.4e9))
+    # Ones, their cast to bf16, the sum, that of two gradients and its cast back, ones in fp64; zeros and the addition.
+    moved = 512**2 * (4 + (4 + 2) + 2 + 3 * 2 + (2 + 4) + 8) + 3_000_000 * (4 + 8)
+    assert account["memory_seconds"] == pytest.approx(moved / (17.1e9 * 0.8), rel=1e-6)
+    assert 0 < account["launches_seconds"] < 5e-6
+    assert account["measured_seconds"] == account["num_estimated"] == 0
+    assert "clock       virtual: times that the script takes itself are on this clock" in out
+
+
+RECORDED = """
+import sys
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 32)
+for _ in range(3):
+    model(torch.ones(128, 64)).relu().sum().backward()
+if len(sys.argv) > 1: torch.ones(9, 9) @ torch.ones(9, 9)
+dist.barrier()
+print("rank", dist.get_rank(), "of", dist.get_world_size())
+"""
+
+
+def test_recorded_operations_are_used_and_those_that_lack_are_estimated(tmp_path: Path) -> None:
+    script, trace = failing(tmp_path, RECORDED), tmp_path / "trace.csv"
+    Path(script).write_text(Path(script).read_text().replace("'netsim'", "'gloo'"))
+    code, out, err = launch("--record-compute", str(trace), script)
+    assert (code, out) == (0, "rank 0 of 1\n"), err
+    assert f'recorded: use them by --compute "{trace} DEVICE"' in err
+    rows = list(csv.DictReader(trace.read_text().splitlines()))
+    (product,) = [row for row in rows if row["op"] == "aten.addmm"]
+    assert product["shapes"] == "32 128x64 64x32 -> 128x32"
+    assert (product["dtypes"], product["calls"]) == ("float32 float32 float32 -> float32", "3")
+    assert all(float(row["ns"]) > 0 for row in rows)
+    assert not [row for row in rows if row["op"] in ("aten.t", "aten.view", "aten.detach", "aten.expand")]
+    trace.write_text(
+        "op,shapes,dtypes,calls,ns\n"
+        + "".join(
+            f"{row['op']},{row['shapes']},{row['dtypes']},1,1000000\n"
+            for row in rows
+            if row["op"] != "aten.relu"
+        )
+    )
+    options = ["-n", "2", "--topology", "lan", "--json", "--compute", f"{trace} h100"]
+    code, out, err = launch(*options, script, "more")
+    assert code == 0, err
+    account = json.loads(out)["compute_account"]
+    calls = sum(int(row["calls"]) for row in rows if row["op"] != "aten.relu")
+    assert account["measured_seconds"] == pytest.approx(calls * 1e-3)
+    assert "aten.relu 128x32 -> 128x32 (float32 -> float32)" in account["estimated"]
+    assert "aten.mm 9x9 9x9 -> 9x9 (float32 float32 -> float32)" in account["estimated"]
+    assert account["launches_seconds"] == pytest.approx(
+        5e-6 * 6
+    )  # three relus, the product, and twice its ones
 
 
 def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:

@@ -571,6 +571,16 @@ class SimulatedCommunicator(Communicator):
     def now(self) -> float:
         return self._ask(Ask(None))  # type: ignore[no-any-return]
 
+    def instant(self) -> float:
+        """Virtual time of the rank's last request: `now` without the seconds that it has computed since."""
+        self.state.reads.add("clock")
+        return self._port.ask(Ask(None))  # type: ignore[return-value]
+
+    @property
+    def pending_seconds(self) -> float:
+        """Seconds that the rank has computed since its last request."""
+        return self.state.pending_seconds
+
     def is_over(self, until: float, number: int) -> bool:
         return bool(self._ask(Ask(Key(self._group_id, number), until)))
 

@@ -1,0 +1,235 @@
+"""Virtual time in a launched program: the functions by which a script and its libraries read time or sleep.
+
+Before `init_process_group`, in threads that are no rank, and for modules that need host time (`HOST_TIME`) they are
+Python's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import functools
+import gc
+import math
+import sys
+import time
+import timeit
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Any
+
+from netsim.network.clock import on_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from netgym.launch.compute import ComputeClock
+    from netgym.launch.session import RankSession
+
+__all__ = [
+    "CLOCKS",
+    "HOST_TIME",
+    "MOST_EQUAL_READINGS",
+    "POLL_SECONDS",
+    "VIRTUAL_TIME",
+    "RankClock",
+    "uses_host_time",
+    "virtualize",
+]
+
+CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+"""Functions of Python's `time` that become virtual, each with its form in nanoseconds."""
+
+HOST_TIME = (
+    *("netsim", "exogym_core", "netgym", "torch"),
+    *(
+        "aiohttp",
+        "anyio",
+        "botocore",
+        "filelock",
+        "fsspec",
+        "google",
+        "grpc",
+        "httpcore",
+        "httpx",
+        "huggingface_hub",
+    ),
+    *("mlflow", "ray", "requests", "s3transfer", "urllib3", "wandb", "zmq"),
+)
+"""Packages that keep host time, as all of Python's own library does: they wait for other processes and machines."""
+
+VIRTUAL_TIME = (
+    *("logging", "timeit", "torch.utils.benchmark", "torch.utils.tensorboard"),
+    "netgym.launch.cuda_on_cpu",  # events
+)
+"""Modules of those that read virtual time, for the script that calls them."""
+
+POLL_SECONDS = 1e-3
+"""Least virtual seconds between two polls of an unfinished call: a loop that only polls ends."""
+
+MOST_EQUAL_READINGS = 100_000
+"""Readings between two calls that may show the time of the one before; each later one takes `POLL_SECONDS`, so that a
+loop which only reads ends."""
+
+_MOST_HOST_SECONDS = 0.01  # of a sleep: a loop that waits for a thread or file does not spin
+_TICKS = 512  # of host time a second, in whole nanoseconds and exact in floats
+_TICK_NANOSECONDS = 10**9 // _TICKS
+_REAL: dict[str, Callable[[], float]] = {name: getattr(time, name) for name in CLOCKS}
+_sleep = time.sleep
+
+
+class RankClock:
+    """A rank's virtual time as its own process knows it. Readings take no virtual time and change none.
+
+    The kernel is asked for the time of the rank's last request once after each call of the simulation: until the next
+    call the time is that answer and the computing since, which stays uncharged.
+
+    Attributes:
+        computed: seconds of computing charged so far.
+        last: the last reading.
+        ticks: by clock, host time at the start of virtual time, rounded up to `_TICKS` a second: differences
+            of readings are the same in every run.
+    """
+
+    def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
+        self._comm, self._compute = comm, compute
+        self.computed = self._next_poll = 0.0
+        self.ticks: dict[str, int] = {}
+        self._answer: float | None = None
+        self.last, self._num_equal = 0.0, 0
+
+    def begin(self) -> None:
+        """Start virtual time."""
+        self.ticks = {name: math.ceil(read() * _TICKS) for name, read in _REAL.items()}
+
+    def spend(self, seconds: float) -> None:
+        """Compute for a number of seconds."""
+        if seconds:
+            self._comm.advance(seconds)
+            self.computed += seconds
+
+    # --- readings ------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Note a call of the simulation, in which time may pass."""
+        self._answer, self._num_equal = None, 0
+
+    def read(self) -> float:
+        """Virtual seconds, between two calls of the simulation."""
+        since = self._compute.measure()
+        if self._answer is None:
+            self._answer = self._comm.instant()
+        read = self._answer + on_grid(self._comm.pending_seconds + since)
+        self._num_equal += read <= self.last
+        if self._num_equal > MOST_EQUAL_READINGS:
+            self.spend(POLL_SECONDS)
+        self.last = max(read, self.last)
+        self._compute.skip(since)
+        return self.last
+
+    def read_computing(self) -> float:
+        """Seconds of computing, with those that are not charged yet."""
+        return self.computed + self._compute.measure()
+
+    # --- polling -------------------------------------------------------------------------------------------
+
+    def begin_poll(self) -> None:
+        """Let `POLL_SECONDS` pass since the last poll that found its call unfinished."""
+        self.spend(max(self._next_poll - self.computed, 0.0))
+
+    def poll_again(self) -> None:
+        """Note a poll that has found its call unfinished."""
+        self._next_poll = self.computed + POLL_SECONDS
+
+    def end_polls(self) -> None:
+        """Note a wait, in which time passes by itself."""
+        self._next_poll = 0.0
+
+
+# --- who asks ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def uses_host_time(module: str) -> bool:
+    """True if a module reads host time, by the longest prefix in `VIRTUAL_TIME`, `HOST_TIME` or Python's library.
+
+    >>> [uses_host_time(name) for name in ("__main__", "queue", "logging.handlers", "torch.utils.data")]
+    [False, True, False, True]
+    """
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:length])
+        if prefix in VIRTUAL_TIME or prefix == "__main__":
+            return False
+        if prefix in HOST_TIME:
+            return True
+    return parts[0] in sys.stdlib_module_names
+
+
+def virtualize(current: Callable[[], RankSession | None]) -> None:
+    """Give this process, and those that it forks, virtual time: Python's `time` and `datetime.now`.
+
+    Names that modules have imported from `time` before are replaced, too, in those that read virtual time.
+
+    Args:
+        current: returns the session of the calling thread, if it is a rank.
+    """
+
+    def session_of(frame: FrameType) -> RankSession | None:
+        """The session in whose virtual time the code of a frame lives; None: in host time."""
+        session = current()
+        if session is None or not session.has_begun or uses_host_time(frame.f_globals.get("__name__", "")):
+            return None
+        return session
+
+    def clock(name: str) -> None:
+        real, real_nanoseconds = getattr(time, name), getattr(time, f"{name}_ns")
+        is_computing = name in ("process_time", "thread_time")
+
+        def seconds() -> float:
+            if (session := session_of(sys._getframe(1))) is None:
+                return real()  # type: ignore[no-any-return]
+            return session.clock.ticks[name] / _TICKS + session.read(is_computing)
+
+        def nanoseconds() -> int:
+            if (session := session_of(sys._getframe(1))) is None:
+                return real_nanoseconds()  # type: ignore[no-any-return]
+            return session.clock.ticks[name] * _TICK_NANOSECONDS + round(session.read(is_computing) * 1e9)
+
+        replaced[real], replaced[real_nanoseconds] = seconds, nanoseconds
+
+    def sleep(seconds: float) -> None:
+        session = session_of(sys._getframe(1))
+        if session is None or not seconds > 0:
+            _sleep(seconds)
+        else:
+            _sleep(min(seconds, _MOST_HOST_SECONDS))
+            session.sleep(seconds)
+
+    def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        if (session := session_of(sys._getframe(1))) is None:
+            return real_now.__get__(None, cls)(tz)  # type: ignore[no-any-return]
+        return cls.fromtimestamp(session.clock.ticks["time"] / _TICKS + session.read(), tz)
+
+    def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
+        if (session := session_of(sys._getframe(1))) is None:
+            return real_utcnow.__get__(None, cls)()  # type: ignore[no-any-return]
+        seconds = session.clock.ticks["time"] / _TICKS + session.read()
+        return cls.fromtimestamp(seconds, datetime.UTC).replace(tzinfo=None)
+
+    replaced: dict[Any, Callable[..., Any]] = {_sleep: sleep}
+    for name in CLOCKS:
+        clock(name)
+    for module in list(sys.modules.values()):
+        if module is time or not uses_host_time(getattr(module, "__name__", "")):
+            for name, value in list(vars(module).items()):
+                if type(value) is BuiltinFunctionType and value in replaced:
+                    setattr(module, name, replaced[value])
+    for function in (timeit.timeit, timeit.repeat, timeit.Timer.__init__):
+        function.__defaults__ = tuple(replaced.get(value, value) for value in function.__defaults__ or ())
+    # The methods of the class itself, which keeps its identity; `today` reads `time.time`.
+    (methods,) = gc.get_referents(datetime.datetime.__dict__)
+    real_now, real_utcnow = methods["now"], methods["utcnow"]
+    methods["now"], methods["utcnow"] = classmethod(now), classmethod(utcnow)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
