@@ -74,7 +74,8 @@ def test_places_are_sent_when_they_change_and_hold_until_then(
         calls("barrier", 0.5, 0.0)
     calls("all_reduce", 0.25, 0.25)
     assert [row["op"] for row in reports.rows] == ["all_reduce", "barrier", "all_reduce"]
-    totals = sites.finish([(reports.exposed, reports.network)], 0.0)
+    sites.finish([(reports.exposed, reports.network)], 0.0)
+    totals = sites.totals_by(lambda posted: posted.site)
     assert {site.op: (each.calls, each.num_bytes) for site, each in totals.items()} == {
         "all_reduce": (6, 240),
         "barrier": (2, 80),
@@ -127,8 +128,8 @@ def _timed_run(
         stream.extend(requests)
     kernel.run()
     instant = until if kernel.running else kernel.clock.now
-    totals = made.finish([kernel.exposed_until(rank, instant) for rank in range(len(streams))], instant)
-    return {site.place: each for site, each in totals.items()}
+    made.finish([kernel.exposed_until(rank, instant) for rank in range(len(streams))], instant)
+    return made.totals_by(lambda posted: posted.site.place)
 
 
 def _at(place: str) -> Mark:

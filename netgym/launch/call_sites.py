@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from netsim.ranks import Post, Progress
+from netsim.ranks import MessageGroup, Post, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from exogym_core.communicator.simulated.communicator import ScheduleBook
     from netsim.ranks import Key, Request, StampedRow
 
-__all__ = ["CallSite", "CallSites", "Instant", "RankCalls", "SiteTotals"]
+__all__ = ["CallSite", "CallSites", "Instant", "PostedCall", "RankCalls", "SiteTotals"]
+
+T = TypeVar("T")
 
 
 class CallSite(NamedTuple):
@@ -27,6 +30,14 @@ class CallSite(NamedTuple):
 _OUTSIDE = CallSite("outside of calls", "")
 
 
+class PostedCall(NamedTuple):
+    """Origin of calls: where they were posted, in which process group, and whether its members are in several sites."""
+
+    site: CallSite
+    group: str = ""
+    is_between_sites: bool = False
+
+
 @dataclass
 class SiteTotals:
     """Sums over all ranks.
@@ -34,19 +45,29 @@ class SiteTotals:
     Attributes:
         calls: that ranks have posted; a collective of eight ranks counts eight times.
         num_bytes: of their tensors.
+        sent_bytes, sent_between_bytes: payload that left ranks, and the part of it that went to other sites.
         exposed_seconds: waited there.
         network_seconds: the part of it in which bytes were under way; in the rest other members were missing.
         awaited_seconds: of the network, that ranks waited, here or elsewhere, while the calls posted here were the
             oldest of their group under way: later ones queue behind them.
+        awaited_between_seconds: the part of them for calls whose members are in several sites.
         hidden_seconds: in which calls posted here were under way while their rank did not wait.
     """
 
     calls: int = 0
     num_bytes: int = 0
+    sent_bytes: int = 0
+    sent_between_bytes: int = 0
     exposed_seconds: float = 0.0
     network_seconds: float = 0.0
     awaited_seconds: float = 0.0
+    awaited_between_seconds: float = 0.0
     hidden_seconds: float = 0.0
+
+    def add(self, other: SiteTotals) -> None:
+        """Add another's sums."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class Instant(NamedTuple):
@@ -90,11 +111,11 @@ class RankCalls:
     is_waiting: bool = False
     awaited_seconds: float = 0.0
     awaited_before: float = 0.0
-    under_way: Counter[CallSite] = field(default_factory=Counter)
-    queues: defaultdict[Hashable, OrderedDict[Key, CallSite]] = field(
+    under_way: Counter[PostedCall] = field(default_factory=Counter)
+    queues: defaultdict[Hashable, OrderedDict[Key, PostedCall]] = field(
         default_factory=lambda: defaultdict(OrderedDict)
     )
-    posted_at: dict[Key, CallSite] = field(default_factory=dict)
+    posted_at: dict[Key, PostedCall] = field(default_factory=dict)
     account: dict[str, Any] | None = None
 
 
@@ -102,12 +123,14 @@ class CallSites:
     """Counts calls and waiting by place, from rows and requests of ranks in order of virtual time.
 
     A row with `place` and `op` holds for the requests of its rank until its next such row. A row with `step` ends a
-    step; one with `startup_seconds` has the time before the rank's clock started; one with `uncharged` names a backend
-    or device used alongside the simulated network, one with `computes` an account of its computing.
+    step; one with `group` names a process group; one with `startup_seconds` has the time before the rank's clock
+    started; one with `uncharged` names a backend or device used alongside the simulated network, one with `computes` an
+    account of its computing.
 
     Args:
         num_ranks: of the program.
         keeps_history: keep every change of place.
+        sites_of: returns the site of each of some ranks.
 
     Attributes:
         ranks: of the program.
@@ -120,23 +143,34 @@ class CallSites:
 
     book: ScheduleBook
 
-    def __init__(self, num_ranks: int, keeps_history: bool = False) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        keeps_history: bool = False,
+        sites_of: Callable[[tuple[int, ...]], Sequence[str]] = lambda ranks: (),
+    ) -> None:
         self.ranks, self._keeps_history = [RankCalls() for _ in range(num_ranks)], keeps_history
         self.num_calls = self.num_started = 0
         self.uncharged: dict[str, None] = {}
         self.history: list[tuple[int, float, str]] = []
-        self._totals: defaultdict[CallSite, SiteTotals] = defaultdict(SiteTotals)
+        self._totals: defaultdict[PostedCall, SiteTotals] = defaultdict(SiteTotals)
+        self._groups: dict[Hashable, str] = {}
+        self._is_between = lru_cache(maxsize=1024)(lambda ranks: len(set(sites_of(ranks))) > 1)
 
     def take_request(self, rank: int, request: Request) -> None:
         """Count a rank's request."""
         if not isinstance(request, Post):
             return
-        own = self.ranks[rank]
-        totals, own.posted_at[request.key] = self._totals[own.site], own.site
+        own, group = self.ranks[rank], request.key.group
+        name = self._groups.get(group.group if isinstance(group, MessageGroup) else group, "")
+        posted = PostedCall(own.site, name, self._is_between(request.call.ranks))
+        totals, own.posted_at[request.key] = self._totals[posted], posted
         self.num_calls += 1
         totals.calls += 1
         totals.num_bytes += request.call.num_bytes
         sent, wan = self.book.traffic(request.call, request.member)
+        totals.sent_bytes += sent
+        totals.sent_between_bytes += wan
         own.bytes_sent += sent
         own.wan_bytes += wan
 
@@ -152,6 +186,8 @@ class CallSites:
             seconds = (row.virtual_seconds, row.compute_seconds, row.exposed_seconds, row.network_seconds)
             own.last_step = Instant(marked["step"], *seconds)
             own.first_step = own.first_step or own.last_step
+        elif "group" in marked:
+            self._groups[marked["group"]] = marked["name"]
         elif "startup_seconds" in marked:
             own.startup_seconds = marked["startup_seconds"]
             self.num_started += 1
@@ -197,20 +233,21 @@ class CallSites:
         elif (key := own.waits_for) is not None and key in (queue := own.queues[key.group]):
             self._count_awaited(own, next(iter(queue.values())), elapsed)
 
-    def _count_awaited(self, own: RankCalls, site: CallSite | None, seconds: float) -> None:
+    def _count_awaited(self, own: RankCalls, posted: PostedCall | None, seconds: float) -> None:
         own.awaited_seconds += seconds
-        if site is not None:
-            self._totals[site].awaited_seconds += seconds
+        if posted is not None:
+            self._totals[posted].awaited_seconds += seconds
+            self._totals[posted].awaited_between_seconds += seconds * posted.is_between_sites
 
     def _count_waiting(self, own: RankCalls, exposed_seconds: float, network_seconds: float) -> None:
         (exposed, network), own.counted = own.counted, (exposed_seconds, network_seconds)
         if exposed_seconds > exposed:
-            totals = self._totals[own.site]
+            totals = self._totals[PostedCall(own.site)]
             totals.exposed_seconds += exposed_seconds - exposed
             totals.network_seconds += network_seconds - network
 
-    def finish(self, waited: list[tuple[float, float]], instant: float) -> dict[CallSite, SiteTotals]:
-        """The sites in order of their waiting, there or for their calls, the longest first.
+    def finish(self, waited: list[tuple[float, float]], instant: float) -> None:
+        """Count what is under way when the run ends.
 
         Args:
             waited: seconds of waiting of each rank when the run ended, and the network's part of them.
@@ -222,7 +259,13 @@ class CallSites:
             if own.waits_for is not None:
                 self._count_awaited(own, own.posted_at.get(own.waits_for), seconds[1] - own.awaited_seconds)
 
-        def longest_first(item: tuple[CallSite, SiteTotals]) -> tuple[float, CallSite]:
-            return -max(item[1].exposed_seconds, item[1].awaited_seconds), item[0]
+    def totals_by(self, part: Callable[[PostedCall], T]) -> dict[T, SiteTotals]:
+        """Sums by a part of the calls' origin, the longest waiting first, there or for their calls."""
+        totals = defaultdict[T, SiteTotals](SiteTotals)
+        for posted, each in self._totals.items():
+            totals[part(posted)].add(each)
 
-        return dict(sorted(self._totals.items(), key=longest_first))
+        def longest_first(item: tuple[T, SiteTotals]) -> tuple[float, str]:
+            return -max(item[1].exposed_seconds, item[1].awaited_seconds), str(item[0])
+
+        return dict(sorted(totals.items(), key=longest_first))

@@ -122,6 +122,12 @@ class NetsimGroup(dist.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self._given_name = name
 
+    def _set_group_desc(self, desc: str) -> None:
+        """Name the group in reports: as the program describes it, else by c10d's number."""
+        name = f"group {self._given_name}" if desc in ("", "undefined") else desc
+        self._session.comm.mark({"group": self._comm.group_id, "name": name})
+        super()._set_group_desc(desc)
+
     @property
     def supports_splitting(self) -> bool:
         return False

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.simulation import Simulation
     from exogym_core.results.run_folder import RunFolder
-    from netgym.launch.call_sites import CallSites, RankCalls
+    from netgym.launch.call_sites import CallSites, RankCalls, SiteTotals
 
 __all__ = [
     "CallTimes",
@@ -40,6 +40,7 @@ __all__ = [
     "HostDecision",
     "LaunchReport",
     "RankTimes",
+    "SiteSplit",
     "SteadyState",
     "page_of_launch",
     "print_launch",
@@ -111,6 +112,22 @@ class ComputeAccount(_Part):
     num_estimated: int = Field(description="number of operations that the trace lacks")
 
 
+class SiteSplit(_Part):
+    """Calls within and between sites, the regions of the topology; means over all ranks."""
+
+    place: str = Field(
+        default="", description="file:line of the script that made them; empty: all of the group"
+    )
+    op: str = ""
+    group: str = Field(description="the process group's name, as the program describes it")
+    sent_within_bytes: float = Field(description="payload sent to the rank's own site")
+    sent_between_bytes: float = Field(description="payload sent to other sites")
+    exposed_within_seconds: float = Field(
+        description="waited while the network worked on calls whose members are in one site"
+    )
+    exposed_between_seconds: float = Field(description="on calls whose members are in several sites")
+
+
 class SteadyState(_Part):
     """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
@@ -167,6 +184,8 @@ class LaunchReport(_Part):
     ranks: list[RankTimes]
     steady_state: SteadyState | None = Field(description="null where fewer than two steps were marked")
     calls: list[CallTimes] = Field(description="the longest waiting first")
+    splits: list[SiteSplit] = Field(default=[], description="by place, operation and group")
+    groups: list[SiteSplit] = Field(default=[], description="by group")
     wan_bytes: int = Field(description="payload of all ranks to other regions")
     link_bytes: dict[str, float] = Field(description="as the network counts them")
     uncharged: list[str] = Field(description="backends used alongside the simulated network, not charged")
@@ -206,7 +225,8 @@ def report_of(
     instant = kernel.until_seconds if ending == "until" else float(kernel.clock.now)
     ends = [instant if rank in kernel.running else end for rank, end in enumerate(kernel.seconds.end)]
     waited = [kernel.exposed_until(rank, end) for rank, end in enumerate(ends)]
-    totals, size = sites.finish(waited, instant), world.num_ranks
+    sites.finish(waited, instant)
+    size = world.num_ranks
     hosts = [world.topology.hosts[host].name for host in world.hosts]
     ranks = []
     for rank, (end, own) in enumerate(zip(ends, sites.ranks, strict=True)):
@@ -257,7 +277,17 @@ def report_of(
                 exposed_seconds=each.awaited_seconds / size,
                 hidden_seconds=each.hidden_seconds / size,
             )
-            for site, each in totals.items()
+            for site, each in sites.totals_by(lambda posted: posted.site).items()
+        ],
+        splits=[
+            _split(each, size, group, *site)
+            for (site, group), each in sites.totals_by(lambda posted: (posted.site, posted.group)).items()
+            if each.calls
+        ],
+        groups=[
+            _split(each, size, group)
+            for group, each in sites.totals_by(lambda posted: posted.group).items()
+            if each.calls
         ],
         wan_bytes=sum(own.wan_bytes for own in sites.ranks),
         link_bytes={
@@ -291,6 +321,18 @@ def _account(accounts: Sequence[dict[str, Any]], num_ranks: int) -> ComputeAccou
             f"{part}_seconds": seconds[part] / num_ranks
             for part in ("products", "memory", "launches", "measured")
         },
+    )
+
+
+def _split(each: SiteTotals, size: int, group: str, place: str = "", op: str = "") -> SiteSplit:
+    return SiteSplit(
+        place=place,
+        op=op,
+        group=group,
+        sent_within_bytes=(each.sent_bytes - each.sent_between_bytes) / size,
+        sent_between_bytes=each.sent_between_bytes / size,
+        exposed_within_seconds=(each.awaited_seconds - each.awaited_between_seconds) / size,
+        exposed_between_seconds=each.awaited_between_seconds / size,
     )
 
 
@@ -332,6 +374,11 @@ _RANK_HEADINGS = (
     "steps",
 )
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
+_SPLIT_HEADINGS = ("group", "sent within", "sent between", "exposed within", "exposed between")
+_SPLIT_NOTE = (
+    "Within and between sites, the topology's regions; means over ranks. Bytes are those that ranks send; exposed time "
+    "is between sites if the call's members are in several."
+)
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
 _CLOCKS = {
     "virtual": "virtual: times that the script takes itself are on this clock",
@@ -511,6 +558,21 @@ def _calls(report: LaunchReport) -> list[tuple[str, ...]]:
     ]
 
 
+def _splits(rows: Sequence[SiteSplit]) -> list[tuple[str, ...]]:
+    """Cells of a table; none where all ranks are in one site."""
+    if not any(each.sent_between_bytes or each.exposed_between_seconds for each in rows):
+        return []
+    return [
+        (
+            *((visible(each.place, 80), each.op) if each.place else ()),
+            visible(each.group, 40) or "-",
+            *(format_bytes(round(number)) for number in (each.sent_within_bytes, each.sent_between_bytes)),
+            *(map(format_seconds, (each.exposed_within_seconds, each.exposed_between_seconds))),
+        )
+        for each in rows
+    ]
+
+
 def _links(report: LaunchReport) -> list[tuple[str, ...]]:
     links = sorted(report.link_bytes.items(), key=lambda item: -item[1])
     return [(visible(name, 80), format_bytes(count)) for name, count in links]
@@ -527,6 +589,8 @@ def show_summary(report: LaunchReport, console: Console) -> None:
     for line in filter(None, (_verdict(report), _steady(report))):
         console.print(Text(line), soft_wrap=True)
     _show_table(console, _CALL_HEADINGS, _calls(report), _NOTE)
+    _show_table(console, ("at", "call", *_SPLIT_HEADINGS), _splits(report.splits))
+    _show_table(console, _SPLIT_HEADINGS, _splits(report.groups), _SPLIT_NOTE)
     _show_table(console, ("link", "bytes"), _links(report))
 
 
@@ -570,6 +634,20 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
                 [(str(rank.rank), _rank_cells(rank)) for rank in report.ranks],
                 "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
                 is_prose=False,
+            ),
+            *(
+                TextTable(
+                    title,
+                    [*headings],
+                    [(cells[0], list(cells[1:])) for cells in rows],
+                    _SPLIT_NOTE,
+                    is_prose=False,
+                )
+                for title, headings, rows in (
+                    ("Within and between sites", ("at", "call", *_SPLIT_HEADINGS), _splits(report.splits)),
+                    ("Process groups within and between sites", _SPLIT_HEADINGS, _splits(report.groups)),
+                )
+                if rows
             ),
             TextTable(
                 "Links",

@@ -264,7 +264,7 @@ class LaunchedRun(OutsideMeetings):
         self.ending: Ending = "finished"
         self.error: NetsimError | None = None
         self._launch, traced = launch, launch.trace is not None or launch.chakra is not None
-        self._sites = CallSites(world.num_ranks, keeps_history=traced)
+        self._sites = CallSites(world.num_ranks, keeps_history=traced, sites_of=world.regions)
         self._recorder = Recorder() if traced else None
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
         self._posted_at: defaultdict[tuple[int, float, str], deque[str]] = defaultdict(deque)

@@ -310,6 +310,38 @@ def test_recorded_operations_are_used_and_those_that_lack_are_estimated(tmp_path
     )  # three relus, the product, and twice its ones
 
 
+MESH = """
+from torch.distributed.device_mesh import init_device_mesh
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+for name in ("tp", "dp"):
+    dist.all_reduce(torch.ones(100_000), group=mesh.get_group(name))
+pair = dist.new_group([0, 3], group_desc="corner")
+if dist.get_rank() == 0: dist.send(torch.ones(100_000), 3, group=pair)
+if dist.get_rank() == 3: dist.recv(torch.ones(100_000), 0, group=pair)
+"""
+
+
+def test_bytes_and_exposed_time_are_split_by_sites_and_by_groups(launch_here: Launch, tmp_path: Path) -> None:
+    """A ring of two sends 400 kB from each: tensor parallel pairs share a site, data parallel ones do not."""
+    hosts = "east.0,east.1,west.0,west.1"
+    options = ["-n", "4", "--topology", "two-datacenters", "--placement", hosts, "--compute", "marks"]
+    code, out, err = launch_here(*options, "--out", str(tmp_path / "run"), failing(tmp_path, MESH))
+    assert code == 0, err
+    report = json.loads((tmp_path / "run" / "launch.json").read_text())
+    sent = {row["group"]: (row["sent_within_bytes"], row["sent_between_bytes"]) for row in report["groups"]}
+    assert sent == {"mesh_tp": (400_000, 0), "mesh_dp": (0, 400_000), "corner": (0, 100_000)}
+    for row in report["groups"]:
+        within, between = row["exposed_within_seconds"], row["exposed_between_seconds"]
+        assert (within > 0, between > 0) == ((True, False) if row["group"] == "mesh_tp" else (False, True))
+    for rows in (report["groups"], report["splits"]):
+        exposed = sum(row["exposed_within_seconds"] + row["exposed_between_seconds"] for row in rows)
+        assert exposed == pytest.approx(sum(call["exposed_seconds"] for call in report["calls"]))
+        assert sum(row["sent_between_bytes"] for row in rows) * 4 == report["wan_bytes"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Process groups within and between sites" in page
+    assert all(name in out and name in page for name in sent)
+
+
 def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
     """It is __main__ with its own arguments and torchrun's variables, and its nccl is ours; nothing is said."""
     (tmp_path / "trainmod.py").write_text(

@@ -571,6 +571,11 @@ class SimulatedCommunicator(Communicator):
     def now(self) -> float:
         return self._ask(Ask(None))  # type: ignore[no-any-return]
 
+    @property
+    def group_id(self) -> Hashable:
+        """Name of the group, equal on all members and in the keys of its calls."""
+        return self._group_id
+
     def instant(self) -> float:
         """Virtual time of the rank's last request: `now` without the seconds that it has computed since."""
         self.state.reads.add("clock")
