@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from netgym.launch.private import PARSE_TO
+from netgym.launch.private import PARSE_TO, prefer_foreach_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +59,7 @@ def stand_in_for_cuda(num_devices: int) -> None:
     Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign, assignment, return-value]
     Tensor.record_stream = _always(None)  # type: ignore[method-assign]
     _synchronize_batch_norm()
+    prefer_foreach_on_cpu()
 
 
 def _on_cpu(value: Any, *, are_numbers: bool = False) -> Any:

@@ -26,6 +26,7 @@ __all__ = [
     "is_in_backward",
     "is_registered",
     "name_group",
+    "prefer_foreach_on_cpu",
     "rendezvous_by",
     "wrap_function",
 ]
@@ -80,6 +81,13 @@ def name_group(group: Any, backend: str) -> None:
     """Have `get_backend(group)` return this name."""
     _, store = core._world.pg_map[group]
     core._world.pg_map[group] = (dist.Backend(backend), store)
+
+
+def prefer_foreach_on_cpu() -> None:
+    """Have optimizers update all tensors of the CPU in one operation each by default, as they do on CUDA."""
+    optimizer: Any = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
+    devices = optimizer._get_foreach_kernels_supported_devices()
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices, "cpu"]
 
 
 def answer_for_nccl() -> None:

@@ -265,6 +265,28 @@ def test_operations_cost_what_their_dtype_and_bytes_do_and_the_output_says_so(
     assert "clock       virtual: times that the script takes itself are on this clock" in out
 
 
+UPDATES = """
+parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(50)]
+optimizer = torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+for each in parameters: each.grad = torch.ones(8)
+dist.barrier()
+optimizer.step()
+assert all(each.eq(0.5).all() for each in parameters)
+"""
+
+
+def test_optimizers_for_cuda_update_all_tensors_at_once(launch_here: Launch, tmp_path: Path) -> None:
+    """As on CUDA: 50 tensors were 50 launches of each operation."""
+    launches = []
+    for options in ((), ("--cuda-as-cpu",)):
+        compute = ("-n", "2", "--topology", "lan", "--compute", "flops h100", "--json", *options)
+        code, out, err = launch_here(*compute, failing(tmp_path, UPDATES))
+        assert code == 0, err
+        launches.append(json.loads(out)["compute_account"]["launches_seconds"] / 5e-6)
+    # Ones of values and gradients, clones for the momenta, two for the comparison; then one a tensor, or one in all.
+    assert launches == [pytest.approx(250 + 50), pytest.approx(250 + 1)]
+
+
 RECORDED = """
 import sys
 torch.manual_seed(0)
