@@ -129,10 +129,10 @@ class Network:
         self._stated = [float(rate) / 8 for rate in topology.bits_per_second]
         self._is_up = [True] * len(self._stated)
         self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
-        self._share = [self.protocol.link_share(link) for link in topology.links]
+        self._share = self.protocol.link_shares(topology)
         self.engine = Engine(
             self.protocol,
-            self.protocol.payload_bytes_per_second(topology).tolist(),
+            [rate * share for rate, share in zip(self._stated, self._share, strict=True)],
             self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
             len(topology.hosts),

@@ -208,12 +208,16 @@ class Protocol:
         """
         import numpy as np
 
-        shares = np.array([self.link_share(link) for link in topology.links], dtype=np.float64)
+        shares = np.array(self.link_shares(topology), dtype=np.float64)
         return np.asarray(topology.bits_per_second / 8 * shares)
 
-    def link_share(self, link: Link) -> float:
-        """Payload that a link carries per byte of its bandwidth, in frames as long as it allows."""
-        return 1.0 if link.measured_streams else self.over([link]).payload_share
+    def link_shares(self, topology: Topology) -> list[float]:
+        """Payload that each link of `topology` carries per byte of its bandwidth, in frames as long as it allows."""
+        of_frame: dict[float | None, float] = {}  # thousands of links have few kinds of frames
+        for link in topology.links:
+            if link.mtu_bytes not in of_frame:
+                of_frame[link.mtu_bytes] = self.over([link]).payload_share
+        return [1.0 if link.measured_streams else of_frame[link.mtu_bytes] for link in topology.links]
 
     def transfer_window(self, links: Iterable[Link], round_trip_seconds: float) -> float:
         """Most payload in flight of a transfer over `links`, all its streams together, in bytes.
