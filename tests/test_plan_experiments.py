@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from experiments import json_of
 
 from exogym_core.strategy.parts import gradients
@@ -425,6 +427,38 @@ def planned(capsys: pytest.CaptureFixture[str], words: str, code: int = 0) -> An
     assert main(words.split()) == code
     printed = capsys.readouterr()
     return (json.loads(printed.out) if printed.out.startswith(("[", "{")) else printed.out), printed.err
+
+
+def test_a_payload_is_planned_by_its_number_or_shapes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """DiLoCo sends each parameter once: a ring of 8 sends 7/4 of its bytes; operations are 6 a parameter and token."""
+    flags = "plan --strategy DiLoCo --topology lan --workers 8 --device h100 --set collectives=ring"
+    (tmp_path / "shapes.txt").write_text("1024x4096  # embedding\n\n1000\n")
+    safetensors.torch.save_file(
+        {"a": torch.zeros(1024, 4096), "b": torch.zeros(1000)}, tmp_path / "m.safetensors"
+    )
+    rows = []
+    for payload in (
+        "--parameters 4195304",
+        f"--shapes {tmp_path}/shapes.txt",
+        f"--shapes {tmp_path}/m.safetensors",
+    ):
+        (row,), _ = planned(capsys, f"{flags} {payload} --json")
+        assert row["bytes_per_worker"] == pytest.approx(4195304 * 4 * 7 / 4, rel=1e-6)
+        assert any("operations are 6 a parameter and token" in remark for remark in row["remarks"])
+        rows.append(row)
+    peak = 256 * 2048 * 6 * 4195304 / rows[0]["seconds_per_step"]
+    assert rows[0]["seconds_per_step"] == rows[1]["seconds_per_step"] == rows[2]["seconds_per_step"]
+    assert 0.3 * 989e12 < peak < 0.41 * 989e12
+    (tmp_path / "wrong.txt").write_text("10x10\n10*10\n")
+    for mistake, line in {
+        "--parameters many": "--parameters: 'many' is no number of parameters; write for example 51.2M",
+        "--parameters 1M --model llama-1b": "--model and --parameters exclude each other",
+        f"--shapes {tmp_path}/wrong.txt": "wrong.txt:2: expected a shape such as 1024x4096, got '10*10'",
+        f"--shapes {tmp_path}/none.txt": "none.txt: cannot be read: No such file or directory",
+    }.items():
+        assert line in planned(capsys, f"{flags} {mistake}", 2)[1]
 
 
 def test_a_swept_key_without_effect_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class _PlanArguments:
     """Command-line arguments that `plan` and `advise` share.
 
     Attributes:
+        parameters: Parameters of a model that has no name, such as 51.2M, sent as one tensor.
+        shapes: File with the shapes of a model's parameters: .safetensors, or one such as 1024x4096 a line.
         tokens: Tokens to train on, such as 200B, for days and dollars.
         budget: Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.
         workers: Number of workers [one per host].
@@ -111,6 +113,8 @@ class _PlanArguments:
         price: Price of a worker's hour; by host or region where they differ.
     """
 
+    parameters: str | None = given(metavar="NUMBER")
+    shapes: Path | None = given(metavar="FILE")
     tokens: str | None = given(metavar="NUMBER")
     budget: str | None = given(metavar="DOLLARS")
     workers: int | None = given(type=click.IntRange(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,21 +14,27 @@ from exogym_core.plain import reachable
 from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from netsim.errors import InputError, unknown_name
+from netsim.units import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from exogym_core.strategy.base import Strategy
 
 __all__ = [
+    "MOST_PARAMETERS",
     "SequenceModel",
     "kept_bytes",
     "memory_in_use",
+    "payload_model",
     "planned_model",
+    "read_shapes",
     "worker_memory",
 ]
 
 _COUNTED_LAYERS = 2
+MOST_PARAMETERS = 10**14
 
 
 class SequenceModel:
@@ -127,6 +134,64 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
         one.activation_bytes + more * (two.activation_bytes - one.activation_bytes),
         one.activation_bytes + 4 * length * width * layers,
     )
+
+
+def payload_model(shapes: Sequence[Sequence[int]], length: int = 2048) -> SequenceModel:
+    """Parameters of these shapes without a known computation: 6 operations a parameter and token.
+
+    Args:
+        shapes: of the parameters, in the order in which they are sent.
+        length: tokens a sequence.
+
+    Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, without attention. Activations count 0.
+
+    >>> payload_model([[1000, 1000], [1000]], 128).num_parameters
+    1001000
+    """
+    model = nn.Module()
+    for number, shape in enumerate(shapes):
+        tensor = torch.empty([int(size) for size in shape], device="meta")
+        model.register_parameter(f"tensor{number}", nn.Parameter(tensor))
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    return SequenceModel(model, length, 6 * numbers * length)
+
+
+def read_shapes(path: Path) -> list[list[int]]:
+    """Read the shapes of a model's parameters: a `.safetensors` file, or text with one such as `1024x4096` a line.
+
+    Text from `#` on, and empty lines, are left out.
+
+    Raises:
+        InputError: the file cannot be read, or a line is no shape; names the line.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                with safe_open(path, "pt") as file:
+                    shapes = [list(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+            except SafetensorError as error:
+                raise InputError(f"{path}: no safetensors file ({error})") from None
+        else:
+            shapes = []
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                text = line.partition("#")[0].strip()
+                sizes = text.split("x")
+                if text and not all(
+                    size.isascii() and size.isdecimal() and 0 < int(size) < 10**15 for size in sizes
+                ):
+                    raise InputError(
+                        f"{path}:{number}: expected a shape such as 1024x4096, got {shown(text)}"
+                    )
+                shapes += [[int(size) for size in sizes]] if text else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not shapes:
+        raise InputError(f"{path}: holds no shape; write one such as 1024x4096 a line")
+    if sum(math.prod(shape) for shape in shapes) >= MOST_PARAMETERS:
+        raise InputError(f"{path}: more than {MOST_PARAMETERS:.0e} parameters")
+    return shapes
 
 
 _FAMILIES: dict[str, tuple[type[Llama | GPT], Any]] = {

@@ -23,7 +23,14 @@ from exogym_core.run.request import unlike_hosts
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides
 from netgym.planning.measure import Setting
-from netgym.planning.models import SequenceModel, kept_bytes, planned_model
+from netgym.planning.models import (
+    MOST_PARAMETERS,
+    SequenceModel,
+    kept_bytes,
+    payload_model,
+    planned_model,
+    read_shapes,
+)
 from netgym.planning.page import placement_text
 from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
 from netgym.tasks import MODELS, Task, TokenWindows
@@ -126,6 +133,10 @@ _LONG_SEQUENCE = 8192  # tokens of those whose share of the peak was published, 
 _BILLION = 1e9
 
 
+_PAYLOAD = "payload"
+"""Model of `--parameters` and `--shapes`: its options are `shapes`."""
+
+
 def _scaled(given: object, text: str, most: float, wrong: str) -> float:
     """Parse a number between 0 and `most` with an optional suffix K, M, B, G or T; `wrong` is the error's text."""
     scale = _SCALES.get(text[-1:].upper())
@@ -148,6 +159,22 @@ def parse_tokens(text: str) -> float:
     return _scaled(
         text, text.strip(), _MOST_TOKENS, "tokens: {!r} is no number of tokens; write for example 200B"
     )
+
+
+def parse_parameters(text: str) -> int:
+    """Parse a number of parameters, such as 51.2M.
+
+    Raises:
+        InputError: the text is no such number.
+
+    >>> parse_parameters("51.2M"), parse_parameters("72b")
+    (51200000, 72000000000)
+    """
+    wrong = "--parameters: {!r} is no number of parameters; write for example 51.2M"
+    number = round(_scaled(text, text.strip(), MOST_PARAMETERS, wrong))
+    if not 1 <= number < MOST_PARAMETERS:
+        raise InputError(wrong.format(text))
+    return number
 
 
 def parse_dollars(given: str | float) -> float:
@@ -305,6 +332,13 @@ def _model(
     """Model that an experiment's task would train, or the published one of its name; and remarks."""
     settings = experiment.settings
     name = None if settings.model is None else settings.model.name
+    if settings.model is not None and name == _PAYLOAD:
+        shapes = settings.model.options["shapes"]
+        length = sequence or settings.task.options.get("block_size", _SEQUENCE)
+        remark = "operations are 6 a parameter and token (arXiv 2001.08361), activations are not counted"
+        return known.once(
+            ("payload", known.number_of(shapes), length), lambda: (payload_model(shapes, length), (remark,))
+        )
     is_preset = name in ("llama", "gpt") and not is_file
     if settings.model is None or name is None or (not is_preset and (name in MODELS or ":" in name)):
         if sequence is not None:
@@ -372,7 +406,7 @@ def _of_words(
     model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
 ) -> Document:
     """Experiment document made from the command line; its data are not used."""
-    given = {"--model": model, "--strategy": strategies, "--topology": topology}
+    given = {"--model, --parameters or --shapes": model, "--strategy": strategies, "--topology": topology}
     if missing := [flag for flag, value in given.items() if not value]:
         raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
     assert topology is not None
@@ -446,6 +480,8 @@ def _experiment_of(
     flops: Mapping[str, Any] | None,
     *,
     model: str | None = None,
+    parameters: str | None = None,
+    shapes: Path | None = None,
     strategies: Sequence[str] = (),
     topology: str | None = None,
     workers: int | None = None,
@@ -471,9 +507,15 @@ def _experiment_of(
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
     remarks: tuple[str, ...] = ()
+    given_ways = {"--model": model, "--parameters": parameters, "--shapes": shapes}
+    if len(both := [flag for flag, value in given_ways.items() if value is not None]) > 1:
+        raise InputError(f"plan: {' and '.join(both)} exclude each other: leave one of them out")
+    payload = None
+    if parameters is not None or shapes is not None:
+        payload = [[parse_parameters(parameters)]] if parameters is not None else read_shapes(shapes)  # type: ignore[arg-type]
     is_run = path is not None and path.is_dir()
     if path is None:
-        model = model or point.get("model.name")
+        model = model or (payload and _PAYLOAD) or point.get("model.name")
         document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
         batch_size = batch_size or _BATCH_SIZE
     else:
@@ -490,6 +532,8 @@ def _experiment_of(
         data = document.data
         if model:
             data["model"] = {**_mapping(data, "model"), "name": model}
+        if payload is not None:
+            data["model"] = {"name": _PAYLOAD, "shapes": payload}
         if workers:
             data["workers"] = {**_mapping(data, "workers"), "count": workers}
         if batch_size:
