@@ -14,6 +14,7 @@ import math
 import sys
 import time
 import timeit
+import warnings
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -228,6 +229,8 @@ def virtualize(current: Callable[[], RankSession | None]) -> None:
                     setattr(module, name, replaced[value])
     for function in (timeit.timeit, timeit.repeat, timeit.Timer.__init__):
         function.__defaults__ = tuple(replaced.get(value, value) for value in function.__defaults__ or ())
+    # torch.compile breaks its graph there, as at Python's own clocks.
+    warnings.filterwarnings("ignore", message="Dynamo does not know how to trace the builtin .sys._getframe")
     # The methods of the class itself, which keeps its identity; `today` reads `time.time`.
     (methods,) = gc.get_referents(datetime.datetime.__dict__)
     real_now, real_utcnow = methods["now"], methods["utcnow"]
