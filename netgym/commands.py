@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import yaml
 
@@ -20,6 +20,7 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.report import write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
 from netgym.cli.run_commands import train_new
+from netgym.command_options import is_place
 from netgym.experiment.experiment import Experiment, apply_values
 from netgym.planning.commands import plan_rows
 from netgym.planning.planned import request_of
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Unpack
 
+Network: TypeAlias = str | Path | Topology | Mapping[str, Any]
+
 __all__ = ["Changes", "PlanOptions", "compare", "plan", "run", "sweep"]
 
 
@@ -43,7 +46,7 @@ class Changes(TypedDict, total=False):
     Attributes:
         out: the folder of results, new or empty; None: a temporary folder, removed with the result.
         seeds: number of seeds, counted up from the experiment's, or a list.
-        topology: another network: a shipped name, a file, a mapping or a `Topology`.
+        topology: another network: a shipped name, a file, a mapping or a `Topology`; of `compare` also a list of them.
         protocol: another protocol.
         overrides: values by key path, such as `{"steps": 20, "strategies.DiLoCo.H": 50}`.
         jobs: runs at once, to the same results; None: as many as cores and memory allow.
@@ -52,7 +55,7 @@ class Changes(TypedDict, total=False):
 
     out: str | Path | None
     seeds: int | Sequence[int] | None
-    topology: str | Path | Topology | Mapping[str, Any] | None
+    topology: Network | Sequence[Network] | None
     protocol: str | Mapping[str, Any] | None
     overrides: Mapping[str, Any] | None
     jobs: int | None
@@ -94,6 +97,8 @@ def compare(
 ) -> Comparison:
     """Train with every strategy of an experiment, as `netgym compare` does.
 
+    On several topologies each training is done once, and timed on the others; the result is a `SweepResult`.
+
     Args:
         experiment: a YAML file, or the same as a mapping; paths in a mapping are relative to the current folder.
         strategy: name or label of the only strategy to train.
@@ -104,6 +109,9 @@ def compare(
         RankError: the only strategy failed. Where others continue, the summary marks it and a line on stderr says so.
     """
     _refuse_unknown(compare, changes, Changes)
+    networks = changes.get("topology")
+    if isinstance(networks, list | tuple):
+        return _on_networks(experiment, strategy, networks, changes)
     loaded = _load(experiment, changes, "netgym.compare")
     return _train(loaded if strategy is None else loaded.only(strategy), changes)
 
@@ -153,15 +161,40 @@ def sweep(
     Raises:
         InputError: the experiment or the sweep is wrong. A point that fails is marked, and the others run.
     """
-    from netgym.studies.runners import run_points, write_results
-    from netgym.studies.study import Study
-
     _refuse_unknown(sweep, changes, Changes)
     document, folder, name, _ = _document(experiment, changes, "netgym.sweep")
     given = {"search": search, "trials": trials, "minimise": minimise, "seeds": _seeds(changes)}
     swept = document.data.get("sweep") or {} if isinstance(document.data, dict) else {}
     swept = {**swept, **(over or {}), **{key: value for key, value in given.items() if value is not None}}
     document = replace(document, data={**document.data, "sweep": swept} if swept else document.data)  # type: ignore[dict-item]
+    return _study(document, folder, name, changes, on)
+
+
+def _on_networks(
+    experiment: str | Path | Mapping[str, Any],
+    strategy: str | None,
+    networks: Sequence[Network],
+    changes: Changes,
+) -> SweepResult:
+    """Sweep of an experiment over several networks, in place of its own."""
+    caller = "netgym.compare"
+    if not networks:
+        raise InputError(f"{caller}: topology is an empty list: give networks, or leave it out")
+    first = changes | Changes(topology=networks[0])
+    document, folder, name, code = _document(experiment, first, caller)
+    data = dict(document.data) if isinstance(document.data, dict) else {}
+    data["sweep"] = {"topology": [_plain_network(each) for each in networks]}
+    if strategy is not None:
+        chosen = Experiment.from_document(document, folder, name, code).only(strategy).strategies
+        data["strategies"] = [entry.to_mapping() for entry in chosen]
+    return _study(replace(document, data=data), folder, name, changes, None)
+
+
+def _study(document: Document, folder: Path, name: str, changes: Changes, on: str | None) -> SweepResult:
+    """Train a document's sweep."""
+    from netgym.studies.runners import run_points, write_results
+    from netgym.studies.study import Study
+
     is_shown = changes.get("progress", True)
 
     def write(line: str, num_done: float, num_points: int) -> None:
@@ -263,14 +296,7 @@ def _document(
         path = Path(experiment)
         document, folder, name = load_document(path), path.parent, path.stem
         code = code_folder_of(folder) if is_own(folder) else None
-    topology: Any = changes.get(
-        "topology"
-    )  # a path is relative to the current folder, not to the experiment's
-    if isinstance(topology, Topology):
-        topology = topology.to_mapping()
-    elif isinstance(topology, Path) or (isinstance(topology, str) and Path(topology).is_file()):
-        topology = str(Path(topology).resolve())
-    given = {"topology": topology, "protocol": changes.get("protocol")}
+    given = {"topology": _plain_network(changes.get("topology")), "protocol": changes.get("protocol")}
     if caller != "netgym.sweep":
         given["seeds"] = _seeds(changes)
     values = {key: value for key, value in given.items() if value is not None}
@@ -278,6 +304,15 @@ def _document(
     if both := sorted(values.keys() & overrides.keys()):
         raise InputError(f"{caller}: overrides: {both[0]} is given as an argument too: leave one of them out")
     return apply_values(document, values | overrides, caller), folder, name, code
+
+
+def _plain_network(network: Any) -> Any:
+    """A network as a file has it; its path is relative to the current folder, not to the experiment's."""
+    if isinstance(network, Topology):
+        return network.to_mapping()
+    if isinstance(network, Path) or (isinstance(network, str) and is_place(network)):
+        return str(Path(network).resolve())
+    return network
 
 
 def _load(experiment: str | Path | Mapping[str, Any], changes: Changes, caller: str) -> Experiment:

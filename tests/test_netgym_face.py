@@ -61,12 +61,12 @@ def test_weather_and_algorithms_that_had_no_effect_are_named(tmp_path: Path) -> 
     network = {
         "hosts": ["a", "b"],
         "links": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "latency": "20 ms"}],
-        "events": [{"at": "400 ms", "link": ["a", "b"], "latency": "10 ms"}],
+        "events": [{"at": "300 ms", "link": ["a", "b"], "latency": "10 ms"}],
     }
     strategies, chosen = ["AllReduce", {"name": "DiLoCo", "H": 3}], {"all_reduce": "auto", "gather": "direct"}
     changed = {"topology": network, "strategies": strategies, "compute": "10 ms", "collectives": chosen}
     result = netgym.compare(EXPERIMENT | changed, out=tmp_path / "out", progress=False)
-    line = "event of link a-b at 400 ms"
+    line = "event of link a-b at 300 ms"
     assert [entry.get("later_weather") for entry in result.summary] == [None, line]
     assert f"DiLoCo ended before {line}." in result.verdict
     assert "No strategy used gather, of which `collectives` names the algorithm." in result.verdict
@@ -117,6 +117,24 @@ def test_a_file_and_its_command_give_the_same_run(
     for name in ("summary.json", "experiment.yaml", "metrics/AllReduce.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (loaded.folder / name).read_bytes()
     assert netgym.load(tmp_path / "run").verdict == loaded.verdict
+
+
+def test_a_comparison_on_several_networks_trains_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    networks = ["lan", netgym.Topology.load("two-datacenters")]
+    options: dict[str, Any] = {"out": tmp_path / "python", "seeds": [3], "progress": False}
+    found = netgym.compare(tmp_path / "small.yaml", strategy="AllReduce", topology=networks, **options)
+    assert isinstance(found, netgym.SweepResult)
+    assert ["retimed" in entry for entry in found.summary] == [False, True]
+    alone = netgym.compare(
+        tmp_path / "small.yaml", strategy="AllReduce", topology="two-datacenters", seeds=[3]
+    )
+    (entry,) = found.summary[1]["strategies"]
+    assert {**entry, "retimed": None} == {**alone.summary[0], "retimed": None}
+    with pytest.raises(InputError, match="topology is an empty list"):
+        netgym.compare(EXPERIMENT, topology=[])
 
 
 def test_a_temporary_folder_is_gone_after_its_result(capsys: pytest.CaptureFixture[str]) -> None:
