@@ -1134,6 +1134,20 @@ for step in range(3):
     loss.backward()
     optimizer.step()
     print("loss", step, f"{loss.item():.5f}")
+
+from torch.distributed.fsdp import fully_shard
+inside = torch.nn.parallel.DistributedDataParallel(torch.compile(torch.nn.Linear(4, 4), backend="eager"))
+static = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), static_graph=True)
+sharded = torch.compile(fully_shard(torch.nn.Linear(4, 4)), backend="eager")
+for name, model in (("inside", inside), ("static", static), ("sharded", sharded)):
+    for step in range(2):
+        loss = model(torch.ones(2, 4) * (rank + 1)).square().sum()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+        print("loss", name, step, f"{loss.item():.5f}")
 """
 
 
@@ -1147,7 +1161,7 @@ def test_compiled_code_breaks_its_graph_at_calls_as_on_gloo(tmp_path: Path) -> N
     real = printed("".join(rank.stdout for rank in ranks(2, run_script, str(script), seconds=100.0)))
     code, out, err = launch("-n", "2", "--compute", "marks", str(script))
     assert code == 0, err
-    assert len(real) == 10
+    assert len(real) == 22
     assert printed(out) == real
 
 
