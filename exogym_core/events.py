@@ -8,7 +8,7 @@ programs may mark any mapping of plain values, which is its own record.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -166,7 +166,7 @@ class Snapshot(NamedTuple):
 
     point: EvaluationPoint
     what: list[str]
-    present: list[int]
+    present: Sequence[int]
     is_worker: bool
     is_replica: bool
     num_steps: int

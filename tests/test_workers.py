@@ -27,7 +27,7 @@ from exogym_core import Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, FedAvgStrategy
 from exogym_core.workers import rng
-from exogym_core.workers.rng import RandomStates, seed_device
+from exogym_core.workers.rng import RandomStates, seed_device, seed_process
 from exogym_core.workers.run import Transport, register_transport, transport_named
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError, RankError
@@ -141,11 +141,11 @@ def test_generators_that_travel_are_as_good_as_ones_own(turns: list[tuple[int, l
         outside = RandomStates.of_process()
         alone = []
         for rank in range(3):
-            RandomStates(7, rank).load()
+            seed_process(7, rank)
             GPU.manual_seed(rank)
             alone.append([draw(kind) for who, kinds in turns if who == rank for kind in kinds])
         together: list[list[Any]] = [[], [], []]
-        ranks = [RandomStates(7, rank) for rank in range(3)]
+        ranks = RandomStates.of_ranks(7, range(3))
         begun: set[int] = set()
         outside.load()
         inside = outside
@@ -173,7 +173,7 @@ def test_a_rank_has_a_stream_of_its_own_on_its_gpu(monkeypatch: pytest.MonkeyPat
     seeds = [gpu.initial_seed() for gpu in gpus]
     assert seeds[0] != seeds[1]
     outside = RandomStates.of_process()
-    RandomStates(7, 2).load()
+    seed_process(7, 2)
     assert torch.equal(torch.rand(3), torch.rand(3, generator=gpus[1]))  # as on the CPU
     outside.load()
 

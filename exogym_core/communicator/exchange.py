@@ -348,7 +348,7 @@ class Exchange:
     ) -> None:
         self._slots: dict[Key, Slot] = {}
         self._on_served, self._reduce = on_served, reduce
-        self.running = set(range(num_ranks))
+        self.running, self._num_ranks = set(range(num_ranks)), num_ranks
         self._blocked: dict[int, tuple[Slot, int] | None] = {}  # as a member of a call; None: by the clock
         self._exited: set[int] = set()
         self.stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
@@ -466,8 +466,11 @@ class Exchange:
         self._blocked[rank] = (slot, member)
         self.running.discard(rank)
         slot.waiters.append((rank, member))
-        # Nothing new can be stuck while every rank it waits for is running.
-        return None if slot.awaited(member) <= self.running else self.deadlock()
+        # Nothing new can be stuck while every rank it waits for is running, as all are that do not wait for this call.
+        runs = (
+            len(self.running) + len(slot.waiters) == self._num_ranks or slot.awaited(member) <= self.running
+        )
+        return None if runs else self.deadlock()
 
     def block_for_clock(self, rank: int) -> None:
         """`rank` waits for the clock's answer."""

@@ -25,7 +25,7 @@ from exogym_core.events import Correlated, Evaluated, EvaluationPoint
 from exogym_core.names import shown_value
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SnapshotThread, SpillBuffer
-from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
+from exogym_core.workers.rng import kept_rng, seed_device, seed_process
 from netsim.errors import InputError
 from netsim.units import format_count
 
@@ -99,7 +99,7 @@ class Evaluation:
             torch.no_grad(),
             autocast_to(self._request.autocast, self._device),
         ):
-            RandomStates(self._request.seed, _ORDER_STREAM).load()
+            seed_process(self._request.seed, _ORDER_STREAM)
             seed_device(self._device, self._request.seed, _ORDER_STREAM)
             model.eval()
             try:
@@ -194,7 +194,7 @@ class _PendingEvaluation:
 
     point: EvaluationPoint
     what: list[str]
-    present: list[int]
+    present: Sequence[int]
     mean: _Mean
     waiting: dict[int, tuple[Snapshot, Held]] = field(default_factory=dict)  # by rank
     num_folded: int = 0

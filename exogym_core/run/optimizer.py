@@ -246,7 +246,7 @@ class DiLoCoOptimizer(Optimizer):
     @property
     def averaged_ranks(self) -> list[int]:
         """The ranks of the last round."""
-        return self.strategy.workers.present
+        return list(self.strategy.workers.present)
 
     @property
     def num_inner_steps(self) -> int:

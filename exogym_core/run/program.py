@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -471,8 +472,7 @@ class Program:
                     cores = self.compute.shared_cores
                     seconds = measure_seconds(model, batch, cores, request.autocast)
                 self.compute = self.compute.with_seconds(seconds * self.data.samples_a_step() / samples)
-        for rank in range(request.num_nodes):
-            self.durations(rank)  # an unknown device is reported now, not in a rank
+        _ = self.durations  # an unknown device is reported now, not in a rank
 
     def _decide_on_stack(self) -> None:
         """Stack the replicas, or warn with the reason for which ranks run in threads instead."""
@@ -551,9 +551,7 @@ class Program:
             self.first_rounds = first_rounds(strategy, self.model, *about)
         if self.first_rounds is None:
             return world.collectives
-        means = [
-            durations.mean_seconds for rank in range(request.num_nodes) if (durations := self.durations(rank))
-        ]
+        means = [each.mean_seconds for each in self.durations if each is not None]
         return choose_algorithms(self.first_rounds, world, means)
 
     def refuse_fewer_steps(self, steps: int | None, resumed: StoredCheckpoint) -> None:
@@ -613,7 +611,7 @@ class Program:
             self.refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
-        cost = self.durations(comm.rank)
+        cost = self.durations[comm.rank]
 
         def make_learner() -> TorchLearner:
             order = self.backward_order
@@ -654,18 +652,25 @@ class Program:
         threads = None if is_inline else workers.intra_op_threads
         return Evaluator(self.model, device, request.strategy, make, threads, known)
 
-    def durations(self, rank: int) -> StepDurations | None:
-        """Virtual seconds of a rank's steps; None where computing is free."""
+    @cached_property
+    def durations(self) -> list[StepDurations | None]:
+        """Virtual seconds of each worker's steps; None where computing is free. Available once `compute` is settled."""
         request, compute = self.request, self.compute
         if compute is None or request.topology is None:
-            return None
-        hosts = request.topology.place(request.num_ranks, request.places)
-        host = request.topology.hosts[hosts[rank]]
-        seconds = compute.step_seconds(
-            self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
-        )
-        if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
-            seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
-        # A host is named by its first rank, so that renaming hosts changes no draw.
-        batch_size = None if compute.flops is None else request.batch_size
-        return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]), batch_size)
+            return [None] * request.num_nodes
+        hosts = request.topology.place(request.num_ranks, request.places)[: request.num_nodes]
+        num_workers, batch_size = Counter(hosts), None if compute.flops is None else request.batch_size
+        first: dict[
+            int, int
+        ] = {}  # a host is named by its first rank, so that renaming hosts changes no draw
+        durations: list[StepDurations | None] = []
+        for rank, place in enumerate(hosts):
+            host = request.topology.hosts[place]
+            seconds = compute.step_seconds(
+                self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
+            )
+            if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
+                seconds *= host.slowdown(num_workers[place])  # servers compute nothing
+            number = first.setdefault(place, rank)
+            durations.append(StepDurations(compute, seconds, request.seed, number, batch_size))
+        return durations

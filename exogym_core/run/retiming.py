@@ -233,7 +233,6 @@ class RecordedTraining:
         """Host that replays the recording as `program` says."""
         request, compute = program.request, program.compute
         program.first_rounds = self.first_rounds
-        durations = [program.durations(rank) for rank in range(request.num_nodes)]
         where = (request.topology, request.places, request.protocol, program.collectives())
         self.first_rounds = program.first_rounds
         return ReplayHost(
@@ -242,7 +241,7 @@ class RecordedTraining:
             WorkerSpec(),
             request.trace,
             streams=self.streams,
-            seconds=[each.seconds for each in durations if each is not None],
+            seconds=[each.seconds for each in program.durations if each is not None],
             results=self.outcomes,
         )
 

@@ -290,16 +290,16 @@ class Snapshots(Stateful):
     def _deposit(self, point: EvaluationPoint, what: list[str]) -> None:
         present = self._strategy.workers.present
         if self._strategy.num_servers:  # the last server is evaluated, and all models at the end
-            workers, last = list(range(self._strategy.num_nodes)), self._comm.world_size - 1
+            workers, last = range(self._strategy.num_nodes), self._comm.world_size - 1
             present = [*workers, last] if "final" in what else [last] if "evaluate" in what else workers
         if self._comm.members_change:  # models are not gathered: the lowest site has the one that counts
             inside, rank = self._comm.inside, self._comm.rank
             first, size = (rank, 1) if inside is None else (rank - inside.rank, inside.world_size)
-            here = list(range(first, first + size))
+            here = range(first, first + size)
             # A site that has come back between two rounds may know of no other; those do the evaluation.
             is_lowest = min(present, default=-1) in here
             what = what if is_lowest else [each for each in what if each == "final"]
-            present = here if what else []
+            present = here if what else range(0)
         if self._comm.rank not in present:
             return
         parameters = self.parameters()
@@ -347,7 +347,7 @@ class Snapshots(Stateful):
             )
         return found
 
-    def _judged(self, present: list[int]) -> dict[str, Mapping[str, Tensor]]:
+    def _judged(self, present: Sequence[int]) -> dict[str, Mapping[str, Tensor]]:
         """The judged model, if it differs from the replicas and this rank deposits it."""
         if not self._is_apart or self._version == self._given:
             return {}

@@ -22,11 +22,10 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from torch import Tensor
 
-__all__ = ["RandomStates", "kept_rng", "seed_device"]
+__all__ = ["RandomStates", "kept_rng", "seed_device", "seed_process"]
 
 _TWISTER_BYTES = 625 * 4  # 624 words and the position among them
 
@@ -62,10 +61,18 @@ def _stream_seeds(seed: int, rank: int) -> tuple[int, int, int]:
     return high << 32 | low, python, numpy
 
 
+def seed_process(seed: int, rank: int) -> None:
+    """Seed the process's generators with the streams of (seed, rank)."""
+    torch_seed, python_seed, numpy_seed = _stream_seeds(seed, rank)
+    torch.default_generator.manual_seed(torch_seed)
+    random.seed(python_seed)
+    np.random.seed(numpy_seed)
+
+
 def seed_device(device: torch.device, seed: int, rank: int) -> None:
     """Seed the stream of `rank` on `device`.
 
-    `RandomStates` cannot do it beforehand: it would have to start CUDA in processes that do not use it.
+    `seed_process` cannot do it beforehand: it would have to start CUDA in processes that do not use it.
     """
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -91,21 +98,27 @@ class RandomStates:
     attribute; numpy's can only be had the slow way, which is taken when the rank has drawn or one was kept.
     """
 
-    def __init__(self, seed: int, rank: int) -> None:
-        """A stream of its own for (seed, rank)."""
-        torch_seed, python_seed, numpy_seed = _stream_seeds(seed, rank)
-        self._torch = torch.Generator().manual_seed(torch_seed).get_state()
-        self._cuda: list[Tensor] = []  # of no device before the rank has left one
-        self._random: Any = random.Random(python_seed).getstate()
-        self._random_words: bytes | None = None
-        self._numpy: Any = np.random.RandomState(numpy_seed).get_state(legacy=False)
-        self._numpy_words: bytes | None = None
+    _random_words: bytes | None = None
+    _numpy_words: bytes | None = None
+    _numpy: Any  # state of its generator
+
+    @classmethod
+    def of_ranks(cls, seed: int, ranks: Iterable[int]) -> dict[int, RandomStates]:
+        """States of the ranks' own streams, before they have drawn; the process's generators stay as they are."""
+        own, states = cls.of_process(), {}
+        try:
+            for rank in ranks:
+                seed_process(seed, rank)
+                states[rank] = cls.of_process()
+                states[rank]._cuda = []  # of no device before the rank has left one
+        finally:
+            own.load()
+        return states
 
     @classmethod
     def of_process(cls) -> RandomStates:
         """The process's generators as they are now."""
-        states = cls.__new__(cls)  # seeding generators only to overwrite them takes ten times as long
-        states._random_words = states._numpy_words = None
+        states = cls()
         states.save()
         return states
 

@@ -122,7 +122,7 @@ class Turns:
         self.parked: dict[int, None] = {}  # ranks that continue with others, or when no other can, in order
         self.aborting = False
         self._intra_op_threads = intra_op_threads
-        self._states = {rank: RandomStates(seed, rank) for rank in ranks}
+        self._states = RandomStates.of_ranks(seed, ranks)
         self._locks = {each: threading.Lock() for each in (_HOST, *ranks)}
         for lock in self._locks.values():
             lock.acquire()
@@ -385,11 +385,12 @@ class _ThreadRunner(Runner):
         )
         super().__init__(world, sinks)
         self.answers: dict[int, Answer] = {}
+        self._everyone = tuple(ranks)  # one object for the communicators of all ranks
         self.next_rows = 0.0  # host time at which the kernel runs, so that marked rows are reported
 
     def run_rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
-        ranks, port = range(self.world.num_ranks), _ThreadPort(self, rank)
-        comm = SimulatedCommunicator(port, ranks, rank, self.schedules, self.states[rank])
+        port = _ThreadPort(self, rank)
+        comm = SimulatedCommunicator(port, self._everyone, rank, self.schedules, self.states[rank])
         failed = run_rank(comm, body, self.results)
         if failed is not None:
             self.fail(reported_error(rank, failed))

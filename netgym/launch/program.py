@@ -23,7 +23,7 @@ import torch.distributed.rpc
 
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.processes.shared_memory import Arena
-from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.rng import RandomStates, seed_process
 from netgym.launch.launched import Launched, listen
 from netgym.launch.lone_rank import LoneRank
 from netgym.launch.private import import_late_modules
@@ -172,7 +172,7 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
     """Start a process a rank, as torchrun does."""
     num_ranks = launched.num_ranks
     import_late_modules()
-    RandomStates(0, 0)  # numpy's generators take 5 MB of a process that seeds its first
+    RandomStates.of_ranks(0, [0])  # numpy's generators take 5 MB of a process that seeds its first
     gc.collect()
     gc.freeze()  # forks share memory that no collection writes to
     body = partial(run_rank, script=launch.script, launched=launched)
@@ -191,7 +191,7 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
 def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index: int, channel: Pipe) -> None:
     arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=index + 1)
     torch.set_num_threads(1)
-    RandomStates(0, index).load()  # a fork has its parent's generators: all ranks would draw the same
+    seed_process(0, index)  # a fork has its parent's generators: all ranks would draw the same
     LoneRank(num_ranks, index, channel, arena).run(body)
 
 

@@ -38,7 +38,7 @@ from exogym_core.run.resumption import (
 from exogym_core.run.trainer import fill
 from exogym_core.workers.failures import place_of_rank
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
-from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.rng import RandomStates, seed_process
 from exogym_core.workers.torchrun.rank import TorchrunHost
 from netgym.sites.communicator import SiteCommunicator
 from netsim.errors import InputError
@@ -370,7 +370,7 @@ def _connected(
                 f"fit: num_nodes is {count}, but the rendezvous is for {comm.world_size // size} sites{of}; make "
                 "them equal (NETGYM_RENDEZVOUS is set: unset it for ranks on this machine)"
             )
-        RandomStates(program.request.seed, comm.rank).load()
+        seed_process(program.request.seed, comm.rank)
         yield comm
 
 

@@ -264,9 +264,9 @@ class Everyone(Stateful):
         self._goes_alone = not strategy.is_synchronous or strategy.num_nodes == 1
 
     @property
-    def present(self) -> list[int]:
-        """Ranks that take part in rounds now."""
-        return list(range(self._comm.world_size))
+    def present(self) -> Sequence[int]:
+        """Ranks that take part in rounds now, in ascending order."""
+        return range(self._comm.world_size)
 
     @property
     def is_alone(self) -> bool:

@@ -20,7 +20,7 @@ from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.workers.failures import distance_from_cause, reported_error
 from exogym_core.workers.host import RunResult, Sinks
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
-from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.rng import seed_process
 from netsim.errors import NetsimError, RankError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _rank(
 ) -> None:
     """Program of a rank's process: sends the parent ("row", row), then ("done", ...) or ("failed", ...)."""
     torch.set_num_threads(1)
-    RandomStates(seed, rank).load()
+    seed_process(seed, rank)
     try:
         comm = GlooCommunicator.connect(make(rank), lambda row: channel.send(("row", row)))
         comm.observed_by(lambda note, tensors: channel.send(("deposit", note, list(tensors))))

@@ -111,7 +111,7 @@ class RankGroup:
         book: ScheduleBook,
     ) -> None:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
-        self.book, self.num_ranks = book, num_ranks
+        self.book, self.everyone = book, tuple(range(num_ranks))
         self.tickets: dict[tuple[Key, int], _Ticket] = {}
         self.coming: dict[Key, int] = {}
         self.answers: dict[int, Answer] = {}
@@ -161,7 +161,7 @@ class RankGroup:
     def communicator(self, rank: int, state: RankState) -> SimulatedCommunicator:
         """The rank's, of the whole world."""
         port = _PipePort(self, rank)
-        return SimulatedCommunicator(port, range(self.num_ranks), rank, self.book, state)
+        return SimulatedCommunicator(port, self.everyone, rank, self.book, state)
 
     def run_rank(self, rank: int, body: Body) -> None:
         """Run `body(comm)` on one rank here, and report how it ended."""

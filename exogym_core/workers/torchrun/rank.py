@@ -20,7 +20,7 @@ from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
 from exogym_core.workers.journal import SnapshotThread, SpillBuffer
 from exogym_core.workers.processes.children import end_process
-from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.rng import RandomStates, seed_process
 from exogym_core.workers.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class TorchrunHost:
             self.side = opened.enter_context(SideChannel(rendezvous, sinks.take_untimed))
             grace = _GRACE_SECONDS if rendezvous.rank == 0 else _SHORT_GRACE_SECONDS
             opened.enter_context(Ending(self._report_lost, grace))
-            RandomStates(self._seed, rendezvous.rank).load()
+            seed_process(self._seed, rendezvous.rank)
             try:
                 self._snapshots = SnapshotCollector(self.comm, sinks.on_deposit)
                 self.comm.observed_by(self._snapshots.deposit)
