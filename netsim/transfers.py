@@ -9,32 +9,27 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from netsim.errors import DeadlockError, InputError, locate_errors, unknown_name
 from netsim.files.plain_files import read_text
 from netsim.network.clock import raised_gc_threshold
+from netsim.network.feed import Feed
 from netsim.network.network import MOST_BYTES
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import format_list, parse_bytes, parse_seconds, shown
-from netsim.weather.faults import ConnectionPool, network_with_weather
+from netsim.weather.faults import network_with_weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
 
-    import simpy
-
-    from netsim.network.network import Network
     from netsim.network.trace import Recorder
     from netsim.topology.topology import FloatArray
 
@@ -46,6 +41,7 @@ __all__ = [
     "host_index",
     "network_and_protocol",
     "read_flows",
+    "simulate_flows",
     "time_flows",
 ]
 
@@ -55,8 +51,7 @@ _MOST_NAMED = 4
 _MOST_BYTES = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """A transfer between two hosts.
 
     Attributes:
@@ -79,13 +74,12 @@ class FlowTable:
     rows: tuple[tuple[str, ...], ...]
     flows: tuple[Flow, ...]
 
-    def write(self, finish_seconds: Sequence[float] | FloatArray, out: TextIO) -> None:
+    def write(self, finish_seconds: Sequence[float], out: TextIO) -> None:
         """Write the rows as they were, with the instants of delivery as a last column; rows at NaN are left out."""
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow((*self.header, _FINISH))
-        for row, finish in zip(self.rows, finish_seconds, strict=True):
-            if not math.isnan(finish):
-                writer.writerow((*row, repr(float(finish))))
+        ends = zip(self.rows, finish_seconds, strict=True)
+        writer.writerows((*row, repr(finish)) for row, finish in ends if not math.isnan(finish))
 
 
 def read_flows(path: str | Path, topology: Topology) -> FlowTable:
@@ -121,13 +115,33 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
         return hosts[name]
 
     columns = [header.index(name) for name in _COLUMNS]
+    rows = tuple([row for _, row in numbered])
+    if (plain := _plain_flows(rows, columns, hosts)) is not None:
+        return FlowTable(header, rows, plain)
     flows = []
     for line, row in numbered:
         if len(row) != len(header):
             raise InputError(f"{path}:{line}: expected {len(header)} cells, got {len(row)}")
         cells = [row[column].strip() for column in columns]
         flows.append(_flow(f"{path}:{line}: column", cells, host, _seconds_of_cell, _bytes_of_cell))
-    return FlowTable(header, tuple(row for _, row in numbered), tuple(flows))
+    return FlowTable(header, rows, tuple(flows))
+
+
+def _plain_flows(
+    rows: Sequence[Sequence[str]], columns: Sequence[int], hosts: Mapping[str, int]
+) -> tuple[Flow, ...] | None:
+    """Transfers of rows without units and mistakes, column by column; None where a row needs a closer look."""
+    try:
+        cells = list(zip(*rows, strict=True))
+        starts, sizes = (list(map(float, cells[columns[index]])) for index in (0, 3))
+        sources, targets = (list(map(hosts.__getitem__, cells[columns[index]])) for index in (1, 2))
+    except (ValueError, KeyError, IndexError):
+        return None
+    if not all(0 <= start < math.inf for start in starts):
+        return None
+    if not all(0 <= size <= MOST_BYTES and size.is_integer() for size in sizes):
+        return None
+    return tuple(map(Flow, starts, sources, targets, sizes))
 
 
 def _check_header(header: tuple[str, ...], path: str | Path) -> None:
@@ -207,7 +221,6 @@ class FlowTimes:
     later_weather: str | None = None
 
 
-@raised_gc_threshold()
 def flows(
     topology: Topology | str | Path | Mapping[str, Any],
     rows: str | Path | Sequence[Mapping[str, Any] | Sequence[Any]],
@@ -238,13 +251,14 @@ def flows(
     else:
         raise InputError(f"flows: expected rows of transfers, or a CSV file, got {rows!r}")
     messages = [(flow.src, flow.dst, flow.num_bytes) for flow in listed]
-    finish = time_flows(net, listed, parsed)
-    return FlowTimes(finish.tolist(), window_limit(net, parsed, messages), later_weather(net, finish))
+    finish = [math.inf] * len(listed)
+    simulate_flows(net, listed, parsed, finish)
+    return FlowTimes(finish, window_limit(net, parsed, messages), later_weather(net, finish))
 
 
-def later_weather(topology: Topology, finish_seconds: FloatArray) -> str | None:
+def later_weather(topology: Topology, finish_seconds: Sequence[float]) -> str | None:
     """Entries of the weather that begin after the last delivery, in a line; None where there are none."""
-    return topology.weather.after(max(finish_seconds[np.isfinite(finish_seconds)], default=0.0))
+    return topology.weather.after(max(filter(math.isfinite, finish_seconds), default=0.0))
 
 
 def network_and_protocol(
@@ -277,7 +291,7 @@ def _row(number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology
         if missing:
             raise InputError(f"{where} no {', '.join(missing)}; give start_s, src, dst and bytes")
         row = [row[key] for key in _COLUMNS]  # type: ignore[call-overload]
-    if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray) or len(row) != 4:
+    if isinstance(row, str) or not hasattr(row, "__getitem__") or len(row) != 4:
         raise InputError(
             f"{where} {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
             "('1 s', from, to, '5 MB')"
@@ -290,24 +304,14 @@ def time_flows(
     flows: Sequence[Flow | tuple[float, int | str, int | str, float]],
     protocol: str | Mapping[str, Any] | Protocol | None = None,
     *,
-    on_delivered: Callable[[], None] | None = None,
     recorder: Recorder | None = None,
-    finish: FloatArray | None = None,
 ) -> FloatArray:
     """Instants in seconds at which transfers are delivered, in their order; infinity for lost ones.
 
-    The topology's weather applies. A transfer in flight from or to a host that crashes is lost.
-
-    A transfer takes an idle connection between its hosts, or opens one: transfers between the same hosts that overlap
-    share the route and do not queue.
-
     Args:
-        topology: the network.
+        topology, recorder: as for `simulate_flows`.
         flows: the transfers; also as tuples (start in seconds, from, to, bytes) of host names or indices.
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
-        on_delivered: called at each delivery, to show progress.
-        recorder: records events for a trace.
-        finish: array to fill and return; it keeps deliveries so far if the simulation is interrupted.
 
     Raises DeadlockError if transfers wait for a link or host that never comes back.
 
@@ -318,82 +322,62 @@ def time_flows(
     >>> time_flows(topology, [(0.0, "a", "b", 10_000_000)], "ideal").tolist()
     [1.01]
     """
-    parsed = Protocol.resolve(protocol, topology.protocol)
+    import numpy as np
+
     listed = [
         flow if isinstance(flow, Flow) else _row(number, flow, topology)
         for number, flow in enumerate(flows, 1)
     ]
-    network, faults = network_with_weather(topology, parsed, recorder)
-    run = _FlowRun(network, listed, on_delivered, finish)
-    faults.on_stuck = run.give_up
-    network.env.process(run.start())
-    faults.run_until(lambda: not run.under_way)
-    return run.finish
+    finish = [math.inf] * len(listed)
+    simulate_flows(topology, listed, Protocol.resolve(protocol, topology.protocol), finish, recorder=recorder)
+    return np.array(finish, dtype=np.float64)
 
 
-class _FlowRun:
-    """Simulation of a list of transfers.
+@raised_gc_threshold()
+def simulate_flows(
+    topology: Topology,
+    flows: Sequence[Flow],
+    protocol: Protocol,
+    finish: list[float],
+    *,
+    on_delivered: Callable[[], None] | None = None,
+    recorder: Recorder | None = None,
+) -> None:
+    """Simulate transfers, and set `finish` of each at its delivery.
 
-    Attributes:
-        finish: when each is delivered; infinity before.
-        under_way: those that are neither delivered nor lost.
+    The topology's weather applies. A transfer in flight from or to a host that crashes is lost.
+
+    A transfer takes an idle connection between its hosts, or opens one: transfers between the same hosts that overlap
+    share the route and do not queue.
+
+    Args:
+        topology: the network.
+        flows: the transfers.
+        protocol: how transfers use links.
+        finish: instants in seconds, set one by one: an interrupted simulation leaves those that it came to.
+        on_delivered: called at each delivery, to show progress.
+        recorder: records events for a trace.
+
+    Raises DeadlockError if transfers wait for a link or host that never comes back.
     """
+    network, faults = network_with_weather(topology, protocol, recorder)
+    starts, sizes = [float(flow.start_seconds) for flow in flows], [float(flow.num_bytes) for flow in flows]
+    sources, targets = [flow.src for flow in flows], [flow.dst for flow in flows]
+    feed = Feed(network.engine, starts, sources, targets, sizes, finish, on_delivered)
 
-    def __init__(
-        self,
-        network: Network,
-        flows: list[Flow],
-        on_delivered: Callable[[], None] | None,
-        finish: FloatArray | None,
-    ) -> None:
-        self.finish = np.empty(len(flows)) if finish is None else finish
-        self.finish.fill(math.inf)
-        self.under_way = set(range(len(flows)))
-        self._network, self._flows, self._on_delivered = network, flows, on_delivered
-        self._row_of: dict[int, int] = {}  # by transfer
-        self._pools: defaultdict[tuple[int, int], ConnectionPool] = defaultdict(ConnectionPool)  # by hosts
-
-    def start(self) -> Generator[simpy.Event, None, None]:
-        """Send each at its start, on an idle connection of its hosts or a new one."""
-        clock, flows = self._network.env, self._flows
-        for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
-            flow = flows[number]
-            if flow.start_seconds > clock.now:
-                yield clock.at(flow.start_seconds)
-            pool = self._pools[flow.src, flow.dst]
-            connection = pool.take()
-            sent = self._network.send(
-                flow.src,
-                flow.dst,
-                flow.num_bytes,
-                partial(self._deliver, number, pool, connection),
-                connection=connection,
-                on_dropped=partial(self._end, number, pool, connection),
-            )
-            self._row_of[sent] = number
-
-    def _deliver(self, number: int, pool: ConnectionPool, connection: int) -> None:
-        self.finish[number] = self._network.env.now
-        self._end(number, pool, connection)
-        if self._on_delivered is not None:
-            self._on_delivered()
-
-    def _end(self, number: int, pool: ConnectionPool, connection: int) -> None:
-        self.under_way.discard(number)
-        pool.free(connection)
-
-    def give_up(self, reason: str) -> None:
+    def give_up(reason: str) -> None:
         """Raise DeadlockError with the waiting transfers; `reason` names the fault, if there is one."""
-        network = self._network
-        waiting = network.transfers_waiting()
-        rows = [self._row_of[each.number] for each in waiting]
-        described = _described(network.topology, self._flows, rows or self.under_way)
+        rows = [feed.row_of[each.number] for each in network.transfers_waiting()]
+        described = _described(topology, flows, rows or feed.unfinished())
         if not reason:
             raise DeadlockError(f"deadlock: {described}, and nothing that is still to happen can change that")
         raise DeadlockError(f"{reason}, and {described}: let an event bring it back")
 
+    faults.on_stuck = give_up
+    faults.run_until(lambda: not feed.num_under_way)
 
-def _described(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:
+
+def _described(topology: Topology, flows: Sequence[Flow], numbers: Iterable[int]) -> str:
     """Describe waiting transfers by their position from 1, hosts and bytes."""
     names = [host.name for host in topology.hosts]
     waiting = [(number + 1, flows[number]) for number in sorted(numbers)]

@@ -22,6 +22,7 @@ from netgym.studies import sweep
 from netsim.cli import main as netsim_cli
 from netsim.cli import timing
 from netsim.cli.signals import Stoppable
+from netsim.cli.terminal import DelayedProgress
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=3)
@@ -187,7 +188,7 @@ def test_flows_that_were_delivered_are_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("flows.csv").write_text("start_s,src,dst,bytes\n5,lan.0,lan.1,10\n0,lan.0,lan.1,20\n")
-    signal_at(monkeypatch, timing.DelayedProgress, "advance", 1)
+    signal_at(monkeypatch, DelayedProgress, "advance", 1)
     assert netsim_cli.main(["flows", "lan", "flows.csv"]) == 130
     printed = capsys.readouterr()
     header, row = printed.out.splitlines()

@@ -21,8 +21,8 @@ import netsim
 from netgym.cli.main import main as netgym
 from netsim import shipped_topologies
 from netsim.cli import main as cli
+from netsim.cli.flows import flows_command as command
 from netsim.cli.terminal import DelayedProgress
-from netsim.cli.timing import flows_command as command
 from netsim.transfers import time_flows
 
 Capture = pytest.CaptureFixture[str]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import netsim
 from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.start import time_collective
 from netsim.errors import DeadlockError, InputError
+from netsim.network.clock import call_at
 from netsim.topology.protocol import PRESETS
 from netsim.transfers import time_flows
 
@@ -385,3 +388,37 @@ def test_when_linux_gives_up() -> None:
     timeouts = [0.2 * 2**number for number in range(16)]
     assert sum(min(each, 120.0) for each in timeouts) == pytest.approx(PRESETS["linux-tcp"].give_up_seconds)
     assert "0.2 + 0.4 + ... + 102.4 + 6 x 120 = 924.6 s" in PAGE
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
+def test_a_list_of_transfers_takes_what_a_program_that_sends_them_takes(protocol: str) -> None:
+    """Bit for bit, with starts at one instant, and transfers that take the idle connection of an earlier one."""
+    topology, draw = Topology.load("wan-4-regions"), Random(3)
+    rows = [
+        (draw.randrange(40) / 4, *draw.sample(range(6), 2), float(10 ** draw.randint(3, 7)))
+        for _ in range(120)
+    ]
+    clock = Clock()
+    network = Network(clock, topology, protocol)
+    finish = dict[int, float]()
+    idle, opened = defaultdict[tuple[int, int], set[int]](set), Counter[tuple[int, int]]()
+
+    def send(number: int) -> None:
+        _, src, dst, num_bytes = rows[number]
+        if not idle[src, dst]:
+            idle[src, dst].add(opened[src, dst])
+            opened[src, dst] += 1
+        connection = min(idle[src, dst])
+        idle[src, dst].remove(connection)
+
+        def deliver() -> None:
+            finish[number] = clock.now
+            idle[src, dst].add(connection)
+
+        network.send(src, dst, num_bytes, deliver, connection=connection)
+
+    for number in sorted(range(len(rows)), key=lambda number: rows[number][0]):
+        call_at(clock, rows[number][0], partial(send, number))
+    clock.run()
+    assert time_flows(topology, rows, protocol).tolist() == [finish[number] for number in range(len(rows))]
+    assert max(opened.values()) < len(rows) / 10

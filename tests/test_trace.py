@@ -20,7 +20,8 @@ from exogym_core.workers.journal import Journal
 from netgym.cli.main import main
 from netgym.launch.chakra import ExecutionTraces
 from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology
-from netsim.cli.timing import collective_command, flows_command
+from netsim.cli.flows import flows_command
+from netsim.cli.timing import collective_command
 from netsim.errors import DeadlockError, InputError
 from netsim.network.trace import Span, write_trace
 from netsim.ranks import Call, Key, Post

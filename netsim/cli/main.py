@@ -22,7 +22,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "show": "netsim.cli.show:show_command",
     "validate": "netsim.cli.show:validate_command",
-    "flows": "netsim.cli.timing:flows_command",
+    "flows": "netsim.cli.flows:flows_command",
     "collective": "netsim.cli.timing:collective_command",
     "check": "netsim.cli.check:check_command",
     "plot": "netsim.cli.plot:command",
@@ -47,6 +47,8 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Mistakes are reported in one line, without a traceback."""
+    # Else pydantic reads the metadata of every installed package to find its plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         result = cli.main(
             args=None if args is None else list(args), prog_name="netsim", standalone_mode=False

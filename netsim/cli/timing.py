@@ -1,29 +1,24 @@
-"""`netsim flows` and `netsim collective`: the times of transfers and of one collective."""
+"""`netsim collective`: the times of one collective."""
 
 from __future__ import annotations
 
-import io
 import json
-import math
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 from rich.table import Table
 
+from netsim.cli.flows import AFTER_END, timing_progress
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_console, plain_lines, takes
+from netsim.cli.terminal import OneLineCommand, given, plain_console, plain_lines, takes
 from netsim.collectives.collective import collective, resolve_request, ring_seconds
 from netsim.collectives.operations import OPERATIONS
 from netsim.docstrings import documented_lines
 from netsim.errors import locate_errors
-from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
-from netsim.topology.protocol import Protocol, window_limit
+from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
-from netsim.transfers import later_weather, read_flows, time_flows
 from netsim.units import (
     format_bits_per_second,
     format_bytes,
@@ -33,71 +28,12 @@ from netsim.units import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from netsim.collectives.collective import CollectiveTimes
     from netsim.collectives.start import Timing
 
-__all__ = ["collective_command", "flows_command"]
+__all__ = ["collective_command"]
 
 _MOST_ROWS = 32
-_SECONDS_A_LINE = 10.0  # of progress where standard error is no terminal
-_AFTER_END = "ignored: weather that begins after the end: {}"
-
-
-@click.command("flows", cls=OneLineCommand)
-@takes()
-def flows_command(
-    topology: str = given(is_argument=True, required=True, metavar="TOPOLOGY.yaml"),
-    flows: Path = given(is_argument=True, required=True, metavar="FLOWS.csv"),
-    protocol: str | None = given(metavar="NAME"),
-    out: Path | None = given(metavar="RESULTS.csv"),
-    trace: Path | None = given(metavar="FILE"),
-) -> None:
-    """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
-
-    FLOWS.csv has the columns start_s, src, dst and bytes ("100 ms", "10 MB"; bare numbers are seconds and
-    bytes); the result has the same rows and finish_s. The protocol and the links that limit transfers are printed on
-    stderr.
-
-    Args:
-        out: Default: standard output.
-        trace: Write a trace for Perfetto, such as t.json.gz.
-    """
-    network = Topology.load(topology)
-    parsed = Protocol.resolve(protocol, network.protocol)
-    table = read_flows(flows, network)
-    recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
-    finish = np.full(len(table.flows), math.inf)
-    with (
-        Stoppable() as work,
-        recording as recorder,
-        _progress("transfers", len(table.flows)) as progress,
-    ):
-        time_flows(
-            network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder, finish=finish
-        )
-    if work.is_stopped:
-        finish[np.isinf(finish)] = math.nan  # lost or not yet delivered
-    click.echo(f"protocol: {parsed.describe()}", err=True)
-    num_lost = int(np.isinf(finish).sum())
-    if num_lost:
-        message = (
-            f"{num_lost} of {format_count(len(finish), 'transfer')} {'is' if num_lost == 1 else 'are'} lost"
-        )
-        click.echo(f"{message}, since a host of theirs crashed: finish_s is inf", err=True)
-    limit = window_limit(network, parsed, [(flow.src, flow.dst, flow.num_bytes) for flow in table.flows])
-    if limit is not None:
-        click.echo(str(limit), err=True)
-    if not work.is_stopped and (late := later_weather(network, finish)) is not None:
-        click.echo(_AFTER_END.format(late), err=True)
-    if out is None:
-        table.write(finish, sys.stdout)
-    else:
-        with output_file(out) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
-            table.write(finish, text)
-    delivered = int(np.isfinite(finish).sum())
-    work.end(f"{delivered} of {format_count(len(finish), 'transfer')} delivered")
 
 
 @click.command("collective", cls=OneLineCommand)
@@ -136,7 +72,7 @@ def collective_command(
     with (
         Stoppable() as work,
         recording as recorder,
-        _progress(f"timing {op}") as progress,
+        timing_progress(f"timing {op}") as progress,
     ):
         times = collective(
             net,
@@ -158,12 +94,6 @@ def collective_command(
         click.echo(json.dumps({**_as_mapping(net, chosen, hosts, times), "ring_seconds": ring}))
     else:
         _print(net, chosen, hosts, times, ring)
-
-
-def _progress(what: str, total: int | None = None) -> DelayedProgress:
-    """On a terminal after two seconds; in a log a line after ten, and then ever more rarely."""
-    seconds = 2.0 if sys.stderr.isatty() else _SECONDS_A_LINE
-    return DelayedProgress(what, total, seconds, every_seconds=_SECONDS_A_LINE)
 
 
 def _as_mapping(
@@ -218,7 +148,7 @@ def _print(
     if times.window_limit is not None:
         lines.append(str(times.window_limit))
     if times.later_weather is not None:
-        lines.append(_AFTER_END.format(times.later_weather))
+        lines.append(AFTER_END.format(times.later_weather))
     if times.dollars:
         lines.append(f"its traffic costs {times.dollars:.4g} $")
     for line in lines:

@@ -6,6 +6,7 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
 from math import inf
 from typing import Final, final
 
@@ -235,6 +236,29 @@ class Connections:
             if not named:
                 del self.by_name[name]
         self._sweep_at = max(2 * (len(self.by_name) + self._num_kept), SWEEP_AFTER)
+
+
+@final
+class ConnectionPool:
+    """Numbered connections; idle ones are taken before new ones are opened.
+
+    Attributes:
+        num_taken: number of connections in use.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[int] = []
+        self.num_taken = 0
+
+    def take(self) -> int:
+        """Take the idle connection with the least number, or a new one."""
+        self.num_taken += 1
+        return heappop(self._idle) if self._idle else self.num_taken - 1
+
+    def free(self, connection: int) -> None:
+        """Return a connection to the idle ones."""
+        self.num_taken -= 1
+        heappush(self._idle, connection)
 
 
 def last_used(connection: Connection) -> float:

@@ -227,6 +227,10 @@ class Engine:
         self.counts.num_sent += 1
         self._timers.move(timer, self.now + seconds)
 
+    def wake(self, timer: Timer, instant: float) -> None:
+        """Have a timer ring at an `instant`, before whatever the network does then."""
+        self._timers.move(timer, instant)
+
     def _fits_buffer(self, transfer: Transfer, num_bytes: float) -> bool:
         """Return whether the socket's buffer holds all unsent bytes."""
         window = transfer.window

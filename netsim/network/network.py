@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-import numpy as np
-
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock
 from netsim.network.connections import Transfer
@@ -126,7 +124,7 @@ class Network:
         # The loss of a measured link is in its rate and its windows; what weather adds is not.
         self._measured_loss = [link.loss if link.measured_streams else 0.0 for link in topology.links]
         self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
-        self._stated = [float(rate) / 8 for rate in topology.bits_per_second]
+        self._stated = [link.bits_per_second / 8 for link in topology.links]
         self._is_up = [True] * len(self._stated)
         self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
         self._share = self.protocol.link_shares(topology)
@@ -258,6 +256,8 @@ class Network:
         return self._by_link(is_background=True)
 
     def _by_link(self, *, is_background: bool) -> FloatArray:
+        import numpy as np
+
         routes = self.engine.connections.routes
         by_route = [route.background_bytes if is_background else route.delivered_bytes for route in routes]
         for transfer in self.engine.in_flight() if self.engine.counts.num_in_flight else ():

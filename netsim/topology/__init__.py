@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
+
+import topologies
 
 __all__ = ["shipped_topologies"]
 
 
 def shipped_topologies() -> dict[str, Path]:
     """The topologies that ship with NetGym: name -> file."""
-    folder = Path(str(resources.files("topologies")))
-    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    return {file.stem: file for file in sorted(Path(topologies.__path__[0]).glob("*.yaml"))}

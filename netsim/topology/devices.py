@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import topologies
 from netsim.errors import InputError, UnknownNameError, unknown_name
 from netsim.files.documents import ConfigError
 
@@ -28,7 +29,7 @@ def device_table() -> Mapping[str, Mapping[str, str]]:
     measured at ("" where not known), gigabytes of memory of the largest model ("" where it is the machine's), its
     gigabytes a second, microseconds that an operation takes at least, and source.
     """
-    text = resources.files("topologies").joinpath("devices.csv").read_text(encoding="utf-8")
+    text = Path(topologies.__path__[0], "devices.csv").read_text(encoding="utf-8")
     return {row["name"]: row for row in csv.DictReader(text.splitlines())}
 
 

@@ -28,10 +28,9 @@ from functools import cache, partial
 from heapq import heappop, heappush, merge
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock, Order
+from netsim.network.connections import ConnectionPool
 from netsim.network.network import MOST_BYTES, BackgroundConnection, Network
 from netsim.network.trace import Recorder
 from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, OfLink, Trace, Weather
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BackgroundTraffic",
     "Conditions",
-    "ConnectionPool",
     "Entry",
     "Faults",
     "Quantity",
@@ -155,28 +153,6 @@ _STEADY_SECONDS = 1e6
 _MOST_AT_ONCE = 100
 
 
-class ConnectionPool:
-    """Numbered connections; idle ones are taken before new ones are opened.
-
-    Attributes:
-        num_taken: number of connections in use.
-    """
-
-    def __init__(self) -> None:
-        self._idle: list[int] = []
-        self.num_taken = 0
-
-    def take(self) -> int:
-        """Take the idle connection with the least number, or a new one."""
-        self.num_taken += 1
-        return heappop(self._idle) if self._idle else self.num_taken - 1
-
-    def free(self, connection: int) -> None:
-        """Return a connection to the idle ones."""
-        self.num_taken -= 1
-        heappush(self._idle, connection)
-
-
 class BackgroundTraffic:
     """An entry of background traffic on a network.
 
@@ -252,6 +228,8 @@ def drift_factors(drift: Drift, link: str) -> Iterator[tuple[float, float]]:
         drift: of which kind, and its seed.
         link: names the link; each has a stream of its own.
     """
+    import numpy as np
+
     digest = hashlib.sha256(link.encode()).digest()
     random = np.random.default_rng([drift.seed, *np.frombuffer(digest, dtype=np.uint32).tolist()])
     if drift.kind == "lognormal":
