@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # What is imported is compiled, once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-browser bench wheels docs lint suite ray rates setup clean
+.PHONY: demo test test-all test-browser bench bench-gate wheels docs lint suite ray rates setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/netgym compare examples/digits_wan.yaml
@@ -56,7 +56,11 @@ bench: setup
 	trap "git worktree remove --force $$before/tree; rmdir $$before" EXIT; trap 'exit 130' INT TERM; \
 	git worktree add --quiet --detach $$before/tree $(AGAINST); \
 	(cd $$before/tree && $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace >/dev/null); \
-	$(BIN)/python benchmarks/bench.py --against $$before/tree $(ROWS)
+	$(BIN)/python benchmarks/bench.py --against $$before/tree $(GATE) $(ROWS)
+
+# Before a release: fails, and names the rows, where one takes 5 % more processor time or memory than at AGAINST.
+bench-gate: GATE := --limit 1.05 --rounds 9
+bench-gate: bench
 
 # A wheel for each Python that is here, installed in an empty environment.
 wheels:

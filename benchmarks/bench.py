@@ -1,11 +1,13 @@
 """This checkout against another commit, row by row: processor seconds, wall seconds and memory, in turns.
 
     make bench                    against the last release; AGAINST=COMMIT names another, ROWS=list some rows
-    python benchmarks/bench.py [ROW]... [--against CHECKOUT] [--rounds 3]
+    make bench-gate               the same with nine rounds: fails, and names the rows, where one is 5 % worse
+    python benchmarks/bench.py [ROW]... [--against CHECKOUT] [--rounds 3] [--limit 1.05]
 
 Each row runs in a process of its own, first by one checkout's code and then by the other's, and the best of some
 rounds counts. Wall time depends on what else the machine does, processor time less so: its ratio is printed, in bold
-above 1.1.
+above 1.1. With `--limit`, a row fails whose processor time or peak memory exceeds the other's by more than that
+factor both in the best rounds and in the medians, so that a busy moment of the machine fails no row.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import importlib
 import io
 import json
 import resource
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from functools import partial
@@ -193,6 +197,13 @@ def equal_steps(num_steps: int = 2_000) -> float:
     return min(spent)
 
 
+def planned(strategy: str) -> float:
+    """Processor seconds of `netgym plan` of 70B parameters on 64 workers; see benchmarks/plans.py."""
+    import plans
+
+    return command("netgym", *plans.words(strategy, Path()), "--json")
+
+
 def rank_steps(steps: int) -> float:
     """Processor seconds of a million rank-steps; see benchmarks/endurance.py."""
     import endurance
@@ -210,6 +221,7 @@ ROWS: dict[str, Callable[[], float | None]] = {
     "netgym list": partial(command, "netgym", "list"),
     "netsim show lan": partial(command, "netsim", "show", "lan"),
     "netsim collective, 1,024 hosts": large_collective,
+    "netgym plan, 70 B, 64 workers, DiLoCo": partial(planned, "DiLoCo"),
     "first fit, GPT 1 M, 2 workers, 1 step": partial(trained, "byte", "threads", 2, 1),
     **{
         f"GPT 10 M, 4 workers, {kind}, {steps} step{'s' if steps > 1 else ''}": partial(
@@ -221,7 +233,7 @@ ROWS: dict[str, Callable[[], float | None]] = {
     **{
         f"digits MLP, 8 workers, {strategy}, {kind}": partial(worker_steps, strategy, kind)
         for strategy in ("AllReduce", "DiLoCo")
-        for kind in ("loop", "threads")
+        for kind in ("loop", "threads", "stacked")
     },
     **{
         f"a replica's step, 64 replicas, {kind}": partial(replica_steps, kind)
@@ -273,17 +285,31 @@ def best(found: list[dict[str, float] | None]) -> dict[str, float] | None:
     return {key: min(each[key] for each in some) for key in some[0]} if some else None
 
 
+def is_worse(rounds: list[list[dict[str, float] | None]], key: str, limit: float) -> bool:
+    """True if a figure exceeds the other checkout's by more than `limit`, both the best rounds' and the medians."""
+    now, before = ([each[key] for each in found if each is not None] for found in zip(*rounds, strict=True))
+    if not before:  # a row that the other checkout cannot run
+        return False
+    return not now or all(of(now) > limit * of(before) for of in (min, statistics.median))
+
+
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help="parts of names of rows [all]")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--limit", type=float, help="exit with 1 where a row is worse by more than this factor"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.limit is not None and given.against is None:
+        parser.error("--limit compares with another checkout: pass --against CHECKOUT")
     if given.measure:
         print(json.dumps(measured(given.measure)))
         return
     checkouts = [HERE.parent] + ([given.against] if given.against else [])
+    worse: list[str] = []
     harness.heading("", "processor s", "before", "ratio", "wall s", "before", "MB", "before")
     for name in ROWS:
         if given.rows and not any(part in name for part in given.rows):
@@ -298,6 +324,10 @@ def main() -> None:
         ratio = now["cpu"] / before["cpu"] if now and before else None
         cells.insert(2, "" if ratio is None else f"**{ratio:.2f}**" if ratio > MARKED else f"{ratio:.2f}")
         harness.row(name, *cells)
+        if given.limit is not None:
+            worse += [f"{name} ({key})" for key in ("cpu", "peak_mb") if is_worse(rounds, key, given.limit)]
+    if worse:
+        sys.exit(f"worse by more than {given.limit - 1:.0%}: {'; '.join(worse)}")
 
 
 if __name__ == "__main__":
