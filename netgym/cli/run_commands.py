@@ -447,6 +447,8 @@ def retime(
 ) -> None:
     """Time the finished RUN on another network, to the bit as if trained there; what depends on times is trained again.
 
+    RUN may be a program's (netgym launch --out): its calls and computing are replayed, and the script does not run.
+
     Args:
         overrides: Set a key of the network, such as placement, collectives, compute.jitter or protocol.streams.
         protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
@@ -456,6 +458,10 @@ def retime(
     from exogym_core.results.run_folder import RunFolder, require_own
     from netgym.experiment.experiment import Experiment, differing_training
 
+    if (folder / "launch.json").is_file():  # it names no code
+        from netgym.launch.retiming import retime_launch
+
+        return retime_launch(folder, topology, protocol, overrides, out, as_json=as_json)
     if not trust:
         require_own(folder, "run")
     source = RunFolder.open(folder)
@@ -473,3 +479,4 @@ def retime(
     with reported(made, show, again, made.discard_if_untrained):
         train_new(experiment, made, jobs=jobs, source=source)
     _exit_if_failed(made.read_summary())
+    return None

@@ -74,6 +74,7 @@ def command(
     from exogym_core.results.run_folder import RunFolder
     from netgym.launch.compute import ComputeClock
     from netgym.launch.program import run_program
+    from netgym.launch.recording import RECORDING
     from netgym.launch.report import print_launch, write_launch
     from netgym.launch.run import Launch, Script
     from netsim import Topology
@@ -116,6 +117,7 @@ def command(
         until_seconds=until_seconds,
         trace=folder.path / "trace.json.gz" if folder is not None and trace else None,
         chakra=folder.path if folder is not None and chakra else None,
+        recording=folder.path / RECORDING if folder is not None else None,
         protocol=protocol,
         collectives=collectives,
         cuda_as_cpu=cuda_as_cpu,

@@ -44,6 +44,7 @@ __all__ = [
     "SteadyState",
     "page_of_launch",
     "print_launch",
+    "read_launch",
     "report_launch",
     "report_of",
     "show_summary",
@@ -400,18 +401,27 @@ def write_launch(folder: RunFolder, report: LaunchReport) -> LaunchReport:
     return report
 
 
+def read_launch(path: Path) -> LaunchReport:
+    """Report of a launched run in its folder.
+
+    Raises:
+        InputError: it is damaged, or of another version.
+    """
+    file = path / _FILE
+    try:
+        return LaunchReport.model_validate_json(read_bytes(file))
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
+
+
 def report_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
     """Write the page of a launched run again, and print its summary: `netgym report` of its folder.
 
     Raises:
         InputError: its report is damaged, or of another version.
     """
-    file = path / _FILE
-    try:
-        launched = LaunchReport.model_validate_json(read_bytes(file))
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
+    launched = read_launch(path)
     write_whole(out or path / "report.html", page_of_launch(path, launched))
     print_launch(launched, path, as_json=as_json)
 

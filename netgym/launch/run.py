@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from exogym_core.communicator.exchange import rank_names
 from exogym_core.communicator.simulated.simulation import World
+from exogym_core.results.disk import write_whole
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
@@ -27,6 +28,7 @@ from netgym.launch.call_sites import CallSites
 from netgym.launch.chakra import ExecutionTraces
 from netgym.launch.lone_rank import ended
 from netgym.launch.outside import OutsideMeetings
+from netgym.launch.recording import LaunchRecording
 from netgym.launch.report import Ending, HostDecision, report_of
 from netgym.launch.tensors import reduce_as_gloo
 from netsim import Protocol, Recorder
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from netgym.launch.report import LaunchReport
     from netsim import Topology
     from netsim.network.trace import Span
-    from netsim.ranks import Request
+    from netsim.ranks import Answer, Request
 
 
 __all__ = [
@@ -94,6 +96,7 @@ class Launch:
         trace: a file for Perfetto.
         chakra: a folder for execution traces, one a rank.
         clock: time that the script reads.
+        recording: a file for the ranks' requests, which `netgym retime` replays.
     """
 
     script: Script
@@ -108,6 +111,7 @@ class Launch:
     trace: Path | None = None
     chakra: Path | None = None
     clock: Clock = "virtual"
+    recording: Path | None = None
 
     def world(self, num_ranks: int) -> World:
         """Hosts of `num_ranks` ranks.
@@ -267,6 +271,7 @@ class LaunchedRun(OutsideMeetings):
         self._sites = CallSites(world.num_ranks, keeps_history=traced, sites_of=world.regions)
         self._recorder = Recorder() if traced else None
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
+        self._recording = LaunchRecording(world.num_ranks) if launch.recording is not None else None
         self._posted_at: defaultdict[tuple[int, float, str], deque[str]] = defaultdict(deque)
         self._failed: dict[int, NetsimError] = {}
         self._host_decisions: dict[
@@ -285,11 +290,19 @@ class LaunchedRun(OutsideMeetings):
 
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)
+        if self._recording is not None:
+            self._recording.add(rank, request, self._sites.ranks[rank].site.place)
         if self._traces is not None:
             self._traces.take(rank, request)
             if isinstance(request, Post):
                 place = self._sites.ranks[rank].site.place
                 self._posted_at[rank, self._now(), request.call.op].append(place)
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Resume a rank with the clock's answer, which ends the recording of requests."""
+        if self._recording is not None:
+            self._recording.refuse_answer(rank, self._sites.ranks[rank].site.place)
+        super().answer(rank, value)
 
     def _now(self) -> float:
         return float(self.kernel.clock.now)
@@ -394,7 +407,11 @@ class LaunchedRun(OutsideMeetings):
     # --- traces --------------------------------------------------------------------------------------------
 
     def write_traces(self, warn: Callable[[str], None]) -> None:
-        """Write the requested traces up to the run's end; `warn` takes a line on a file that cannot be written."""
+        """Write the recording, and requested traces, up to the end; `warn` takes a line on what cannot be written."""
+        launch = self._launch
+        if self._recording is not None and launch.recording is not None:
+            options = {name: getattr(launch, name) for name in ("placement", "protocol", "collectives")}
+            write_whole(launch.recording, self._recording.to_bytes(options))
         if self._recorder is None or self._traces is None:
             return
         try:
