@@ -57,6 +57,7 @@ __all__ = [
     "message_name",
     "request_from_record",
     "request_to_line",
+    "tuples_of",
 ]
 
 _MEMORY_BYTES = 64 * 2**20
@@ -324,7 +325,7 @@ def request_from_record(record: list[Any]) -> Request:
     """
     name, *values = record
     kind = _KINDS[name]
-    values = list(map(from_record if kind is Mark else _tuples, values))
+    values = list(map(from_record if kind is Mark else tuples_of, values))
     if kind in (Post, Wait):
         values[:2] = [values[:2]]
     if kind._fields[0] == "key":
@@ -336,5 +337,6 @@ def request_from_record(record: list[Any]) -> Request:
     return kind(*values)  # type: ignore[no-any-return]
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples_of(value: Any) -> Any:
+    """A value of JSON, with tuples for lists: names of groups are tuples."""
+    return tuple(map(tuples_of, value)) if isinstance(value, list) else value

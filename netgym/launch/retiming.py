@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.workers.journal import request_from_record
+from exogym_core.workers.journal import request_from_record, tuples_of
 from exogym_core.workers.replay import Replay
 from netgym.launch.call_sites import CallSites
 from netgym.launch.recording import RECORDING, RECORDING_FORMAT
 from netgym.launch.report import print_launch, read_launch, report_of, write_launch
 from netgym.launch.run import Launch, Script
 from netsim import Topology
+from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
-from netsim.ranks import Exit
+from netsim.ranks import Exit, Key, Mark, MessageGroup, Post
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +41,13 @@ _SETTABLE = ("placement", "collectives")
 def _recorded(lines: bytes) -> Iterator[Request]:
     """Requests of one rank, up to its end."""
     for line in lines.splitlines():
-        yield request_from_record(json.loads(line)[1:])
+        request = request_from_record(json.loads(line)[1:])
+        if isinstance(request, Mark):  # a mapping of numbers, names and groups
+            request = Mark({name: tuples_of(value) for name, value in request.row.items()})
+        elif isinstance(request, Post) and OPERATIONS[request.call.op].is_message:
+            (group, number) = request.key
+            request = request._replace(key=Key(MessageGroup(*group), number))  # type: ignore[misc]
+        yield request
     yield Exit()
 
 
