@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
 
-__all__ = ["RunArguments", "reported", "retime", "run", "show_report", "stdout", "train_new"]
+__all__ = ["RunArguments", "exit_if_failed", "reported", "run", "show_report", "stdout", "train_new"]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
@@ -187,7 +187,8 @@ def _shown(experiment: Experiment, folder: RunFolder, *, progress: bool = True) 
         yield listener
 
 
-def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
+def exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
+    """End with exit code 1 where a strategy failed, and name it."""
     failed = [visible(entry["name"]) for entry in entries if entry.get("failed")]
     if failed:
         count = f"{len(failed)} of {format_count(len(entries), 'strategy')}"
@@ -352,7 +353,7 @@ class RunArguments(TrainingArguments):
         folder = RunFolder.create(self.out, str(experiment.settings.name))
         with self._reported(folder):
             train_new(experiment, folder, jobs=self.jobs, trace=trace)
-        _exit_if_failed(folder.read_summary())
+        exit_if_failed(folder.read_summary())
 
     def resume_run(self, path: Path, *, trace: bool = False) -> None:
         """Resume a stopped run from its folder; a finished one is left as it is.
@@ -396,7 +397,7 @@ class RunArguments(TrainingArguments):
             folder.log("resumed")
             with _shown(experiment, folder) as listener:
                 compare_runs(experiment, folder, listener, jobs=self.jobs, resume=True, trace=trace)
-        _exit_if_failed(folder.read_summary())
+        exit_if_failed(folder.read_summary())
 
     def _reported(self, folder: RunFolder) -> AbstractContextManager[None]:
         jobs = 1 if under_torchrun() or is_at_rendezvous() else self.jobs
@@ -431,52 +432,3 @@ def run(asked: RunArguments, strategy: str | None = given(metavar="NAME"), trace
             "--trace: without a topology every call takes 0 s: add --topology, or leave --trace out"
         )
     return asked.train(loaded, trace=trace)
-
-
-@click.command()
-@takes()
-def retime(
-    folder: Path = given("run", is_argument=True, required=True, metavar="RUN"),
-    topology: str | None = given(metavar="NAME", callback=not_empty),
-    protocol: str | None = given(metavar="NAME", callback=not_empty),
-    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE"),
-    out: str | None = given(metavar="DIR", callback=not_empty),
-    trust: bool = given(),
-    jobs: int | None = given(type=click.IntRange(1)),
-    as_json: bool = given(),
-) -> None:
-    """Time the finished RUN on another network, to the bit as if trained there; what depends on times is trained again.
-
-    RUN may be a program's (netgym launch --out): its calls and computing are replayed, and the script does not run.
-
-    Args:
-        overrides: Set a key of the network, such as placement, collectives, compute.jitter or protocol.streams.
-        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
-        out: The new run's folder, new or empty [runs/<name>-retimed-<n>].
-        trust: Accept a RUN that another user made or changed.
-    """
-    from exogym_core.results.run_folder import RunFolder, require_own
-    from netgym.experiment.experiment import Experiment, differing_training
-
-    if (folder / "launch.json").is_file():  # it names no code
-        from netgym.launch.retiming import retime_launch
-
-        return retime_launch(folder, topology, protocol, overrides, out, as_json=as_json)
-    if not trust:
-        require_own(folder, "run")
-    source = RunFolder.open(folder)
-    flags = {"topology": topology, "protocol": protocol}
-    changed = {key: value for key, value in flags.items() if value is not None}
-    path = folder / "experiment.yaml"
-    experiment = Experiment.load(path, overrides, changed, trust=True)
-    if (key := differing_training(Experiment.load(path, trust=True), experiment)) is not None:
-        raise InputError(
-            f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"
-        )
-    made = RunFolder.create(out, f"{experiment.settings.name}-retimed")
-    show = partial(show_report, made, as_json=as_json, jobs=jobs)
-    again = f"netgym retime {visible(folder)}"
-    with reported(made, show, again, made.discard_if_untrained):
-        train_new(experiment, made, jobs=jobs, source=source)
-    _exit_if_failed(made.read_summary())
-    return None

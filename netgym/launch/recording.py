@@ -58,8 +58,7 @@ class LaunchRecording:
 
     def refuse_answer(self, rank: int, place: str) -> None:
         """End the recording, as the clock answers a rank, or does not wait for it, after `place`."""
-        after = place or "its start"
-        self.refuse(f"rank {rank} reads the clock, or waits for what comes first, after {after}")
+        self.refuse(f"rank {rank} reads the clock, or waits for what comes first (its last place: {place})")
 
     def refuse(self, reason: str) -> None:
         """End the recording, and forget what there is."""

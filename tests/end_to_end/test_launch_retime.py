@@ -96,15 +96,15 @@ def test_placement_and_collectives_of_a_launched_run_can_be_set(run: Run, tmp_pa
 READS = {  # from line 22 of the program on, and the reason
     "now": (
         "if rank == 0: netgym.now()",
-        "rank 0 reads the clock, or waits for what comes first, after program.py:",
+        "rank 0 reads the clock, or waits for what comes first (its last place: program.py:",
     ),
     "poll": (
         "work = dist.all_reduce(torch.ones(1), async_op=True)\nwork.is_completed()",
-        "reads the clock, or waits for what comes first, after program.py:22",
+        "reads the clock, or waits for what comes first (its last place: program.py:22",
     ),
     "any": (
         "dist.send(torch.ones(1), 0) if rank == 1 else dist.recv(torch.ones(1)) if rank == 0 else None",
-        "rank 0 reads the clock, or waits for what comes first, after program.py:22",
+        "rank 0 reads the clock, or waits for what comes first (its last place: program.py:22",
     ),
     "time-out": (
         "import datetime\n"
