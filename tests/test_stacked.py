@@ -191,6 +191,7 @@ ROWS: dict[str, Callable[[], Strategy]] = {
         DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.SGD, lr=0.05, momentum=0.9)
     ),
     "RMSprop": partial(DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.RMSprop, lr=0.01)),
+    "Lion": partial(DiLoCoStrategy, H=3, optim_spec=OptimSpec("lion", lr=0.003, weight_decay=0.1)),
     "Adagrad": partial(DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.Adagrad, lr=0.05)),
 }
 

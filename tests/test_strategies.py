@@ -106,6 +106,30 @@ def test_optimizers_come_from_strings_classes_factories_and_groups() -> None:
     assert ensure_optim_spec(None) == OptimSpec("adamw")
 
 
+def test_lion_takes_the_steps_of_its_paper() -> None:
+    """Algorithm 2 of arXiv 2302.06675 in numbers of Python; where momentum and gradient are zero only decay acts."""
+    weights, gradients = (
+        [0.5, -0.25, 1.0],
+        [[0.1, 0.0, 0.0], [-1.0, 0.2, 0.0], [0.3, -0.3, 0.0], [-0.01, 0.0, 0.0]],
+    )
+    parameter = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
+    optimizer = OptimSpec("lion", lr=0.1, betas=[0.8, 0.9], weight_decay=0.5).build([parameter])
+    momenta = [0.0, 0.0, 0.0]
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+        for at, (weight, momentum, each) in enumerate(zip(weights, momenta, gradient, strict=True)):
+            direction = 0.8 * momentum + 0.2 * each
+            sign = (direction > 0) - (direction < 0)
+            weights[at] = weight - 0.1 * (sign + 0.5 * weight)
+            momenta[at] = 0.9 * momentum + 0.1 * each
+        assert parameter.tolist() == pytest.approx(weights, rel=1e-12)
+    with pytest.raises(InputError, match=r"^optimizer Lion: betas=\[0.9\] must be two numbers"):
+        OptimSpec("lion", betas=[0.9]).build([parameter])
+    with pytest.raises(InputError, match=r"^optimizer Lion: lr=-1 must be a number of at least 0"):
+        OptimSpec("lion", lr=-1).build([parameter])
+
+
 @pytest.mark.parametrize("kind", [DiLoCoStrategy, SPARTADiLoCoStrategy])
 def test_the_outer_optimizer_is_what_was_asked_for(kind: Any) -> None:
     outer = on_one_rank(kind()).optimizers[1].param_groups[0]

@@ -34,6 +34,7 @@ from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.run.learner import LocalStep, TorchLearner
 from exogym_core.run.snapshots import refuse_other_parameters
 from exogym_core.strategy.parts.flat import unflatten
+from exogym_core.strategy.parts.lion import Lion
 from exogym_core.workers.failures import own_frames
 from netsim.errors import InputError, NetsimError
 
@@ -55,6 +56,7 @@ _ELEMENTWISE = (
     torch.optim.SGD,
     torch.optim.Adam,
     torch.optim.AdamW,
+    Lion,
     torch.optim.RMSprop,
     torch.optim.Adagrad,
 )

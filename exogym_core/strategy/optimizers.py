@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from exogym_core.names import plain_numbers
 from exogym_core.strategy.options import flag, number, positive_int
+from exogym_core.strategy.parts.lion import Lion
 from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
 
 __all__ = [
-    "TORCH_OPTIMIZERS",
+    "OPTIMIZERS",
     "LRSchedulerLike",
     "OptimSpec",
     "OptimizerLike",
@@ -47,19 +48,19 @@ __all__ = [
 
 Factory: TypeAlias = Callable[..., Optimizer]
 
-#: Optimizers of torch by name; L-BFGS is left out because it needs a closure.
-TORCH_OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+#: Optimizers by name: torch's but L-BFGS, which needs a closure, and Lion.
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {
     name: each
     for name, each in vars(torch.optim).items()
     if isinstance(each, type) and issubclass(each, Optimizer) and name not in ("Optimizer", "LBFGS")
-}
+} | {"Lion": Lion}
 
 
 class OptimSpec:
     """An optimizer yet to be built: a class, a name such as "adamw", or a factory, and its options.
 
     Args:
-        cls: an optimizer class, the name of one of torch's (in any case), or a callable that takes the
+        cls: an optimizer class, the name of one of torch's or `lion` (in any case), or a callable that takes the
             parameters (a `functools.partial`, for example).
         params: maps the model to parameters or parameter groups; all trainable parameters if None.
         kwargs: options such as `lr`, in the optimizer's own names.
@@ -91,7 +92,7 @@ class OptimSpec:
 
     @classmethod
     def from_string(cls, name: str, **kwargs: Any) -> OptimSpec:
-        """The spec of torch's optimizer called `name`, with `kwargs` as its options."""
+        """The spec of the optimizer called `name`, with `kwargs` as its options."""
         return cls(name, **kwargs)
 
     def with_options(self, **kwargs: Any) -> OptimSpec:
@@ -257,7 +258,7 @@ def _is_torchs(factory: Any) -> bool:
 
 
 def _optimizer_named(name: str) -> Factory:
-    known = {each.lower(): made for each, made in TORCH_OPTIMIZERS.items()}
+    known = {each.lower(): made for each, made in OPTIMIZERS.items()}
     if name.lower() not in known:
         raise unknown_name("optimizer", name, known)
     return known[name.lower()]

@@ -9,7 +9,7 @@ import torch
 
 from exogym_core.plain import reachable
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.optimizers import TORCH_OPTIMIZERS
+from exogym_core.strategy.optimizers import OPTIMIZERS
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
 from exogym_core.strategy.parts.exchange import low_rank_of
 from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
@@ -36,7 +36,7 @@ CODEC_NAMES = frozenset(
 )
 #: Optimizers whose updates are charged, in `compute.updates`.
 OPTIMIZER_NAMES = frozenset(
-    {*TORCH_OPTIMIZERS, "SGD with momentum"}
+    {*OPTIMIZERS, "SGD with momentum"}
     | {each.__name__ for each in (MuLoCoMuon, TorchMuon, DirectionsAndAdamW)}
 )
 
