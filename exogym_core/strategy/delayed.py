@@ -8,7 +8,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import RoundAveraging
 from exogym_core.strategy.parts.outer import OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.rounds import UnderWay
 from exogym_core.strategy.parts.state import State
@@ -35,7 +35,7 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         H: local steps a round.
-        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -44,7 +44,7 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
 
     H: int = option(100, positive_int)
     outer_optimizer: OuterOptimizer = options_of(OuterOptimizer)
-    averaging: Averaging = options_of(Averaging)
+    averaging: RoundAveraging = options_of(RoundAveraging)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
     judged = "outer"
@@ -106,11 +106,12 @@ class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):
         if fresh is None and n == 1:
             return  # there are no others
         gradients = [torch.zeros_like(flat) for flat in self.outer.flats]
+        means = None if before is None else before.wait()
         for number, gradient in enumerate(gradients):
             if fresh is not None:
                 gradient += fresh.sent[number] / n
-            if before is not None:
-                gradient += before.wait()[number] - before.sent[number] / n
+            if before is not None and means is not None:
+                gradient += means[number] - before.sent[number] / n
         self.outer.step(gradients)
         self.num_rounds += 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.fedavg import ParameterMean
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.strategy.options import name_in, option, options_of, positive_int
-from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.flat import in_buckets
+from exogym_core.strategy.parts.average import Buckets, RoundAveraging
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
@@ -39,9 +37,11 @@ class MomentMean:
     Args:
         strategy: whose optimizer is built.
         moment: "first" or "second".
+        buckets: in which they travel.
     """
 
-    def __init__(self, strategy: Strategy, moment: str) -> None:
+    def __init__(self, strategy: Strategy, moment: str, buckets: Buckets) -> None:
+        self.averaging = RoundAveraging(buckets=buckets.buckets)
         self.strategy, self.names = strategy, MOMENTS[moment]
         spec = ensure_optim_spec(strategy.optim_spec)
         kept: dict[Tensor, list[str]] = {}
@@ -64,7 +64,8 @@ class MomentMean:
         for name in self.names:
             has_it = [name in names for names in self._kept]
             moments = [self._moment(each, name) for each in compress(self.strategy.held, has_it)]
-            in_buckets(moments, partial(site.average, Averaging()))
+            buckets = [[moments[index] for index in bucket] for bucket in self.averaging.plan(moments)]
+            self.averaging.over(site, buckets, [None] * len(buckets))
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
         value = self.strategy.optim.state.get(parameter, {}).get(name)
@@ -89,7 +90,8 @@ class DESLOCStrategy(Strategy, name="DESLOC"):
             correction, torch's Adam has. `max_norm` clips as in the paper.
         H: K_x, steps between averages of the parameters; also `local_steps`, `num_inner_steps` and `sync_every`.
         Ku, Kv: K_u and K_v, of first and second moments; 3 H and 6 H if None.
-        codec, error_feedback, aggregate: of the parameters' mean, see `Averaging`.
+        codec, error_feedback, aggregate: of the parameters' mean, see `RoundAveraging`.
+        buckets: of parameters and moments, see `RoundAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -100,7 +102,7 @@ class DESLOCStrategy(Strategy, name="DESLOC"):
     H: int = option(100, positive_int)
     Ku: int | None = option(None, positive_int)
     Kv: int | None = option(None, positive_int)
-    averaging: Averaging = options_of(Averaging)
+    averaging: RoundAveraging = options_of(RoundAveraging)
 
     positional = ("optim_spec",)
     judged = "outer"
@@ -111,7 +113,7 @@ class DESLOCStrategy(Strategy, name="DESLOC"):
     def prepare(self) -> None:
         """Find the moments that the local optimizer keeps."""
         self.outer = ParameterMean(self.held, self.averaging.charged(self))
-        self.first, self.second = MomentMean(self, "first"), MomentMean(self, "second")
+        self.first, self.second = (MomentMean(self, each, self.averaging) for each in MOMENTS)
         self.num_rounds = 0
 
     def step(self) -> None:
@@ -147,10 +149,12 @@ class MomentCommunicator(Strategy, part="Moments"):
     Args:
         moment: "first" or "second".
         H: steps from average to average.
+        buckets: in which they travel, see `Buckets`.
     """
 
     moment: str = option("first", name_in(*MOMENTS))
     H: int = option(1, positive_int)
+    cut: Buckets = options_of(Buckets)
     positional = ()
     round_steps = property(lambda self: self.H)
     judged = ""
@@ -158,7 +162,7 @@ class MomentCommunicator(Strategy, part="Moments"):
 
     def prepare(self) -> None:
         """Find the moments that the local optimizer keeps."""
-        self.mean = MomentMean(self, self.moment)
+        self.mean = MomentMean(self, self.moment, self.cut)
 
     def communicate(self, step: int) -> None:
         """Average the moments, if that is due."""

@@ -8,8 +8,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
-from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.flat import buckets, flatten, write_back
+from exogym_core.strategy.parts.average import RoundAveraging
+from exogym_core.strategy.parts.flat import flatten
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.outer import GlobalModel
 from exogym_core.strategy.parts.state import State
@@ -35,8 +35,9 @@ class ParameterMean(GlobalModel):
 
     state = State("residuals", result="_result")
 
-    def __init__(self, parameters: Sequence[Tensor], averaging: Averaging) -> None:
-        self.parameters, self.buckets, self.averaging = parameters, buckets(parameters), averaging
+    def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
+        self.parameters, self.averaging = parameters, averaging
+        self.buckets = [[parameters[index] for index in bucket] for bucket in averaging.plan(parameters)]
         self.residuals = [averaging.residual(flatten(bucket)) for bucket in self.buckets]
         self._result = [parameter.detach().clone() for parameter in parameters]
 
@@ -47,9 +48,8 @@ class ParameterMean(GlobalModel):
 
     def over(self, site: Site) -> None:
         """Average the parameters over the sites that `site` connects."""
-        for bucket, residual in zip(self.buckets, self.residuals, strict=True):
-            if site.between.world_size > 1:
-                write_back(site.average(self.averaging, flatten(bucket), residual), bucket)
+        if site.between.world_size > 1:
+            self.averaging.over(site, self.buckets, self.residuals)
         for value, parameter in zip(self._result, self.parameters, strict=True):
             value.copy_(parameter.detach())
 
@@ -71,7 +71,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
             above the number of ranks.
         H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
         max_norm: clip the norm of the local gradient to this.
-        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
@@ -81,7 +81,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
 
     H: int = option(1, positive_int)
     island_size: int | None = option(None, positive_int)
-    averaging: Averaging = options_of(Averaging)
+    averaging: RoundAveraging = options_of(RoundAveraging)
     positional = ("inner_optim", "island_size", "H", "max_norm")
 
     judged = "outer"

@@ -6,7 +6,8 @@ from typing import Any
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import number, one_of, option, positive_int, share
+from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
+from exogym_core.strategy.parts.average import Buckets, RoundAveraging
 from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
 from exogym_core.strategy.parts.outer import OuterStep, nesterov
@@ -48,6 +49,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
         quantizer: of each tensor: "statistical" (6 standard deviations), or "linear" (smallest to largest).
         error_decay: gamma, the share of an error kept for the next round.
         muon: "paper", with the authors' five triples of Newton-Schulz coefficients, or "torch", torch.optim.Muon.
+        buckets: in which the outer gradient travels, see `Buckets`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -61,6 +63,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
     quantizer: str = option("statistical", one_of(*_QUANTIZERS))
     error_decay: float = option(0.9, share)
     muon: str = option("paper", one_of(*_MUONS))
+    cut: Buckets = options_of(Buckets)
     positional = ("optim_spec", "H", "muon")
 
     judged = "outer"
@@ -76,7 +79,8 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
 
     def prepare(self) -> None:
         """Begin with the same theta on every rank, without errors."""
-        self.outer = OuterStep(self.held, nesterov(self.outer_lr, self.outer_momentum))
+        outer_optim = nesterov(self.outer_lr, self.outer_momentum)
+        self.outer = OuterStep(self.held, outer_optim, RoundAveraging(buckets=self.cut.buckets))
         self.num_rounds, self.coded = 0, None
         if self.bits:
             quantizer = _QUANTIZERS[self.quantizer](self.bits)

@@ -8,7 +8,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import fraction, one_of, option, positive_int
+from exogym_core.strategy.options import fraction, one_of, option, options_of, positive_int
+from exogym_core.strategy.parts.average import Buckets, RoundAveraging
 from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.outer import OuterStep
@@ -47,6 +48,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
         density: share of each tensor's values that is sent, one at least; above 0 and at most 1.
         values: how they travel: "sign" (SignTop_k), "qsgd" (QTop_k) or "exact" (Top_k, in fp32).
         bits: of a value under "qsgd", 2 to 8.
+        buckets: in which the outer gradient travels, see `Buckets`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -57,6 +59,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
     density: float = option(0.01, fraction)
     values: str = option("sign", one_of("sign", "qsgd", "exact"))
     bits: int = option(4, one_of(*range(2, 9)))
+    cut: Buckets = options_of(Buckets)
     positional = ("optim_spec", "H")
 
     judged = "outer"
@@ -67,7 +70,8 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
 
     def prepare(self) -> None:
         """Begin with the same x on every rank, without errors."""
-        self.outer = OuterStep(self.held, OptimSpec(torch.optim.SGD, lr=1.0))
+        outer_optim = OptimSpec(torch.optim.SGD, lr=1.0)
+        self.outer = OuterStep(self.held, outer_optim, RoundAveraging(buckets=self.cut.buckets))
         self.coded, self.num_rounds = CodedMean(self.outer.flats), 0
         for bucket in self.outer.buckets:
             self.charged(self.codec(bucket, 0))

@@ -8,7 +8,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.desloc import MOMENTS, MomentMean
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import RoundAveraging
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.parts.state import State
 
@@ -34,7 +34,7 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
         outer_lr: alpha, the slow learning rate.
         outer_momentum: beta, the slow momentum.
         buffers: what becomes of the local optimizer's state at the end of a round: "maintain", "reset" or "average".
-        codec, error_feedback, aggregate: of the mean, see `Averaging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -46,7 +46,7 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
     outer_lr: float = option(1.0, number)
     outer_momentum: float = option(0.5, number)
     buffers: str = option("maintain", name_in("maintain", "reset", "average"))
-    averaging: Averaging = options_of(Averaging)
+    averaging: RoundAveraging = options_of(RoundAveraging)
 
     positional = ("optim_spec",)
     judged = "outer"
@@ -58,7 +58,9 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
         """Begin with the same x_0 on every rank."""
         spec = OptimSpec(torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum)
         self.outer = OuterStep(self.held, spec, self.averaging.charged(self))
-        self.moments = [MomentMean(self, each) for each in MOMENTS] if self.buffers == "average" else []
+        self.moments = (
+            [MomentMean(self, each, self.averaging) for each in MOMENTS] if self.buffers == "average" else []
+        )
         self.num_rounds = 0
 
     def step(self) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import number, one_of, option, positive_int, share
+from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
+from exogym_core.strategy.parts.average import Buckets, RoundAveraging
 from exogym_core.strategy.parts.few_bits import StatisticalCodec
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.parts.rounds import CodedMean
@@ -56,6 +57,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         outer_lr: alpha, the outer learning rate.
         mean_over: "senders": of each value the mean over the ranks that sent it, as the authors' code has it; "all", as
             the paper.
+        buckets: in which the outer gradient travels, see `Buckets`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -70,6 +72,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
     error_decay: float = option(0.95, share)
     outer_lr: float = option(1.0, number)
     mean_over: str = option("senders", one_of("senders", "all"))
+    cut: Buckets = options_of(Buckets)
     positional = ("optim_spec", "H")
 
     judged = "outer"
@@ -89,7 +92,8 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
 
     def prepare(self) -> None:
         """Begin with the same phi on every rank, without errors."""
-        self.outer = OuterStep(self.held, OptimSpec(torch.optim.SGD, lr=self.outer_lr))
+        outer_optim = OptimSpec(torch.optim.SGD, lr=self.outer_lr)
+        self.outer = OuterStep(self.held, outer_optim, RoundAveraging(buckets=self.cut.buckets))
         self.codecs = [self.charged(self.codec(bucket)) for bucket in self.outer.buckets]
         self.coded = CodedMean(
             self.outer.flats, beta=self.error_decay, among_senders=self.mean_over == "senders"

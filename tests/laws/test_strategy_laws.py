@@ -12,17 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_reference import SEED, adamw, named_codec, num_values, whole
 
+from exogym_core.communicator.base import Communicator
 from exogym_core.strategy import (
     AllReduceStrategy,
+    AveragingCommunicator,
+    Chain,
+    CoCoDCStrategy,
+    DelayedDiLoCoStrategy,
+    DESLOCStrategy,
+    DiLoCoStrategy,
+    EagerDiLoCoStrategy,
     FedAvgStrategy,
     IndexSelector,
+    MomentCommunicator,
+    MuLoCoStrategy,
     PartitionedIndexSelector,
+    QsparseLocalSGDStrategy,
     RandomIndexSelector,
     ShuffledSequentialIndexSelector,
+    SlowMoStrategy,
+    SparseLoCoStrategy,
     SPARTAStrategy,
+    Strategy,
+    StreamingDiLoCoStrategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS
 from exogym_core.strategy.parts.selectors import slice_bounds
+from exogym_core.workers.run import run_ranks
+from netsim.errors import InputError
+from netsim.topology.topology import Topology
 
 WIRE_CODECS = sorted(name for name, codec in CODECS.items() if codec is not None)
 
@@ -77,6 +95,94 @@ def test_codecs_send_what_they_are_charged_for(problem: dict[str, int], codec: s
         assert {t.payload_bytes for t in run.traffic} == {payload}
     for result in run.results[1:]:
         assert torch.equal(run.results[0], result)
+
+
+FRAGMENTS = {"H": 4, "num_fragments": 2, "tau": 2}
+
+# Strategies whose rounds travel in `buckets`, with reductions that treat each value, or each tensor, by itself.
+IN_BUCKETS: list[Any] = [
+    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets),
+    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, codec="fp16"),
+    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, codec="bf16"),
+    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, aggregate="median"),
+    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, averaging_timeout=9),
+    lambda buckets: FedAvgStrategy(adamw, H=2, island_size=3, buckets=buckets),
+    lambda buckets: SlowMoStrategy(adamw, H=2, buffers="average", buckets=buckets),
+    lambda buckets: DESLOCStrategy(adamw, H=1, Ku=2, Kv=3, buckets=buckets),
+    lambda buckets: Chain(
+        [AveragingCommunicator(H=2), MomentCommunicator(moment="first", buckets=buckets)], adamw
+    ),
+    lambda buckets: DelayedDiLoCoStrategy(adamw, H=2, buckets=buckets),
+    lambda buckets: EagerDiLoCoStrategy(adamw, H=2, buckets=buckets),
+    lambda buckets: StreamingDiLoCoStrategy(adamw, **FRAGMENTS, buckets=buckets),
+    lambda buckets: CoCoDCStrategy(adamw, **FRAGMENTS, buckets=buckets),
+    lambda buckets: MuLoCoStrategy(adamw, H=2, buckets=buckets),
+    lambda buckets: MuLoCoStrategy(adamw, H=2, bits=2, buckets=buckets),
+    lambda buckets: SparseLoCoStrategy(adamw, H=2, k=3, chunk=4, buckets=buckets),
+    lambda buckets: QsparseLocalSGDStrategy(adamw, H=2, density=0.5, buckets=buckets),
+]
+
+
+@pytest.mark.parametrize("make", IN_BUCKETS)
+@settings(max_examples=6)
+@given(problem=problems, buckets=st.one_of(st.just("parameter"), st.integers(1, 300)))
+def test_buckets_change_neither_values_nor_bytes(make: Any, problem: dict[str, int], buckets: Any) -> None:
+    model, batches = reference.make_problem(**problem)
+    one, several = (reference.run_strategy(make(each), model, batches, SEED) for each in ("one", buckets))
+    for got, expected in zip(several.results, one.results, strict=True):
+        assert torch.equal(got, expected)
+    assert [t.payload_bytes for t in several.traffic] == [t.payload_bytes for t in one.traffic]
+    assert sum(t.bytes_sent for t in several.traffic) == sum(t.bytes_sent for t in one.traffic)
+
+
+def test_sites_send_each_bucket_in_parts() -> None:
+    model, batches = reference.make_problem(4, 4, 3, 5, seed=0)
+    one, several = (
+        reference.run_strategy(DiLoCoStrategy(adamw, H=2, ranks_per_worker=2, buckets=each), model, batches)
+        for each in ("one", "parameter")
+    )
+    assert all(map(torch.equal, several.results, one.results))
+    assert sum(t.bytes_sent for t in several.traffic) == sum(t.bytes_sent for t in one.traffic)
+
+
+def a_round(strategy: Strategy, protocol: str, **options: Any) -> Any:
+    """A round of two ranks on a link of 8 Mbit/s and 10 ms."""
+    link = {"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}
+    topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": protocol})
+    model, batches = reference.make_problem(2, 1, 60, 50, seed=0)
+    assert [each.numel() for each in model.parameters()] == [3000, 50, 300, 1]
+    return reference.run_strategy(strategy, model, batches, topology=topology, **options)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "num_calls"), [("one", 1), ("parameter", 4), ("24 kB", 2), ("2.4 kB", 3), ("1 GB", 1)]
+)
+@pytest.mark.parametrize("make", [DiLoCoStrategy, FedAvgStrategy, MuLoCoStrategy])
+def test_each_bucket_is_a_call(make: Any, buckets: str, num_calls: int) -> None:
+    run = a_round(make(adamw, H=1, buckets=buckets), "ideal", collectives="ring")
+    assert [t.bytes_sent for t in run.traffic] == [pytest.approx(8 * 3351, abs=8)] * 2
+    # A ring of two sends half of the values twice, each time behind 10 ms of latency; one call after the other.
+    assert run.virtual_seconds == pytest.approx(num_calls * 0.02 + 8 * 3351 / 1e6, abs=2e-5)
+
+
+def test_buckets_overlap_like_calls_that_are_posted_at_once_and_waited_for_in_order() -> None:
+    def by_hand(comm: Communicator) -> None:
+        tensors = [torch.zeros(size, dtype=torch.float64) for size in (3000, 50, 300, 1)]
+        for handle in [comm.all_reduce(tensor, "avg", async_op=True) for tensor in tensors]:
+            handle.wait()
+
+    run = a_round(DiLoCoStrategy(adamw, H=1, buckets="parameter"), "gloo")
+    link = {"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}
+    topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "gloo"})
+    assert run.virtual_seconds == run_ranks(by_hand, 2, topology).virtual_seconds
+    in_turn = a_round(DiLoCoStrategy(adamw, H=1, buckets="parameter", averaging_timeout=9), "gloo")
+    assert run.virtual_seconds == in_turn.virtual_seconds
+
+
+@pytest.mark.parametrize("buckets", ["tensor", 0, "0 B", "-1 MB", True, "25 Mbit"])
+def test_other_buckets_are_refused(buckets: Any) -> None:
+    with pytest.raises(InputError, match=r"^DiLoCoStrategy: buckets=.* must be one, parameter, or a size"):
+        DiLoCoStrategy(adamw, buckets=buckets)
 
 
 @settings(max_examples=20)

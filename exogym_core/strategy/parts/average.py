@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from exogym_core.strategy.options import Options, flag, option
 from exogym_core.strategy.parts.codecs import Codec, codec_named
+from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from netsim.errors import InputError, unknown_name
+from netsim.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator, Handle
     from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.participation.site import Site
 
 __all__ = [
     "AGGREGATES",
     "Averaging",
+    "Buckets",
     "Flight",
+    "RoundAveraging",
     "Steps",
     "counted",
     "decoded",
@@ -277,7 +282,7 @@ class Averaging(Options):
         """Only these options, without those of a subclass."""
         return Averaging(self.codec, self.error_feedback, self.aggregate)
 
-    def charged(self, strategy: Strategy) -> Averaging:
+    def charged(self, strategy: Strategy) -> Self:
         """Copy whose codec's work takes virtual time where the strategy's does.
 
         Raises:
@@ -310,6 +315,57 @@ class Averaging(Options):
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average `flat`, and wait for it."""
         return run(self.steps(comm, flat, residual, waits=True))
+
+
+def _bucket_size(where: str, name: str, value: object) -> str | int:
+    """`value` as "one", "parameter" or a size in bytes, which may be a text with a unit."""
+    if value in ("one", "parameter"):
+        return value
+    try:
+        size = parse_bytes(value)
+    except InputError:
+        size = 0
+    if size < 1:
+        raise InputError(
+            f"{where}: {name}={value!r} must be one, parameter, or a size in bytes such as 25 MB"
+        )
+    return size
+
+
+class Buckets(Options):
+    """Buckets in which the values of a round travel, each by a call of its own.
+
+    Args:
+        buckets: "one" (all values in a call), "parameter" (a call for each parameter, as torchft and most scripts send
+            them), or the size at which a bucket is closed, such as "25 MB" (as in DDP, but in the model's order).
+            Values of different dtypes or devices never share a call.
+    """
+
+    buckets: str | int = option("one", _bucket_size)
+
+    def plan(self, tensors: Sequence[Tensor]) -> list[list[int]]:
+        """Indices of `tensors` in buckets."""
+        sizes = {"one": None, "parameter": 1}
+        return plan_buckets(tensors, sizes[self.buckets] if isinstance(self.buckets, str) else self.buckets)
+
+
+class RoundAveraging(Averaging, Buckets):
+    """Average of a round's parameters or pseudo-gradients, in one call or in several that are under way together."""
+
+    def post(
+        self, site: Site, flats: Sequence[Tensor], residuals: Sequence[Tensor | None]
+    ) -> list[Flight[Tensor]]:
+        """Post the averages of `flats`, a bucket each, over sites; to be waited for in this order."""
+        return [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
+
+    @torch.no_grad()
+    def over(
+        self, site: Site, buckets: Sequence[Sequence[Tensor]], residuals: Sequence[Tensor | None]
+    ) -> None:
+        """Set the tensors of all buckets to their means over sites."""
+        flights = self.post(site, list(map(flatten, buckets)), residuals)
+        for flight, bucket in zip(flights, buckets, strict=True):
+            write_back(flight.wait(), bucket)
 
 
 def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:

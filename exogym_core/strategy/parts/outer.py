@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.parts.average import Averaging, Flight, run
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
+from exogym_core.strategy.parts.average import Flight, RoundAveraging, run
+from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ class OuterStep(GlobalModel):
     state = State("optim", "residuals", theta="flats")
 
     def __init__(
-        self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: Averaging | None = None
+        self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: RoundAveraging | None = None
     ) -> None:
-        self.averaging = averaging if averaging is not None else Averaging()
-        self.plan = plan_buckets(parameters)
+        self.averaging = averaging if averaging is not None else RoundAveraging()
+        self.plan = self.averaging.plan(parameters)
         self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
         self.flats = [flatten(bucket) for bucket in self.buckets]
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
@@ -152,9 +152,7 @@ class OuterStep(GlobalModel):
     def mean_displacement(self, site: Site) -> list[Tensor]:
         """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all; waits for them."""
         flats = self.pseudo_gradients(site.between)
-        work = zip(flats, self.residuals, strict=True)
-        flights = [Flight(site.steps(self.averaging, flat, residual)) for flat, residual in work]
-        return [flight.wait() for flight in flights]
+        return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
 
     @torch.no_grad()
     def begin(self, site: Site) -> Round:
@@ -189,8 +187,11 @@ class OuterStep(GlobalModel):
         Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
         """
         gradients = self.pseudo_gradients(peers)
-        for gradient, residual in zip(gradients, residuals, strict=True):
-            self.averaging.flat(peers, site.own(gradient), None if residual is None else site.own(residual))
+        own = [None if residual is None else site.own(residual) for residual in residuals]
+        parts = zip(map(site.own, gradients), own, strict=True)
+        waits = len(gradients) == 1
+        for flight in [Flight(self.averaging.steps(peers, *each, waits=waits)) for each in parts]:
+            flight.wait()
         return gradients
 
     @torch.no_grad()
