@@ -1,8 +1,8 @@
 """Computing times by the roofline of `netgym launch --compute "flops a100"`, for steps whose times are published.
 
 Models run on tensors without values. Published are the chapters of "Let's reproduce GPT-2 (124M)" (Karpathy, 2024: one
-A100 of 80 GB, 16 sequences of 1,024 tokens) and TorchTitan's docs/performance.md at 1ea476e9 (April 2024: FSDP2 on 64
-A100 of 80 GB).
+A100 of 80 GB, 16 sequences of 1,024 tokens) and the page performance.md of TorchTitan's docs at 1ea476e9 (April 2024:
+FSDP2 on 64 A100 of 80 GB).
 """
 
 from __future__ import annotations
