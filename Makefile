@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # What is imported is compiled, once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-browser bench bench-gate wheels docs lint suite ray rates setup clean
+.PHONY: demo test test-all test-browser bench bench-gate release wheels docs lint suite ray rates setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/netgym compare examples/digits_wan.yaml
@@ -61,6 +61,15 @@ bench: setup
 # Before a release: fails, and names the rows, where one takes 5 % more processor time or memory than at AGAINST.
 bench-gate: GATE := --limit 1.05 --rounds 9
 bench-gate: bench
+
+# A release of the committed version: all rows of the gate, then wheels, then a tag, which is not pushed.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+release:
+	@git diff --quiet HEAD || { echo "A release is a commit: commit your changes first"; exit 1; }
+	@! git rev-parse --quiet --verify refs/tags/v$(VERSION) || { echo "v$(VERSION) exists: raise version in pyproject.toml"; exit 1; }
+	$(MAKE) bench-gate ROWS=
+	$(MAKE) wheels
+	git tag --annotate --message "NetGym $(VERSION)" v$(VERSION)
 
 # A wheel for each Python that is here, installed in an empty environment.
 wheels:

@@ -197,6 +197,12 @@ def equal_steps(num_steps: int = 2_000) -> float:
     return min(spent)
 
 
+def demo() -> float:
+    """`netgym compare` of the demo: twelve runs, two at a time."""
+    with tempfile.TemporaryDirectory() as folder:
+        return command("netgym", "compare", "examples/digits_wan.yaml", "--jobs", "2", "--out", folder)
+
+
 def planned(strategy: str) -> float:
     """Processor seconds of `netgym plan` of 70B parameters on 64 workers; see benchmarks/plans.py."""
     import plans
@@ -222,6 +228,7 @@ ROWS: dict[str, Callable[[], float | None]] = {
     "netsim show lan": partial(command, "netsim", "show", "lan"),
     "netsim collective, 1,024 hosts": large_collective,
     "netgym plan, 70 B, 64 workers, DiLoCo": partial(planned, "DiLoCo"),
+    "demo, two jobs": demo,
     "first fit, GPT 1 M, 2 workers, 1 step": partial(trained, "byte", "threads", 2, 1),
     **{
         f"GPT 10 M, 4 workers, {kind}, {steps} step{'s' if steps > 1 else ''}": partial(
