@@ -68,11 +68,14 @@ def unpacked(data: bytes) -> Any:
         ) from None
 
 
+_LONGEST_RANGE = 10**7  # which another program wrote, and this one may walk
+
+
 def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
     """Encode a value as JSON can hold it; its tensors are added to `tensors`, copied to the CPU.
 
-    Takes None, truth values, numbers (exactly, nan and infinities too), text, bytes, lists, tuples, sets, mappings
-    with any such keys, Counters, dtypes, devices, numpy's arrays and torch's tensors, nested in each other.
+    Takes None, truth values, numbers (exactly, nan and infinities too), text, bytes, lists, tuples, ranges, sets,
+    mappings with any such keys, Counters, dtypes, devices, numpy's arrays and torch's tensors, nested in each other.
 
     Raises:
         InputError: something else; the line says where it is.
@@ -99,6 +102,8 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
             return value.item()
         case list():
             return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        case range():
+            return {"$": "range", "bounds": [value.start, value.stop, value.step]}
         case tuple():
             return {"$": "tuple", "items": encode(list(value), tensors, where)}
         case set() | frozenset():
@@ -140,6 +145,11 @@ def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | Non
             return tensor.to(device) if "on_device" in plain else tensor
         case "array":
             return tensors[plain["name"]].numpy()
+        case "range":
+            ranks = range(*plain["bounds"])
+            if len(ranks) > _LONGEST_RANGE:
+                raise ValueError(f"a range of {len(ranks):,} numbers")
+            return ranks
         case "tuple":
             return tuple(decode(plain["items"], tensors, device))
         case "set" | "frozenset" as kind:

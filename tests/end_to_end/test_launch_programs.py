@@ -381,7 +381,7 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:2] == ["['--lr', '0.1'] __main__ 1 1 2", "nccl 2.0"]
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
-    assert files == ["launch.json", "report.html", "trace.json.gz"]
+    assert files == ["launch.json", "report.html", "requests.bin", "trace.json.gz"]
     report = json.loads((tmp_path / "run" / "launch.json").read_text())
     assert (report["script"], report["arguments"], report["is_module"]) == ("trainmod", ["--lr", "0.1"], True)
     assert report["slowest_rank"] == 1
@@ -1007,7 +1007,7 @@ def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
     assert "of virtual time (interrupted: the results so far): ranks compute" in done.stdout
     assert "endless.py:4  all_reduce" in done.stdout
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
-    assert files == ["launch.json", "report.html", "trace.json.gz"]
+    assert files == ["launch.json", "report.html", "requests.bin", "trace.json.gz"]
 
 
 HANDLERS = """
