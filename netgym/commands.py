@@ -180,6 +180,10 @@ def _on_networks(
     caller = "netgym.compare"
     if not networks:
         raise InputError(f"{caller}: topology is an empty list: give networks, or leave it out")
+    if inside := next((key for key in changes.get("overrides") or {} if key.startswith("topology.")), None):
+        raise InputError(
+            f"{caller}: overrides: {inside} changes one topology, and several are given: leave one out"
+        )
     first = changes | Changes(topology=networks[0])
     document, folder, name, code = _document(experiment, first, caller)
     data = dict(document.data) if isinstance(document.data, dict) else {}
@@ -303,7 +307,7 @@ def _document(
     overrides = dict(changes.get("overrides") or {})
     if both := sorted(values.keys() & overrides.keys()):
         raise InputError(f"{caller}: overrides: {both[0]} is given as an argument too: leave one of them out")
-    return apply_values(document, values | overrides, caller), folder, name, code
+    return apply_values(document, values | overrides, caller, folder), folder, name, code
 
 
 def _plain_network(network: Any) -> Any:

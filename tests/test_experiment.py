@@ -28,10 +28,12 @@ from exogym_core.strategy import AllReduceStrategy
 from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler
 from netgym.cli.main import main
 from netgym.experiment.experiment import Experiment
+from netgym.planning.planned import request_of
 from netgym.tasks import build_model, build_task
 from netgym.tasks.images import read_idx
 from netsim.errors import InputError, UnknownNameError
 from netsim.files.documents import parse_document
+from netsim.topology.topology import Topology
 
 SMALL = """\
 task: digits
@@ -147,6 +149,69 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
     assert plain["evaluate"] == {"every": 2, "samples": 8, "correlation_every": None, "every_seconds": None}
     assert plain["topology"]["name"] == "lan"
     assert plain["protocol"] == "linux-tcp"
+
+
+TWO_REGIONS = """regions:
+  us: {hosts: 2, nic: 1 Gbit/s, latency: 50 us}
+  eu: {hosts: 2, nic: 1 Gbit/s, latency: 50 us}
+wan:
+  - {between: [us, eu], bandwidth: 100 Mbit/s, rtt: 80 ms}
+traces:
+  - {link: [us, eu], bandwidth: rates.csv}
+"""
+
+
+def test_overrides_reach_into_a_topology_by_name(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(TWO_REGIONS)
+    (tmp_path / "rates.csv").write_text("start_s,bits_per_second\n0,1e6\n")
+    path = write(SMALL.replace("two-datacenters", "two.yaml"))
+    overrides = ["topology.regions.us.hosts=8", "topology.wan.0.rtt=20 ms", "workers.count=10"]
+    experiment = Experiment.load(path, overrides)
+    changed = experiment.topology
+    assert changed is not None
+    unchanged = Topology.load(tmp_path / "two.yaml")
+    assert (changed.name, len(changed.hosts), len(unchanged.hosts)) == ("two", 10, 4)
+    assert changed.link_between["us", "eu"].latency_seconds == 0.01
+    assert changed.weather.traces == unchanged.weather.traces
+    again = tmp_path / "elsewhere" / "experiment.yaml"
+    again.parent.mkdir()
+    again.write_text(experiment.to_yaml())
+    assert Experiment.load(again).topology == changed
+    everywhere = Experiment.load(path, ["topology.regions.*.hosts=3"], {"topology": "wan-4-regions"}).topology
+    assert everywhere is not None
+    assert len(everywhere.hosts) == 12
+
+
+def test_plans_place_a_worker_on_each_host_of_a_changed_topology() -> None:
+    flags = {"model": "gpt-small", "strategies": ["DiLoCo"], "topology": "wan-4-regions", "device": "h100"}
+    request = request_of(None, {}, overrides=["topology.regions.eu.hosts=1"], **flags)
+    assert request.setting.num_ranks == 13
+    swept = request_of(None, {"topology.regions.eu.hosts": "6"}, **flags)
+    assert swept.setting.num_ranks == 18
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "topology.regions.ue.hosts=8",
+            "unknown region 'ue'; accepted: eu, us-east, us-west, asia",
+        ),
+        (
+            "topology.regions.eu.host=8",
+            "topology: regions.eu.host: unknown key 'host': did you mean 'hosts'?",
+        ),
+        ("topology.region.eu.hosts=8", "topology: region: unknown key 'region': did you mean 'regions'?"),
+        ("topology.regions.eu.hosts=x", "topology: regions.eu.hosts: expected a whole number, got 'x'"),
+        ("topology.wan.9.rtt=1 ms", "unknown entry '9'"),
+        ("topology.hosts.h1.device=h100", "unknown host 'h1'"),
+    ],
+)
+def test_a_wrong_key_inside_a_topology_is_one_line(write: Any, override: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Experiment.load(write(SMALL), [override], {"topology": "wan-4-regions"})
+    assert str(caught.value).startswith(f"--set {override}: {message}")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -385,6 +450,7 @@ from exogym_core.run.resumption import run_settings
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
 from netsim.files.documents import parse_document
+from netsim.topology.topology import Topology
 from netsim.errors import InputError
 
 file = "{task: digits, workers: {count: 1}, steps: 1, patience: 5, strategies: [AllReduce]}"

@@ -117,7 +117,7 @@ class Experiment:
             InputError: mistakes, one line each with file, line and key.
         """
         path = Path(path)
-        document = apply_overrides(load_document(path), overrides, options, scale)
+        document = apply_overrides(load_document(path), overrides, options, scale, path.parent)
         recorded = code_folder_of(path.parent) if trust or is_own(path.parent) else None
         return cls.from_document(document, path.parent, path.stem, recorded)
 
@@ -136,9 +136,7 @@ class Experiment:
         name = settings.name or default_name
         topology: Topology | None = None
         if isinstance(settings.topology, str):
-            near = folder / settings.topology
-            place = near if os.path.isfile(near) else settings.topology
-            topology = _at(document, ("topology",), Topology.load, place)
+            topology = _at(document, ("topology",), Topology.load, _place(settings.topology, folder))
         elif settings.topology is not None:
             topology = Topology.from_document(document.part(("topology",)))
         resolved = {"name": name, "protocol": resolved_protocol(settings.protocol, topology)}
@@ -629,6 +627,7 @@ def apply_overrides(
     overrides: Sequence[str],
     options: Mapping[str, object] | None = None,
     scale: str | None = None,
+    folder: Path = Path(),
 ) -> Document:
     """Replace keys of a document by `key.path=value` texts, and top-level keys by `options` of that name.
 
@@ -636,7 +635,8 @@ def apply_overrides(
 
     A path leads through mappings by key and through lists by position or by an entry's name
     (`strategies.DiLoCo.H=20`); `*` is every key or entry there is (`strategies.*.lr=0.01`). Missing
-    mappings are made; a plain text inside the path becomes the mapping for which it stands, such as `{name: ...}`.
+    mappings are made; a plain text inside the path becomes the mapping for which it stands, such as `{name: ...}`, and
+    a topology's name the content of its file, which is searched in `folder` first (`topology.regions.us.hosts=8`).
 
     Raises:
         InputError: an override cannot be read or placed; the line begins with the flag.
@@ -657,21 +657,24 @@ def apply_overrides(
         if key.strip() in {earlier for earlier, *_ in changes}:
             raise InputError(f"{flag}: '{key.strip()}' is set twice: leave one of them out")
         changes.append((key.strip(), _read(value, flag), flag))
-    return _changed(document if scale is None else _scaled(document, scale), changes)
+    return _changed(document if scale is None else _scaled(document, scale, folder), changes, folder)
 
 
-def apply_values(document: Document, values: Mapping[str, object], origin: str) -> Document:
+def apply_values(
+    document: Document, values: Mapping[str, object], origin: str, folder: Path = Path()
+) -> Document:
     """Replace keys of a document by `values`, each under a key path as `--set` has it.
 
     Args:
         document: not changed itself.
         values: plain data by key path.
         origin: begins errors about these keys, such as `point lr=0.1`.
+        folder: where topology files are searched first.
 
     Raises:
         InputError: there is no place for a key.
     """
-    return _changed(document, [(key, value, origin) for key, value in values.items()])
+    return _changed(document, [(key, value, origin) for key, value in values.items()], folder)
 
 
 _Change = tuple[str, object, str]
@@ -681,6 +684,7 @@ _Change = tuple[str, object, str]
 def _changed(
     document: Document,
     changes: Iterable[_Change],
+    folder: Path,
     written: Mapping[str, Mapping[KeyPath, int | str]] | None = None,
 ) -> Document:
     """Copy with changed values; `written`: lines of a value's keys in the file, by key path, in place of its origin."""
@@ -689,7 +693,15 @@ def _changed(
     data, lines = copy.deepcopy(document.data), dict(document.lines)
     for key, value, origin in changes:
         own = {(): origin} if written is None else written[key]
-        for path in _set(data, keys := key.split("."), value, origin):
+        keys = key.split(".")
+        if keys[0] == "topology" and len(keys) > 1:
+            if isinstance(data.get("topology"), str):
+                place = _place(data["topology"], folder)
+                inlined = _at(replace(document, lines=lines), ("topology",), Topology.document_of, place)
+                data["topology"] = inlined.data
+                lines |= {("topology", *at): f"{inlined.where}:{line}" for at, line in inlined.lines.items()}
+            _refuse_new_names(data["topology"], keys, origin)
+        for path in _set(data, keys, value, origin):
             if len(path) < len(keys):
                 lines[path] = own[()]
                 continue
@@ -698,7 +710,23 @@ def _changed(
     return replace(document, data=data, lines=lines)
 
 
-def _scaled(document: Document, scale: str) -> Document:
+def _place(topology: str, folder: Path) -> str | Path:
+    """Path of a topology file in `folder`; without one the text, a name or another path."""
+    near = folder / topology
+    return near if os.path.isfile(near) else topology
+
+
+def _refuse_new_names(topology: object, keys: Sequence[str], origin: str) -> None:
+    """Refuse a key inside a region or host that the topology does not have, which would begin an incomplete one."""
+    if len(keys) < 4 or keys[1] not in ("regions", "hosts") or keys[2] == "*":
+        return
+    named = topology.get(keys[1]) if isinstance(topology, dict) else None
+    if not isinstance(named, list) and keys[2] not in (named or {}):
+        error = unknown_name(keys[1][:-1], keys[2], named or {})
+        raise type(error)(f"{origin}: {error}")
+
+
+def _scaled(document: Document, scale: str, folder: Path) -> Document:
     """Copy with the keys that `scales` lists for `scale`, and the lines of these."""
     scales = document.data.get("scales") if isinstance(document.data, dict) else None
     if not isinstance(scales, dict) or not scales:
@@ -711,7 +739,7 @@ def _scaled(document: Document, scale: str) -> Document:
         origin = ("scales", scale, key)
         made.append((key, value, f"{document.where}:{document.line_of(origin)}: scales.{scale}.{key}"))
         written[key] = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
-    return _changed(document, made, written)
+    return _changed(document, made, folder, written)
 
 
 def _read(value: str, flag: str) -> object:

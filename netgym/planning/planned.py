@@ -402,9 +402,7 @@ def _checked(name: str, settings: Settings) -> Any:
     return getattr(checked_config(**{name: file_values(settings)[name]}), name)
 
 
-def _of_words(
-    model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
-) -> Document:
+def _of_words(model: str | None, strategies: Sequence[str], topology: str | None) -> Document:
     """Experiment document made from the command line; its data are not used."""
     given = {"--model, --parameters or --shapes": model, "--strategy": strategies, "--topology": topology}
     if missing := [flag for flag, value in given.items() if not value]:
@@ -414,7 +412,6 @@ def _of_words(
         "name": "plan",
         "task": "digits",
         "model": {"name": model},
-        "workers": {"count": workers or len(Topology.load(topology).hosts)},
         "topology": topology,
         "steps": 1,
         "autocast": "bf16",
@@ -516,7 +513,7 @@ def _experiment_of(
     is_run = path is not None and path.is_dir()
     if path is None:
         model = model or (payload and _PAYLOAD) or point.get("model.name")
-        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
+        document, folder, name = _of_words(model, strategies, topology), Path(), "plan"
         batch_size = batch_size or _BATCH_SIZE
     else:
         path = path / "experiment.yaml" if is_run else path  # of a run, with its measured times
@@ -545,9 +542,15 @@ def _experiment_of(
             data["compute"] = {**kept, "flops": {**_mapping(compute, "flops"), **named}}
     options = {"topology": topology, "protocol": protocol}
     given = {key: value for key, value in options.items() if value is not None}
-    settled = apply_overrides(document, sets, given)
+    settled = apply_overrides(document, sets, given, None, folder)
     if path is None:
-        settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
+        data = settled.data  # type: ignore[assignment]
+        data.setdefault("compute", {"flops": {}})
+        if "count" not in _mapping(data, "workers"):
+            is_name = isinstance(data["topology"], str)
+            inline = settled.part(("topology",))
+            network = Topology.load(data["topology"]) if is_name else Topology.from_document(inline)
+            data["workers"] = {**_mapping(data, "workers"), "count": len(network.hosts)}
     code = code_folder_of(folder) if is_run and (trust or is_own(folder)) else None
     experiment = Experiment.from_document(settled, folder, name, code)
     if is_run and not trust:

@@ -82,7 +82,8 @@ class _Asked(TrainingArguments):
         from netsim.files.documents import load_document
 
         assert self.experiment is not None
-        return apply_overrides(load_document(self.experiment), self.overrides, self.flags(), self.scale)
+        document, folder = load_document(self.experiment), self.experiment.parent
+        return apply_overrides(document, self.overrides, self.flags(), self.scale, folder)
 
     def searched(self, **others: Any) -> dict[str, Any]:
         """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
@@ -150,10 +151,14 @@ def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence
 
     path = asked.experiment
     assert path is not None
+    if inside := next((text for text in asked.overrides if text.startswith("topology.")), None):
+        raise InputError(
+            f"--set {inside}: changes one topology, and --topology names several: leave one of them out"
+        )
     confirm_seeds(asked.seeds, yes=asked.yes)
     flags = {"protocol": asked.protocol, "seeds": asked.seeds, "topology": names[0]}
     given_flags = {key: value for key, value in flags.items() if value is not None}
-    document = apply_overrides(load_document(path), asked.overrides, given_flags, asked.scale)
+    document = apply_overrides(load_document(path), asked.overrides, given_flags, asked.scale, path.parent)
     data = dict(document.data) if isinstance(document.data, dict) else {}
     if strategies:
         chosen = Experiment.from_document(document, path.parent, path.stem).only(*strategies).strategies

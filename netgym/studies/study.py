@@ -139,7 +139,7 @@ class Study:
             InputError: the point makes no valid experiment; the line names the point.
         """
         origin = f"point {point_text(point)}"
-        document = apply_values(self.document, point, origin) if point else self.document
+        document = apply_values(self.document, point, origin, self.source_folder) if point else self.document
         if not isinstance(document.data, dict):
             raise document.error((), "is not an experiment: expected a mapping")
         data = {key: value for key, value in document.data.items() if key not in ("sweep", "scales", "tune")}

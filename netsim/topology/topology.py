@@ -14,7 +14,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -99,6 +99,22 @@ class Topology:
         """
         path = _find(path_or_name)
         return read_topology(cls, load_document(path), path.stem, path.parent)
+
+    @classmethod
+    def document_of(cls, path_or_name: str | Path) -> Document:
+        """Content of a topology's file or shipped name, checked, that needs no other file: to be changed and inlined.
+
+        It has the topology's name, and the rows of traces in place of the names of CSV files.
+
+        Raises InputError (a ValueError) as `load` does.
+        """
+        path = _find(path_or_name)
+        document = load_document(path)
+        topology = read_topology(cls, document, path.stem, path.parent)
+        data: dict[str, Any] = {**document.data, "name": topology.name}  # type: ignore[dict-item]
+        if data.get("traces"):
+            data["traces"] = topology.to_mapping()["traces"]
+        return replace(document, data=data)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "<mapping>") -> Topology:
