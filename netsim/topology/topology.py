@@ -102,7 +102,7 @@ class Topology:
 
     @classmethod
     def document_of(cls, path_or_name: str | Path) -> Document:
-        """Content of a topology's file or shipped name, checked, that needs no other file: to be changed and inlined.
+        """Checked content of `path_or_name`, a YAML file or a shipped topology, that refers to no other file.
 
         It has the topology's name, and the rows of traces in place of the names of CSV files.
 
