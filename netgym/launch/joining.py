@@ -87,6 +87,8 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
 
     # The launcher reports itself why the run has ended.
     def unwind(reason: str) -> BaseException:
+        if (session := session_of_thread()) is not None:
+            session.has_ended = True
         if launched is not None:
             return SystemExit(1)
         return RankError(": ".join(filter(None, ["the simulated run has been ended", reason])), -1)
@@ -116,6 +118,7 @@ def _leave(rank_group: LoneRank, channel: Pipe, rank: int, session: RankSession)
     except (ChannelClosed, NetsimError, Aborted):  # reported by the simulation itself
         pass
     finally:
+        session.has_ended = True
         channel.close()
 
 

@@ -23,7 +23,7 @@ from netgym.launch.cuda_on_cpu import stand_in_for_cuda
 from netgym.launch.launched import Launched, refused
 from netgym.launch.private import rendezvous_by
 from netgym.launch.registration import register, replace_backends
-from netgym.launch.session import attach, session_of_thread
+from netgym.launch.session import attach, postpone_handlers, session_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +45,7 @@ def become_launched() -> None:
     # Forked processes need no hook.
     prepare = multiprocessing.spawn.get_preparation_data
     multiprocessing.spawn.get_preparation_data = lambda name: prepare(name) | {"netgym": _Hook()}
+    postpone_handlers()
     if launched.clock == "virtual":
         virtualize(session_of_thread)
     if launched.num_devices:

@@ -6,11 +6,12 @@ import atexit
 import functools
 import multiprocessing.util
 import os
+import signal
 import sys
 import sysconfig
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,12 +25,20 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from netgym.launch.compute import ComputeClock
 
-__all__ = ["RankSession", "advance", "attach", "current_session", "now", "session_of_thread"]
+__all__ = [
+    "RankSession",
+    "advance",
+    "attach",
+    "current_session",
+    "now",
+    "postpone_handlers",
+    "session_of_thread",
+]
 
 _MOST_SECONDS = 1e9  # thirty years
 
@@ -46,20 +55,23 @@ _BELOW = (
 class RankSession:
     """A rank's session: its calls charge the computing before them, and mark their places.
 
-    Context manager of a call to the simulation, which first charges the computing before it.
+    Context manager of a call to the simulation, which first charges the computing before it. Handlers of signals that
+    come during a call run when it returns, as after a call of gloo: they may make calls.
 
-    The rank's clock starts when `init_process_group` makes its first group.
+    The rank's clock starts when `init_process_group` makes its first group. Once the rank has left the run
+    (`has_ended`) it shows the last reading, and sleeps return.
     """
 
     def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
         self.comm, self._compute = comm, compute
         self._uncharged: list[dist.Work] = []
         self._depth, self._calling = 0, threading.RLock()
+        self._postponed: list[Callable[[], object]] = []  # handlers of signals
         self._site = ("", "")  # place and operation that were marked last
         self._startup_seconds = 0.0
         self.clock = RankClock(comm, compute)
         self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
-        self.has_begun = False
+        self.has_begun = self.has_ended = False
         self._pid = os.getpid()
 
     def begin(self) -> bool:
@@ -105,6 +117,19 @@ class RankSession:
         if self._depth == 0 and self.has_begun:
             self._compute.resume()
         self._calling.release()
+        self._run_postponed()
+
+    def postpone(self, handler: Callable[[], object]) -> bool:
+        """Keep a signal's handler until this thread's call returns; False if it is in none."""
+        if not self._depth or not self._calling.acquire(blocking=False):
+            return False
+        self._postponed.append(handler)
+        self._calling.release()
+        return True
+
+    def _run_postponed(self) -> None:
+        while self._postponed and not self._depth:
+            self._postponed.pop(0)()
 
     def advance(self, seconds: float) -> None:
         """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""
@@ -120,12 +145,12 @@ class RankSession:
 
     def read(self, is_computing: bool = False) -> float:
         """The rank's virtual time, or its seconds of computing alone; inside a call, the last time read before it."""
-        if not self._calling.acquire(blocking=False):
+        if self.has_ended or not self._calling.acquire(blocking=False):
             return self.clock.last
         try:
             if is_computing:
                 return self.clock.read_computing() if self._depth == 0 else self.clock.computed
-            if self._depth:  # of torch's own logs, or in a handler of a signal
+            if self._depth:  # of torch's own logs
                 return self.clock.last
             self._depth += 1
             try:
@@ -134,9 +159,12 @@ class RankSession:
                 self._depth -= 1
         finally:
             self._calling.release()
+            self._run_postponed()
 
     def sleep(self, seconds: float) -> None:
         """Let a number of virtual seconds pass, counted as computing, and wait until the clock has come there."""
+        if self.has_ended:
+            return
         self.advance(seconds)
         if not self._depth:
             with self as comm:
@@ -254,6 +282,29 @@ def session_of_thread() -> RankSession | None:
     own: RankSession | None = getattr(_sessions.of_thread, "session", None)
     is_main = own is None and threading.current_thread() is threading.main_thread()
     return _sessions.of_process if is_main else own
+
+
+def postpone_handlers() -> None:
+    """Let this process, and those that it forks, run handlers of signals between a rank's calls, never inside one."""
+    set_handler, get_handler = signal.signal, signal.getsignal
+    handlers: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        session = session_of_thread()
+        if session is None or not session.postpone(functools.partial(handle, number, None)):
+            handlers[number](number, frame)
+
+    def get(number: int) -> Any:
+        handler = get_handler(number)
+        return handlers[number] if handler is handle else handler
+
+    def set_(number: int, handler: Any) -> Any:
+        before = get(number)
+        set_handler(number, handle if callable(handler) else handler)
+        handlers[number] = handler
+        return before
+
+    signal.signal, signal.getsignal = set_, get  # type: ignore[assignment]
 
 
 def advance(seconds: float) -> None:

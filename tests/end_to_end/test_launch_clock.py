@@ -186,3 +186,32 @@ def test_the_lists_of_the_docs_are_those_of_the_program() -> None:
         assert re.findall(r"`([\w.]+)`", listed) == [
             name for name in declared if name != "netgym.launch.cuda_on_cpu"
         ]
+
+
+EXITS = """
+import atexit, os, sys, time, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def at_exit():
+    before = time.time()
+    time.sleep(0.01)
+    os.write(1, f"{time.time() - before}\\n".encode())
+
+def train(rank):
+    atexit.register(at_exit)
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.5)
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
+
+def test_handlers_that_run_after_a_rank_has_left_the_run_read_its_last_time(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EXITS)
+    code, out, err = launch_here("--compute", "marks", str(script), str(tmp_path / "store"))
+    assert (code, err) == (0, "")
+    assert re.findall(r"^[\d.]+$", out, re.MULTILINE) == ["0.0", "0.0"]
