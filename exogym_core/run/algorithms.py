@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -43,6 +44,8 @@ _ROUNDS = 3  # the first meets cold connections; the others are compared
 _MOST_STEPS = 2_000  # of a recorded rank: some seconds
 _FEW_MESSAGES = 20_000  # of a round: it is simulated with every algorithm
 _WITHIN = 1.5  # times as long as `auto`'s alone: such a call may be the faster in a round of more messages
+# Raised by recordings that are refused, by torch for tensors without values, and by copies of parts that have none.
+_NEEDS_VALUES = (InputError, RuntimeError, TypeError)
 _SAME = 1 + 1e-9  # times as long: rounds that differ by less are equal, and `auto` stays
 
 
@@ -57,7 +60,8 @@ def first_rounds(
     """Requests of all ranks in the first rounds of a strategy, after its warm-up.
 
     A rank that asks for the time gets the answer at time 0. None where rounds are not declared, where ranks go their
-    own pace, and where their requests depend on values or on other ranks: then `auto` holds for each call.
+    own pace, and where their requests depend on values or on other ranks: then `auto` holds for each call. So it does
+    where the strategy fails in another way, with a warning.
 
     Args:
         strategy: not set up.
@@ -96,7 +100,16 @@ def first_rounds(
     with kept_rng(torch.device("cpu")):
         try:
             return record_kinds(body, num_ranks, collectives, begin, answers=True)
-        except Exception:  # a strategy of the user's, without values: it is trained all the same
+        except _NEEDS_VALUES:
+            return None
+        except Exception as error:  # if the training fails alike, it says where
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            warnings.warn(
+                f"collectives: auto chooses for each call: a round of {type(strategy).__name__} without values "
+                f"raises {what}",
+                UserWarning,
+                stacklevel=2,
+            )
             return None
 
 

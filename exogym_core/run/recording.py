@@ -374,7 +374,8 @@ def record_kinds(
     """
     book = without_network(num_ranks, collectives)
     groups: list[Groups] = [()] * num_ranks
-    if setup is not None and run_alone(setup, num_ranks, 0, book).groups:
+    rank_0 = run_alone(body, num_ranks, 0, book, answers=answers)
+    if setup is not None and rank_0.groups:
         groups = [run_alone(setup, num_ranks, rank, book).groups for rank in range(num_ranks)]
     order = sorted(range(num_ranks), key=lambda rank: [each.index(rank) for each, _ in groups[rank]])
     streams: list[RequestsOfRank] = []
@@ -382,7 +383,7 @@ def record_kinds(
     kinds = [0] * num_ranks
 
     def find(rank: int) -> None:
-        alone = run_alone(body, num_ranks, rank, book, answers=answers)
+        alone = run_alone(body, num_ranks, rank, book, answers=answers) if rank else rank_0
         made = {(ranks, nth) for ranks, number in groups[rank] for nth in range(number)}
         calls = (request for request in alone.requests if isinstance(request, Post))
         if any(len(post.call.ranks) < num_ranks and post.key.group not in made for post in calls):

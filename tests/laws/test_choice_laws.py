@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.cost.compute import Compute
 from exogym_core.results.fit_result import FitResult
-from exogym_core.strategy import AllReduceStrategy, build_strategy
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, build_strategy
 from netgym.planning.measure import Measured
 from netgym.planning.models import SequenceModel
 from netgym.planning.setting import Setting
@@ -115,6 +116,28 @@ def test_rounds_are_as_fast_as_by_any_one_algorithm(
     assume("codec" not in STRATEGIES[strategy][1] or name != "ring")
     best = round_seconds(strategy, trained(strategy, sizes, where, name))
     assert round_seconds(strategy, trained(strategy, sizes, where, "auto")) <= best * (1 + 1e-6)
+
+
+class Odd(DiLoCoStrategy):
+    """Reads values, or fails, where there are no values."""
+
+    error: type[Exception] | None = None
+
+    def communicate(self, step: int) -> None:
+        parameter = next(self.model.parameters())
+        if self.error is not None and parameter.is_meta:
+            raise self.error("at a\nloss")
+        parameter.sum().item()
+        super().communicate(step)
+
+
+@pytest.mark.parametrize(("error", "warns"), [(None, False), (TypeError, False), (KeyError, True)])
+def test_strategies_that_fail_without_values_choose_by_call(error: Any, warns: bool) -> None:
+    strategy = Odd(H=1)
+    strategy.error = error
+    line = r"auto chooses for each call: a round of Odd without values raises KeyError: 'at a"
+    with pytest.warns(UserWarning, match=line) if warns else nullcontext():
+        assert trained(0, PARTS, MIXED, "auto", strategy=strategy).collectives["all_reduce"]
 
 
 def test_processes_resumed_and_retimed_trainings_and_plans_choose_alike(tmp_path: Path) -> None:
