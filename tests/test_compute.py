@@ -272,6 +272,15 @@ def test_a_roofline_scales(factor, name, rows, width):
         assert Roofline(scaled, name).seconds(each)[0] == pytest.approx(seconds / factor)
 
 
+def test_a_product_of_complex_numbers_is_four_of_real_ones():
+    taken: list[TorchOperation] = []
+    factors = [torch.empty(8, 16, dtype=dtype, device="meta") for dtype in (torch.complex64, torch.float32)]
+    with OperationWatch(taken.append):
+        for each in factors:
+            torch.mm(each, each.t())
+    assert [each.flops for each in taken if each.flops] == [8 * 8 * 8 * 16, 2 * 8 * 8 * 16]
+
+
 def test_shares_of_a_roofline_are_the_devices_own_measurement_by_default():
     assert Roofline(find_device("a100"), "a100").product_share == 0.869
     assert Roofline(find_device("t4"), "t4").product_share == PRODUCT_SHARE

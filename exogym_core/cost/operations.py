@@ -317,6 +317,8 @@ def _operation(kind: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], 
     if kind.is_choosing and len(sizes) > 1:
         sizes[0] = min(sizes[0], 2 * max(made, *sizes[1:]) if 0 in kind.written else max(made, *sizes[1:]))
     flops = 0 if kind.formula is None else int(kind.formula(*args, **kwargs, out_val=out))
+    if any(each.dtype.is_complex for each in operands):
+        flops *= 4  # of real numbers: four products and four sums where formulas count one of each
     skips = kind.causal >= 0 and (
         args[kind.causal] if kind.causal < len(args) else kwargs.get("is_causal", False)
     )

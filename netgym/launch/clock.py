@@ -74,7 +74,7 @@ MOST_EQUAL_READINGS = 100_000
 loop which only reads ends."""
 
 _MOST_HOST_SECONDS = 0.01  # of a sleep: a loop that waits for a thread or file does not spin
-_TICKS = 512  # of host time a second, in whole nanoseconds and exact in floats
+_TICKS = 64  # of host time a second, in whole microseconds (of datetime) and exact in floats
 _TICK_NANOSECONDS = 10**9 // _TICKS
 _REAL: dict[str, Callable[[], float]] = {name: getattr(time, name) for name in CLOCKS}
 _sleep = time.sleep
