@@ -1,17 +1,21 @@
 """NetGym against EXO Gym: the same training with both libraries, side by side.
 
-    python benchmarks/exo_gym.py [--quick] [--rounds N] [CASE ...]
+    git clone https://github.com/exo-explore/gym && pip install einops pandas psutil tqdm wandb
+    python benchmarks/exo_gym.py --exo-gym gym [--quick] [--rounds N] [CASE ...]
 
-Four workers train the same models from the same parameters on the same data with each library's `fit`.
-Every run is a process of its own, and the two take turns, so that what else the machine does hits both alike.
-A worker has one intra-op thread, unless OMP_NUM_THREADS says otherwise: EXO Gym leaves each of its processes as
-many as there are cores, and they get into each other's way. Printed are the best of some rounds: seconds of the
-whole `fit`; milliseconds and processor milliseconds of a step of all workers, once training goes on; processor
-seconds of all processes, start and imports included (a busy machine hardly changes them); and the loss of the
-model that `fit` returns, on the same samples. Both deal training samples out by torch's DistributedSampler, so that
-losses are equal to rounding but for SPARTA, whose random indices differ.
+Four workers train the same models from the same parameters on the same data with each library's `fit`. Each run is
+a process of its own, and the two take turns, so that other work of the machine slows both. A worker has one intra-op
+thread, unless OMP_NUM_THREADS says otherwise: EXO Gym gives each of its processes one a core. A cell of the table
+has NetGym's best round, EXO Gym's, their ratio, and between brackets the least and the greatest ratio of a round: of
+wall seconds of the whole `fit`; of processor seconds of all processes, start and imports included (a busy machine
+hardly changes them); of wall and processor milliseconds of a step of all workers, after the first fifth. The losses
+are those of the models that `fit` returns, on the same samples.
 
-EXO Gym's newest commit (9fa323c) starts on macOS alone: elsewhere write "lo" for "lo0" in its exogym/utils.py.
+Both read samples in the order of torch's DistributedSampler, and NetGym's DiLoCo averages one step late (after steps
+21, 41, ...), as EXO Gym's does. Losses with AllReduce are equal; DiLoCo's differ after its rounds, and SPARTA draws
+other indices.
+
+EXO Gym's newest commit, 9fa323c, names macOS's loopback interface: `--exo-gym` trains with a copy that names Linux's.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -144,6 +149,16 @@ def step_times(steps: int) -> dict[str, float]:
 def strategy_of(side: str, name: str) -> Any:
     if side == "NetGym":
         from exogym_core import strategy as classes
+
+        class Late(classes.DiLoCoStrategy):
+            """DiLoCo that averages when EXO Gym's does: it counts steps from 0 and skips that one."""
+
+            def communicate(self, step: int) -> None:
+                if step > 1:
+                    super().communicate(step - 1)
+
+        if name == "DiLoCo":
+            return Late(classes.OptimSpec(torch.optim.AdamW, lr=1e-3), **ARGUMENTS[name])
     else:
         from exogym import strategy as classes
         from exogym.strategy.strategy import SimpleReduceStrategy
@@ -204,23 +219,37 @@ def measure(side: str, case: str, strategy: str, steps: int) -> dict[str, float]
     return {**result, "cpu": usage.ru_utime + usage.ru_stime}
 
 
+FIGURES = {"fit": 1.0, "cpu": 1.0, "step": 1e3, "step_cpu": 1e3}
+
+
 def compare(name: str, strategy: str, rounds: int, steps: int) -> None:
-    best: dict[str, dict[str, float]] = {}
-    for _ in range(rounds):
-        for side in SIDES:
-            taken = measure(side, name, strategy, steps)
-            kept = best.setdefault(side, taken)
-            best[side] = {key: min(value, kept[key]) for key, value in taken.items()}
-    ours, theirs = (best[side] for side in SIDES)
-    columns = [f"{name:<17}{strategy:<10}"]
-    for key, scale in (("fit", 1), ("cpu", 1), ("step", 1e3), ("step_cpu", 1e3)):
-        columns.append(f"{ours[key] * scale:8.2f}{theirs[key] * scale:8.2f}{theirs[key] / ours[key]:6.1f}x")
-    print(*columns, f"{ours['loss']:9.5f}{theirs['loss']:9.5f}", flush=True)
+    """Print a row of the table."""
+    taken = [[measure(side, name, strategy, steps) for side in SIDES] for _ in range(rounds)]
+    cells = []
+    for key, scale in FIGURES.items():
+        ours, theirs = (min(side[key] for side in sides) for sides in zip(*taken, strict=True))
+        ratios = [their[key] / our[key] for our, their in taken]
+        figures = f"{ours * scale:.3g}, {theirs * scale:.3g}, **{theirs / ours:.1f}x**"
+        cells.append(f"{figures} ({min(ratios):.1f} to {max(ratios):.1f})")
+    losses = (f"{side['loss']:.5f}" for side in taken[0])
+    harness.row(f"{name}, {steps} steps", strategy, *cells, ", ".join(losses))
+
+
+def copy_for_linux(checkout: Path, folder: Path) -> None:
+    """Copy EXO Gym's package, with Linux's name of the loopback interface in place of macOS's."""
+    if not (checkout / "exogym").is_dir():
+        sys.exit(
+            f"--exo-gym {checkout}: no folder exogym in it; pass a checkout of github.com/exo-explore/gym"
+        )
+    shutil.copytree(checkout / "exogym", folder / "exogym")
+    for file in folder.rglob("*.py"):
+        file.write_text(file.read_text().replace('"lo0"', '"lo"'))
 
 
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    parser.add_argument("--exo-gym", type=Path, metavar="DIR", help="a checkout of EXO Gym [installed]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -229,15 +258,25 @@ def main() -> None:
         side, name, strategy, steps = json.loads(arguments.one)
         Path("result.json").write_text(json.dumps(run_one(side, CASES[name], strategy, steps)))
         return
-    if importlib.util.find_spec("exogym") is None:
-        sys.exit("EXO Gym is not installed; pip install git+https://github.com/exo-explore/gym")
-    print(f"{harness.machine()}; {WORKERS} workers; each NetGym, EXO Gym, ratio")
-    titles = ("fit, s", "processor, s", "a step, ms", "a step, processor ms")
-    print(f"{'':<28}", *(f"{title:^23}" for title in titles), f"{'loss':^18}", sep="")
-    for name in arguments.cases or CASES:
-        for strategy in CASES[name].strategies:
-            steps = max(5, CASES[name].steps // 10) if arguments.quick else CASES[name].steps
-            compare(name, strategy, 1 if arguments.quick else arguments.rounds, steps)
+    if unknown := set(arguments.cases) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
+    if arguments.exo_gym is None and importlib.util.find_spec("exogym") is None:
+        parser.error("EXO Gym is not installed: clone https://github.com/exo-explore/gym, pass --exo-gym gym")
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.exo_gym is not None:
+            if sys.platform == "linux":
+                copy_for_linux(arguments.exo_gym, Path(folder))
+            package = folder if sys.platform == "linux" else str(arguments.exo_gym.resolve())
+            os.environ["PYTHONPATH"] = os.pathsep.join(
+                [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+            )
+        print(f"{harness.machine()}; {WORKERS} workers; each NetGym, EXO Gym, ratio\n")
+        titles = ("`fit`, s", "processor, s", "a step, ms", "a step, processor ms", "loss")
+        harness.heading("training", "strategy", *titles)
+        for name in arguments.cases or CASES:
+            for strategy in CASES[name].strategies:
+                steps = max(5, CASES[name].steps // 10) if arguments.quick else CASES[name].steps
+                compare(name, strategy, 1 if arguments.quick else arguments.rounds, steps)
 
 
 if __name__ == "__main__":
