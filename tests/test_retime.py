@@ -16,7 +16,9 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
 from exogym_core.workers.streams import Streams
 from netgym.cli.main import main
+from netsim import Topology
 from netsim.errors import InputError
+from netsim.topology.file import plain_form
 
 LAN = {"topology": "lan", "compute": {"fixed": "2 ms", "jitter": 0.1}}
 WAN = {"topology": "wan-4-regions", "compute": {"fixed": "3 ms", "jitter": 0.3}, "protocol": "ideal"}
@@ -38,6 +40,12 @@ class ReadsBytes(AllReduceStrategy):
     def step(self) -> None:
         super().step()
         self.skips = self.comm.traffic.bytes_sent > 10**9
+
+
+class ReadsCounters(AllReduceStrategy):
+    def step(self) -> None:
+        super().step()
+        self.skips = self.comm.state_dict()["traffic"]["bytes_sent"] > 10**9
 
 
 class InFlight(AllReduceStrategy):
@@ -67,11 +75,12 @@ class Advances(AllReduceStrategy):
     [
         (ReadsClock(), {}, "read the clock"),
         (ReadsBytes(), {}, "read the bytes"),
+        (ReadsCounters(), {}, "read the bytes"),
         (None, {"until": "1 s"}, "read the clock"),
         (None, {"val_seconds": "10 ms"}, "read the clock"),
         (DiLoCoStrategy(H=2, timeout_waiting_for_peers="1 s"), {}, "read the clock"),
     ],
-    ids=["clock", "bytes", "until", "evaluations", "time-outs"],
+    ids=["clock", "bytes", "counters", "until", "evaluations", "time-outs"],
 )
 def test_what_learns_times_or_bytes_is_trained_again(
     strategy: Strategy | None, options: dict[str, Any], reason: str
@@ -187,6 +196,18 @@ def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.Capt
     assert (
         command("retime", folder / "timed", "--topology", "lan", "--out", folder / "back", "--jobs", 1) == 0
     )
+
+
+@pytest.mark.parametrize("more", [(), ("--set", "protocol.streams=2")])
+def test_another_network_has_its_own_protocol(run: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """The stored experiment names the protocol of the network that it ran on."""
+    network = {**plain_form(Topology.load("wan-4-regions")), "protocol": "gloo"}
+    (tmp_path / "there.yaml").write_text(json.dumps(network), encoding="utf-8")
+    words = ("--topology", tmp_path / "there.yaml", *more, "--jobs", 1)
+    assert command("retime", run, *words, "--out", tmp_path / "timed") == 0
+    assert command("compare", run.parent / "small.yaml", *words, "--out", tmp_path / "there") == 0
+    rows = [(tmp_path / name / "metrics/DiLoCo.seed-0.csv").read_bytes() for name in ("timed", "there")]
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("change", ["steps=5", "strategies.DiLoCo.H=3", "workers.count=3", "seeds=1"])

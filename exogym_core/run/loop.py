@@ -179,10 +179,14 @@ class Role(Stateful):
             InputError: the rank has a call in flight, or its state holds what cannot be kept.
             RecordError: a file cannot be written.
         """
+        call_state = self.comm.state
+        reads = set(call_state.reads)
+        of_calls = self.comm.state_dict()
+        call_state.reads = reads  # a checkpoint shows the rank nothing of the network
         state = {
             **self.state_dict(),
             "buffers": passing_buffers(self.model),
-            "communicator": self.comm.state_dict(),
+            "communicator": of_calls,
             "random": random_streams(device_of(self.model)),
         }
         files = self.checkpoints.save(step, self.comm.rank, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path  # noqa: TC003 (read from the annotations)
+from typing import Any
 
 import click
 
@@ -38,6 +39,7 @@ def retime(
         out: The new run's folder, new or empty [runs/<name>-retimed-<n>].
         trust: Accept a RUN that another user made or changed.
     """
+    from exogym_core.config import resolved_protocol
     from exogym_core.results.run_folder import RunFolder, require_own
     from netgym.experiment.experiment import Experiment, differing_training
 
@@ -50,10 +52,16 @@ def retime(
         require_own(folder, "run")
     source = RunFolder.open(folder)
     flags = {"topology": topology, "protocol": protocol}
-    changed = {key: value for key, value in flags.items() if value is not None}
+    changed: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     path = folder / "experiment.yaml"
+    stored = Experiment.load(path, trust=True)
+    is_networks_own = stored.settings.protocol == resolved_protocol(None, stored.topology)
+    if topology is not None and protocol is None and is_networks_own:
+        # The stored form names it even where the experiment did not; another network has a protocol of its own.
+        there = Experiment.load(path, (), changed, trust=True).topology
+        changed["protocol"] = resolved_protocol(None, there)
     experiment = Experiment.load(path, overrides, changed, trust=True)
-    if (key := differing_training(Experiment.load(path, trust=True), experiment)) is not None:
+    if (key := differing_training(stored, experiment)) is not None:
         raise InputError(
             f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"
         )

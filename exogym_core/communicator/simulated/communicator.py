@@ -625,6 +625,7 @@ class SimulatedCommunicator(Communicator):
             raise self._still_in_flight(unwaited)
         if state.withdrawn:
             raise self._still_in_flight(f"the cancelled {next(iter(state.withdrawn.values()))[1]}")
+        state.reads.add("traffic")
         return {
             "traffic": asdict(state.traffic),
             "pending_seconds": state.pending_seconds,
