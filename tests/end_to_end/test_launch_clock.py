@@ -25,7 +25,8 @@ def output(
     *lines, report = out.splitlines()
     printed: dict[str, Any] = {}
     for line in [*lines, *err.splitlines()]:  # of ranks whose stdout is pytest's, or --json's stderr
-        printed |= json.loads(line)
+        if line.startswith("{"):  # else a warning that this machine was too busy
+            printed |= json.loads(line)
     return json.loads(report), printed
 
 
@@ -41,7 +42,9 @@ def written(tmp_path: Path) -> Callable[[str], str]:
             "before = [getattr(time, name)() for name in CLOCKS]\n"
             "dist.init_process_group('gloo')\n"
             "rank = dist.get_rank()\n"
-            "def say(thing): print(json.dumps({str(rank): thing}))\n".replace("CLOCKS", repr(CLOCKS))
+            "def say(thing): sys.stdout.write(json.dumps({str(rank): thing}) + '\\n')\n".replace(
+                "CLOCKS", repr(CLOCKS)
+            )
             + text
         )
         return str(path)
@@ -121,8 +124,8 @@ def test_libraries_that_wait_and_threads_of_the_script_keep_host_time(
         "try: queue.Queue().get(timeout=0.01)\n"
         "except queue.Empty: pass\n"
         "subprocess.run([sys.executable, '-c', ''], timeout=60)\n"
-        "record = logging.makeLogRecord({})\n"
         "dist.barrier()\n"
+        "record = logging.makeLogRecord({})\n"
         "say([read[1] - read[0], read[1] - before[2], record.created - before[0], timeit.timeit('pass', number=1)])\n"
     )
     _, said = output(launch_here, OPTIONS, script)
