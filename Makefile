@@ -24,7 +24,7 @@ ray: $(VENV)/.compiled  # whose processes would go behind all others
 	RAY_worker_niceness=0 nice -n -10 $(BIN)/python -m pytest tests/test_ray.py
 
 rates: $(VENV)/.compiled
-	nice -n -15 $(BIN)/python -m pytest tests/test_probe.py -m rates
+	nice -n -15 $(BIN)/python -m pytest tests/test_probe.py tests/test_mtu.py -m rates
 
 # The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 500 networks asked in two orders, 500 strategies, 100 kills, 50 broken runs, 500 experiments. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
