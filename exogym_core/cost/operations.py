@@ -193,7 +193,7 @@ class TorchOperation(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    """What is known of an operator before its arguments.
+    """Declared figures of an operator, independent of its arguments.
 
     Attributes:
         formula: FLOPs of a product; None for all others.

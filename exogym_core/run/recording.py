@@ -685,7 +685,7 @@ def by_step(comm: SimulatedCommunicator, seconds: Callable[[int], float]) -> Cal
 
 
 def no_time(step: int) -> float:
-    """0 seconds."""
+    """Return 0 seconds: a step whose computing is left out."""
     return 0.0
 
 

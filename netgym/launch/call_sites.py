@@ -65,7 +65,7 @@ class SiteTotals:
     hidden_seconds: float = 0.0
 
     def add(self, other: SiteTotals) -> None:
-        """Add another's sums."""
+        """Add the sums of `other` to these."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 

@@ -101,7 +101,7 @@ class RankClock:
         self.last, self._num_equal = 0.0, 0
 
     def begin(self) -> None:
-        """Start virtual time."""
+        """Note host time, from which virtual time goes on."""
         self.ticks = {name: math.ceil(read() * _TICKS) for name, read in _REAL.items()}
 
     def spend(self, seconds: float) -> None:

@@ -465,7 +465,7 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
 
 
 def _computing(account: ComputeAccount | None) -> list[tuple[str, str]]:
-    """What bounds computing on a device, what is assumed, and what the trace lacks."""
+    """Bounds of computing on a device, assumptions, and operations that the trace lacks."""
     if account is None:
         return []
     names = {"measured": "measured", "products": "products", "memory": "memory-bound", "launches": "launches"}

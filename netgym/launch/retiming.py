@@ -68,7 +68,7 @@ class _RetimedLaunch(Replay):
         self.sites.take_row(row)
 
     def served(self, rank: int, request: Request) -> None:
-        """Count a call."""
+        """Add a request of a rank to the sums of its call site."""
         self.sites.take_request(rank, request)
 
 

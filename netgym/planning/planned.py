@@ -508,8 +508,10 @@ def _experiment_of(
     if len(both := [flag for flag, value in given_ways.items() if value is not None]) > 1:
         raise InputError(f"plan: {' and '.join(both)} exclude each other: leave one of them out")
     payload = None
-    if parameters is not None or shapes is not None:
-        payload = [[parse_parameters(parameters)]] if parameters is not None else read_shapes(shapes)  # type: ignore[arg-type]
+    if parameters is not None:
+        payload = [[parse_parameters(parameters)]]
+    elif shapes is not None:
+        payload = read_shapes(shapes)
     is_run = path is not None and path.is_dir()
     if path is None:
         model = model or (payload and _PAYLOAD) or point.get("model.name")
