@@ -101,7 +101,7 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
         lines = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = tuple(cell.strip() for cell in next(lines, ()))
         _check_header(header, path)
-        numbered = [(lines.line_num, tuple(row)) for row in lines if row]
+        rows = tuple(map(tuple, filter(None, lines)))
     except csv.Error as error:
         raise InputError(f"{path}: not a CSV file: {error}") from None
     hosts = {host.name: host.index for host in topology.hosts}
@@ -115,11 +115,11 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
         return hosts[name]
 
     columns = [header.index(name) for name in _COLUMNS]
-    rows = tuple([row for _, row in numbered])
     if (plain := _plain_flows(rows, columns, hosts)) is not None:
         return FlowTable(header, rows, plain)
     flows = []
-    for line, row in numbered:
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    for line, row in [(lines.line_num, row) for row in lines if row][1:]:
         if len(row) != len(header):
             raise InputError(f"{path}:{line}: expected {len(header)} cells, got {len(row)}")
         cells = [row[column].strip() for column in columns]
@@ -137,11 +137,11 @@ def _plain_flows(
         sources, targets = (list(map(hosts.__getitem__, cells[columns[index]])) for index in (1, 2))
     except (ValueError, KeyError, IndexError):
         return None
-    if not all(0 <= start < math.inf for start in starts):
+    if not (all(map(math.isfinite, starts)) and min(starts) >= 0):
         return None
-    if not all(0 <= size <= MOST_BYTES and size.is_integer() for size in sizes):
+    if not (all(map(float.is_integer, sizes)) and 0 <= min(sizes) <= max(sizes) <= MOST_BYTES):
         return None
-    return tuple(map(Flow, starts, sources, targets, sizes))
+    return tuple(map(Flow._make, zip(starts, sources, targets, sizes, strict=True)))
 
 
 def _check_header(header: tuple[str, ...], path: str | Path) -> None:

@@ -7,8 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from netsim.cli.terminal import given, plain_console, takes
 from netsim.errors import InputError
@@ -18,6 +16,8 @@ from netsim.units import format_bits_per_second, format_count, format_fraction, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from rich.table import Table
 
     from netsim.topology.graph import Link
 
@@ -61,6 +61,8 @@ def show_command(topology: str = given(is_argument=True, required=True), as_json
     if as_json:
         click.echo(json.dumps(_as_mapping(network)))
         return
+    from rich.text import Text  # here and below: `validate` and JSON do without it
+
     console = plain_console(_PLAIN_WIDTH)
     console.print(Text(network.name, style="bold"))
     if network.source:
@@ -73,6 +75,8 @@ def show_command(topology: str = given(is_argument=True, required=True), as_json
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Table with the first rows of many."""
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", title_style="bold")
     for position, column in enumerate(columns):
         table.add_column(column, justify="right" if position else "left", no_wrap=True)

@@ -131,20 +131,24 @@ class ShortestRoutes:
         return head + inner + tail
 
     def _core(self, source: int, target: int) -> tuple[int, ...]:
-        if (source, target) in self._cores:
-            return self._cores[source, target]
+        cores = self._cores
         if target not in self._costs:
             self._costs[target] = self._towards(target)
+            cores[target, target] = ()
         costs, node, path = self._costs[target], source, []
-        while node != target:
+        while (node, target) not in cores:
             if node not in costs:  # files are checked for this when loaded; hand-made topologies are not
                 raise InputError("no route between two hosts: add a link between them")
-            node, _, link = next(
-                hop for hop in self._out[node] if costs.get(hop[0], -1) == costs[node] - hop[1]
-            )
-            path.append(link)
-        self._cores[source, target] = tuple(path)
-        return tuple(path)
+            path.append(node)
+            for neighbour, cost, _ in self._out[node]:
+                if costs.get(neighbour, -1) == costs[node] - cost:
+                    node = neighbour
+                    break
+        rest = cores[node, target]
+        for previous in reversed(path):
+            rest = cores[previous, target] = (self._link[previous, node], *rest)
+            node = previous
+        return rest
 
     def _towards(self, target: int) -> dict[int, int]:
         """Least cost from each node to `target`: Dijkstra's algorithm, backwards."""
