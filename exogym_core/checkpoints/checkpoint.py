@@ -176,7 +176,12 @@ def _is_own(module: str) -> bool:
     if top in _OURS or (top in sys.stdlib_module_names and top != "__main__"):
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file is None or not os.path.realpath(file).startswith(_installed())
+    return file is None or not _is_installed(file)
+
+
+@functools.cache  # asked for every loaded module, each time a run begins
+def _is_installed(file: str) -> bool:
+    return os.path.realpath(file).startswith(_installed())
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from exogym_core.workers.failures import Aborted, reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Failed
 from exogym_core.workers.processes.shared_memory import Arena
-from netgym.launch.clock import virtualize
+from netgym.launch.clock import imported_clocks, virtualize
 from netgym.launch.compute import ComputeClock
 from netgym.launch.launched import Launched, clock_of_environment, listen, refused
 from netgym.launch.lone_rank import LoneRank, ended
@@ -62,7 +62,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     spec = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
     compute = ComputeClock.parse(spec)
     if launched is None and clock_of_environment() == "virtual":
-        virtualize(session_of_thread)
+        virtualize(session_of_thread, imported_clocks())
     if launched is None and rank == 0:
         _start(store, num_ranks)
     path = store.get(_PATH).decode() if launched is None else launched.socket

@@ -24,6 +24,7 @@ import torch.distributed.rpc
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.processes.shared_memory import Arena
 from exogym_core.workers.rng import RandomStates, seed_process
+from netgym.launch.clock import imported_clocks
 from netgym.launch.launched import Launched, listen
 from netgym.launch.lone_rank import LoneRank
 from netgym.launch.private import import_late_modules
@@ -175,7 +176,7 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
     RandomStates.of_ranks(0, [0])  # numpy's generators take 5 MB of a process that seeds its first
     gc.collect()
     gc.freeze()  # forks share memory that no collection writes to
-    body = partial(run_rank, script=launch.script, launched=launched)
+    body = partial(run_rank, script=launch.script, launched=launched, clocks=imported_clocks())
     with (
         launched_run(launch, launch.world(num_ranks), warn) as (run, arena_fd),
         Children(partial(_be_rank, num_ranks, body), num_ranks) as children,

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 import torch.distributed.rpc
 
-from netgym.launch.clock import virtualize
+from netgym.launch.clock import imported_clocks, virtualize
 from netgym.launch.compute import ComputeClock
 from netgym.launch.cuda_on_cpu import stand_in_for_cuda
 from netgym.launch.launched import Launched, refused
@@ -27,6 +27,7 @@ from netgym.launch.session import attach, postpone_handlers, session_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from netgym.launch.run import Script
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["become_launched", "run_rank", "run_script"]
 
 
-def become_launched() -> None:
-    """Configure torch.distributed in this process by the launch that its variables name."""
+def become_launched(clocks: list[tuple[ModuleType, str]] | None = None) -> None:
+    """Configure torch.distributed in this process by the launch that its variables name.
+
+    Args:
+        clocks: `imported_clocks()` of the process that forked this one; by default of this one.
+    """
     launched = Launched.current()
     if launched is None:
         return
@@ -47,7 +52,7 @@ def become_launched() -> None:
     multiprocessing.spawn.get_preparation_data = lambda name: prepare(name) | {"netgym": _Hook()}
     postpone_handlers()
     if launched.clock == "virtual":
-        virtualize(session_of_thread)
+        virtualize(session_of_thread, imported_clocks() if clocks is None else clocks)
     if launched.num_devices:
         stand_in_for_cuda(launched.num_devices)
 
@@ -92,7 +97,9 @@ def run_script(script: Script) -> None:
     atexit._run_exitfuncs()
 
 
-def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) -> None:
+def run_rank(
+    comm: SimulatedCommunicator, script: Script, launched: Launched, clocks: list[tuple[ModuleType, str]]
+) -> None:
     """Run a script as a child of torchrun would, as a rank of the simulation."""
     rank, size = comm.rank, comm.world_size
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
@@ -107,7 +114,7 @@ def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) ->
         "TORCHELASTIC_RUN_ID": "netgym",
     }
     launched.to_environment()
-    become_launched()
+    become_launched(clocks)
     pid = os.getpid()
 
     def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:  # type: ignore[name-defined]

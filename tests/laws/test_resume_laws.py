@@ -21,7 +21,7 @@ from exogym_core.data.samples import Source
 from exogym_core.events import Saved
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run import loop
-from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
+from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
 
 NUM_NODES, NUM_STEPS = 3, 7
@@ -135,21 +135,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Any:
-    """Of each strategy: the outcome without checkpoints, and the last of the checkpoints made beside it."""
+    """Outcome of each strategy without a checkpoint before its end, and that checkpoint."""
 
     @cache
     def run(number: int) -> tuple[Any, Any]:
-        looked_at = fit(make(number), checkpoint_interval=1, save_dir=folder)
-        alone = outcome(fit(make(number)))
-        assert outcome(looked_at) == alone, "checkpoints must change nothing"
-        return alone, last_checkpoint(looked_at)
+        result = fit(make(number), checkpoint_interval=NUM_STEPS, save_dir=folder)
+        return outcome(result), last_checkpoint(result)
 
     return run
 
 
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda number: OPTIONS[number][0])
 def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) -> None:
-    """Two stops in a run, at random steps; once with each strategy also from threads to processes and back."""
+    """Two stops in a run, at random steps; once with each strategy also from threads to processes and back.
+
+    Runs that stop have checkpoints every step or two, the whole run none: so these change nothing, either.
+    """
     expected, draw = whole(number), random.Random(number)
     processes = {"kind": "processes", "processes": 2 + number % 2}
     is_first = OPTIONS[number][0] not in dict(OPTIONS[:number])
@@ -169,7 +170,7 @@ def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) 
         if workers == "threads":
             most = max(least, (stop_at - 1) // every * every)
             least = least if OPTIONS[number][0] in AT_OWN_PACE else most
-    resumed = fit(make(number), checkpoint_interval=1, **where)
+    resumed = fit(make(number), checkpoint_interval=NUM_STEPS, **where)
     assert least <= resumed.resumed_step <= most
     assert (outcome(resumed), last_checkpoint(resumed)) == expected
 
@@ -197,24 +198,27 @@ PLANTED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("forgotten", PLANTED)
-def test_the_law_sees_what_is_forgotten(
-    forgotten: str, folder: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class TalksInSetup(build_strategy("DiLoCo", H=3).__class__):  # type: ignore[misc]
-        def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-            super()._init_node(model, rank, num_nodes)
-            self.comm.all_reduce(torch.ones(100_000))
+class TalksInSetup(DiLoCoStrategy):
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        self.comm.all_reduce(torch.ones(100_000))
 
+
+@pytest.fixture(scope="module")
+def talking(folder: Path) -> tuple[Any, FitResult]:
+    """Outcome of a run, and the same run stopped, which resumes to it where nothing is forgotten."""
     expected = outcome(fit(TalksInSetup(H=3)))
     stopped = fit(TalksInSetup(H=3), 5, checkpoint_interval=1, save_dir=folder)
-    owner, name = PLANTED[forgotten]
-    replacement: Any = forget
-    if name == "repeating":
-        replacement = SimulatedCommunicator.counted_as
-        monkeypatch.setattr(owner, name, lambda comm: replacement(comm, 0))
-    if name != "repeating":
-        monkeypatch.setattr(owner, name, replacement)
-    assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) != expected
-    monkeypatch.undo()
     assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) == expected
+    return expected, stopped
+
+
+@pytest.mark.parametrize("forgotten", PLANTED)
+def test_the_law_sees_what_is_forgotten(
+    forgotten: str, talking: tuple[Any, FitResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, stopped = talking
+    owner, name = PLANTED[forgotten]
+    counted_as = SimulatedCommunicator.counted_as
+    monkeypatch.setattr(owner, name, (lambda comm: counted_as(comm, 0)) if name == "repeating" else forget)
+    assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) != expected
