@@ -458,6 +458,8 @@ def fit(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_stopped_and_resumed_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Stopped in its second round, in threads, and resumed in processes."""
+
     def strategy() -> Strategy:
         if "HYBRID" in name:
             return AllReduceStrategy(ADAMW, max_norm=0.5, **options_of(name, 2))
@@ -465,13 +467,14 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_bits(name: str, tmp_path: 
             ADAMW, H=3, max_norm=0.5, codec="int8", error_feedback=True, ranks_per_worker=2, sharding=name
         )
 
-    whole = outcome(fit(strategy()))
-    for number, stop_at in enumerate((2, 5)):
-        stopped = fit(strategy(), stop_at=stop_at, checkpoint_interval=1, save_dir=tmp_path / str(number))
-        resumed = fit(strategy(), checkpoint_interval=1, resume_from=stopped.checkpoint_folder)
-        assert resumed.resumed_step == stop_at - 1
-        assert outcome(resumed) == whole
-    assert outcome(fit(strategy(), workers={"kind": "processes", "processes": 2})) == whole
+    stopped = fit(strategy(), stop_at=5, checkpoint_interval=1, save_dir=tmp_path)
+    resumed = fit(
+        strategy(),
+        resume_from=stopped.checkpoint_folder,
+        workers={"kind": "processes", "processes": 2},
+    )
+    assert resumed.resumed_step == 4
+    assert outcome(resumed) == outcome(fit(strategy()))
 
 
 def test_every_micro_batch_gathers_for_both_of_its_passes() -> None:

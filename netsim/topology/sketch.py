@@ -136,15 +136,15 @@ class Sketch:
         distance[np.isinf(distance)] = distance[np.isfinite(distance)].max() * 2
         angles = 2 * np.pi * np.arange(num) / num
         spots = np.stack([np.cos(angles), np.sin(angles)], axis=1) * distance.max() / 2
-        for _ in range(
-            500
-        ):  # stress majorisation (Gansner, Koren and North 2004, equation 7, weights 1 / d^2)
+        # Stress majorisation (Gansner, Koren and North 2004, equation 7, weights 1 / d^2)
+        weights = np.where(distance > 0, distance, 1.0) ** -2.0
+        np.fill_diagonal(weights, 0.0)
+        sums = weights.sum(axis=1)[:, None]
+        for _ in range(500):
             apart = spots[:, None] - spots[None]
-            lengths = np.maximum(np.linalg.norm(apart, axis=2), 1e-9)
-            weights = np.where(distance > 0, distance, 1.0) ** -2.0
-            np.fill_diagonal(weights, 0.0)
+            lengths = np.maximum(np.sqrt((apart * apart).sum(axis=2)), 1e-9)
             wanted = spots[None] + apart * (distance / lengths)[..., None]
-            spots = (weights[..., None] * wanted).sum(axis=1) / weights.sum(axis=1)[:, None]
+            spots = (weights[..., None] * wanted).sum(axis=1) / sums
         return _spread(spots, boxed=self.is_crowded)
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -263,29 +261,3 @@ def test_a_signal_ends_the_run_in_order(long_run: Fork, netgym: Netgym, tmp_path
     assert status == 0
     assert f"{name} (incomplete)" in out
     assert "stopped before its end" in (tmp_path / "out" / "report.html").read_text()
-
-
-# --- surroundings that lack something -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment"),
-    [(["-OO"], {}), ([], {"HOME": "/dev/null/home", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""})],
-    ids=["without docstrings", "without a home"],
-)
-def test_a_run_needs_neither_docstrings_nor_a_home(
-    flags: list[str], environment: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "small.yaml").write_text(experiment(strategies="[AllReduce]", steps=2))
-    command = [sys.executable, *flags, "-m", "netgym", "compare", "small.yaml", "--out", "out"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "report.html").is_file()

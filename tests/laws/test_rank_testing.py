@@ -135,7 +135,7 @@ BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
         {"most_bytes": lambda sizes: 100 + 2 * len(sizes) * sum(sizes)},
         "at most are allowed",
     ),
-    (differs_over_gloo, "all_gather", FLOATS, "differs_over_gloo over gloo: all_gather"),
+    (differs_over_gloo, "all_gather", {"num_ranks": [2], **FLOATS}, "differs_over_gloo over gloo: all_gather"),
     (is_random, "all_reduce", FLOATS, "when it runs again"),
     (reuses_its_result, "all_reduce", {}, "after a later call: return a tensor of its own"),
     (keeps_its_own, "all_reduce", FLOATS, "give all the same bits"),
@@ -219,14 +219,14 @@ def test_laws_of_communicators_find_a_bug(wrapper: Any, line: str, monkeypatch: 
 
 
 def test_what_is_right_passes() -> None:
-    report = check_collective(ring_gather, "all_gather", is_uneven=True, layouts=["plain"], cases=60)
-    assert str(report) == "all_gather by ring_gather: 64 programs passed"
+    report = check_collective(ring_gather, "all_gather", is_uneven=True, layouts=["plain"], cases=20)
+    assert str(report) == "all_gather by ring_gather: 24 programs passed"
     own = check_collective(
         lambda comm, tensor: comm.all_gather(tensor)[comm.rank - 1],
         lambda given: [given[-1], *given[:-1]],
-        cases=20,
+        cases=8,
     )
-    assert own.num_cases == 24
+    assert own.num_cases == 12
 
 
 @given(tensors(dtypes=[torch.float32]))
