@@ -135,7 +135,12 @@ BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
         {"most_bytes": lambda sizes: 100 + 2 * len(sizes) * sum(sizes)},
         "at most are allowed",
     ),
-    (differs_over_gloo, "all_gather", {"num_ranks": [2], **FLOATS}, "differs_over_gloo over gloo: all_gather"),
+    (
+        differs_over_gloo,
+        "all_gather",
+        {"num_ranks": [2], **FLOATS},
+        "differs_over_gloo over gloo: all_gather",
+    ),
     (is_random, "all_reduce", FLOATS, "when it runs again"),
     (reuses_its_result, "all_reduce", {}, "after a later call: return a tensor of its own"),
     (keeps_its_own, "all_reduce", FLOATS, "give all the same bits"),
