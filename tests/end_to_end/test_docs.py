@@ -212,7 +212,7 @@ for snippet in sys.argv[1:]:
 
 
 def test_the_readme_runs_in_the_environment_that_it_installs(tmp_path: Path) -> None:
-    """Without other packages, without docstrings and without a home: `result.table()` needed pandas, of another extra."""
+    """Without docstrings, a home, and packages of other extras: `result.table()` needed pandas."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     nowhere = {"HOME": "/dev/null/home", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **nowhere}
