@@ -8,6 +8,7 @@ import os
 import statistics
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,69 @@ def test_a_product_of_complex_numbers_is_four_of_real_ones():
         for each in factors:
             torch.mm(each, each.t())
     assert [each.flops for each in taken if each.flops] == [8 * 8 * 8 * 16, 2 * 8 * 8 * 16]
+
+
+FACTORIZED = [  # of 2048 x 1024 (t), 1024 x 1024 (s) and 1024 x 512 (b), in units of 1024^3, counted by hand
+    ("aten.linalg_cholesky_ex", lambda t, s, b: torch.linalg.cholesky_ex(s), 1 / 3),
+    ("aten.cholesky_inverse", lambda t, s, b: torch.cholesky_inverse(s), 2 / 3),
+    ("aten.cholesky_solve", lambda t, s, b: torch.cholesky_solve(b, s), 1),
+    ("aten.linalg_lu_factor_ex", lambda t, s, b: torch.linalg.lu_factor_ex(s), 2 / 3),
+    ("aten.linalg_lu_factor_ex", lambda t, s, b: torch.linalg.lu_factor_ex(t), 2 - 1 / 3),
+    ("aten._linalg_solve_ex", lambda t, s, b: torch.linalg.solve_ex(s, b), 2 / 3 + 1),
+    ("aten.linalg_solve_triangular", lambda t, s, b: torch.linalg.solve_triangular(s, b, upper=True), 1 / 2),
+    ("aten.linalg_inv_ex", lambda t, s, b: torch.linalg.inv_ex(s), 2),
+    ("aten.linalg_ldl_factor_ex", lambda t, s, b: torch.linalg.ldl_factor_ex(s), 1 / 3),
+    ("aten.linalg_qr", lambda t, s, b: torch.linalg.qr(t, "r"), 4 - 2 / 3),
+    ("aten.linalg_qr", lambda t, s, b: torch.linalg.qr(t), 8 - 4 / 3),
+    ("aten.linalg_qr", lambda t, s, b: torch.linalg.qr(t, "complete"), (4 - 2 / 3) + (16 - 8 + 4 / 3)),
+    ("aten.linalg_qr", lambda t, s, b: torch.linalg.qr(t.mT), (4 - 2 / 3) + (4 - 4 + 4 / 3)),
+    ("aten._linalg_eigh", lambda t, s, b: torch.linalg.eigh(s), 9),
+    ("aten.linalg_eig", lambda t, s, b: torch.linalg.eig(s), 25),
+    ("aten._linalg_svd", lambda t, s, b: torch.linalg.svd(t, full_matrices=False), 6 * 2 + 20),
+    ("aten._linalg_svd", lambda t, s, b: torch.linalg.svd(s, full_matrices=False), 14 + 8),
+    ("aten._linalg_svd", lambda t, s, b: torch.linalg.svd(t), 4 * 4 + 22),
+    ("aten._linalg_svd", lambda t, s, b: torch.linalg.svd(t.expand(3, -1, -1)), 3 * (4 * 4 + 22)),
+]
+
+
+@pytest.mark.parametrize(("name", "factorize", "count"), FACTORIZED)
+def test_factorizations_go_by_published_counts_and_never_by_tf32(name, factorize, count, fp32_products):
+    fp32_products.fp32_precision = "tf32"
+    sizes = [(2048, 1024), (1024, 1024), (1024, 512)]
+    matrices = [torch.empty(size, device="meta") for size in sizes]
+    whole = Roofline(find_device("a100"), "a100", 1.0, 1.0)
+    expected = count * 1024**3 / 19.5e12
+    assert seconds_on(whole, lambda: factorize(*matrices)) == [
+        (name, pytest.approx(expected, abs=1e-9), "products")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "scaled", "num_moved"),
+    [  # reads and writes of a parameter's elements in a step, by hand
+        (partial(torch.optim.AdamW, fused=True), False, (4, 3)),
+        (partial(torch.optim.AdamW, fused=True), True, (4, 4)),  # gradients are written, unscaled
+        (partial(torch.optim.Adam, fused=True, amsgrad=True), False, (5, 4)),
+        (partial(torch.optim.SGD, lr=0.1, fused=True), False, (2, 1)),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True), False, (3, 2)),
+        (partial(torch.optim.Adagrad, fused=True), False, (3, 2)),
+        # Decay, two averages, the root of one of them, corrected and divided by, and the update.
+        (partial(torch.optim.AdamW, foreach=True), False, (1 + 2 + 1 + 2 + 1 + 1 + 1 + 3, 8)),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True), False, (1 + 2 + 2, 3)),
+    ],
+)
+def test_optimizers_of_one_kernel_move_what_it_reads_and_writes(make, scaled, num_moved):
+    parameters = [torch.zeros(1024, 1024, requires_grad=True) for _ in range(3)]
+    optimizer = make(parameters)
+    for each in parameters:
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    if scaled:
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())
+    taken = seconds_on(Roofline(find_device("a100"), "a100", 1.0, 1.0), optimizer.step)
+    moving = sum(seconds for name, seconds, bound in taken if bound == "memory")
+    # A scale and a flag of 4 bytes, and a step for each parameter, are part of a fused kernel.
+    assert moving == pytest.approx(3 * 4 * 1024**2 * sum(num_moved) / 2039e9, abs=1e-9)
 
 
 def test_shares_of_a_roofline_are_the_devices_own_measurement_by_default():

@@ -27,8 +27,9 @@ class Device:
     Attributes:
         flops: operations a second by dtype, multiply and add counted as two; no structured sparsity, matrix
             units where the dtype has them, and for lower precisions the rate with fp32 accumulation.
-        source: where the figures are published. Processors' are cores x base clock x operations a cycle (two
-            fused multiply-adds of 128 bits for NEON, 256 for AVX2, 512 for AVX-512).
+        source: where the figures are published; those named behind `unsourced:` were not looked up. Processors' are
+            cores x base clock x operations a cycle (two fused multiply-adds of 128 bits for NEON, 256 for AVX2, 512
+            for AVX-512).
         memory_bytes: of its own, in the model that has most; None where it is the machine's.
         memory_bytes_per_second: peak bandwidth of that memory.
         launch_seconds: an operation that a program launches takes at least this long.

@@ -1,8 +1,8 @@
 """Operations of torch as a device executes them: FLOPs of products, and bytes read and written by all.
 
-Products are of matrices, convolutions, attention and recurrent layers; multiply and add count as two. Formulas are
-torch's, with those that it lacks. Bytes are those of the operands and results, each once: a kernel that holds them in
-caches moves no more. Views cost nothing, as torch's own schemas declare them.
+Products are of matrices, convolutions, attention and recurrent layers, and factorizations of matrices; multiply and add
+count as two. Formulas are torch's, with those that it lacks. Bytes are those of the operands and results, each once: a
+kernel that holds them in caches moves no more. Views cost nothing, as torch's own schemas declare them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import bmm_flop, flop_registry
+
+from exogym_core.cost.factorizations import FACTORIZATIONS
 
 __all__ = ["FLOP_FORMULAS", "OperationWatch", "TorchOperation"]
 
@@ -78,11 +80,6 @@ def _distances(first: Shape, second: Shape, *args: Any, **kwargs: Any) -> int:
     return 3 * math.prod(first) * second[-2]
 
 
-def _fourier(values: Shape, dims: Shape, *args: Any, **kwargs: Any) -> int:
-    points = math.prod(values[dim] for dim in dims)
-    return int(5 * math.prod(values) * math.log2(max(points, 2)))
-
-
 def _of_shapes(formula: Callable[..., int]) -> Callable[..., int]:
     def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shapes = [
@@ -112,9 +109,7 @@ _FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten._trilinear: _trilinear,
     _aten._cdist_forward: _distances,
     _aten._cdist_backward: _twice(_behind(_distances)),
-    _aten._fft_r2c: _fourier,
-    _aten._fft_c2r: _fourier,
-    _aten._fft_c2c: _fourier,
+    **FACTORIZATIONS,
 }
 
 #: FLOPs of a product by its operation, called with its arguments and `out_val`.
@@ -149,6 +144,10 @@ _UNREAD: Mapping[Any, int] = {
     **dict.fromkeys((_aten.new_zeros, _aten.new_ones, _aten.new_full, _aten.bernoulli), 0),
     _aten.nll_loss_backward: 1,
 }
+
+#: Fused optimizers, which write gradients (their second operand) only where they divide them by a loss scale.
+_UNSCALING = {_aten._fused_adam_, _aten._fused_adamw_, _aten._fused_sgd_, _aten._fused_adagrad_}
+_GRADIENTS = 1
 
 #: Operations that touch as many elements of their first operand as their indices choose.
 _CHOOSING = {
@@ -200,6 +199,7 @@ class _Operator(NamedTuple):
         unread: position of an operand that is not read; -1: none.
         written: positions of operands that it overwrites; names of those given by name.
         causal: position of `is_causal`; -1: none.
+        is_unscaling: writes gradients only where it is given a loss scale.
     """
 
     name: str
@@ -210,6 +210,7 @@ class _Operator(NamedTuple):
     written: frozenset[int | str]
     causal: int
     is_choosing: bool
+    is_unscaling: bool
 
 
 @functools.cache
@@ -232,6 +233,7 @@ def _kind_of(operator: Any) -> _Operator:
         frozenset(written),
         causal[0] if causal else -1,
         packet in _CHOOSING,
+        packet in _UNSCALING,
     )
 
 
@@ -306,12 +308,15 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _operation(kind: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> TorchOperation:
     operands: list[Tensor] = []
     sizes: list[int] = []
+    seen = set[int]()
+    keeps_gradients = kind.is_unscaling and kwargs.get("grad_scale") is None
     for position, value in (*enumerate(args), *kwargs.items()):
-        times = (position != kind.unread) + (position in kind.written)
+        is_written = position in kind.written and not (keeps_gradients and position == _GRADIENTS)
         for tensor in _tensors(value):
+            is_read = position != kind.unread and id(tensor) not in seen  # a square reads its factor once
             operands.append(tensor)
-            sizes.append(times * _num_bytes(tensor))
-    seen = set(map(id, operands))
+            sizes.append((is_read + is_written) * _num_bytes(tensor))
+            seen.add(id(tensor))
     results = [each for each in _tensors(out) if id(each) not in seen]
     made = sum(map(_num_bytes, results))
     if kind.is_choosing and len(sizes) > 1:

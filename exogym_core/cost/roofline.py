@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exogym_core.cost.factorizations import FACTORIZATIONS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -56,6 +58,7 @@ _SETTINGS: Mapping[str, Any] = {
         ),
         torch.backends.cudnn.rnn,
     ),
+    **dict.fromkeys(map(str, FACTORIZATIONS)),  # of no setting: never tf32
 }
 
 
@@ -65,7 +68,7 @@ def dtype_of(operation: TorchOperation) -> str:
     name = _NAMES.get(dtype, str(dtype).removeprefix("torch."))
     if name == "fp32":
         setting = _SETTINGS.get(operation.name, torch.backends.cuda.matmul)
-        return "tf32" if setting.fp32_precision == "tf32" else name
+        return "tf32" if setting is not None and setting.fp32_precision == "tf32" else name
     return name
 
 

@@ -102,7 +102,9 @@ def sections() -> dict[str, Callable[[], Section]]:
 
     def speeds(device: Device) -> str:
         flops = ", ".join(f"{dtype} {speed / 1e12:g}" for dtype, speed in device.flops.items())
-        return f"{flops} Tflop/s; memory {device.memory_bytes_per_second / 1e9:g} GB/s"
+        memory = f"memory {device.memory_bytes_per_second / 1e9:g} GB/s"
+        _, _, unsourced = device.source.partition("unsourced: ")
+        return "; ".join((f"{flops} Tflop/s", memory, *([f"unsourced: {unsourced}"] if unsourced else ())))
 
     return {
         "strategies": partial(_summaries, "exogym_core/strategy", "STRATEGIES"),
