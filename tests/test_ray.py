@@ -119,17 +119,21 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
 
     def entries(folder: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((folder / "summary.json").read_text())
-        return [{key: value for key, value in entry.items() if key != "retimed"} for entry in found]
+        return found
 
     assert entries(there) == entries(here)
     assert [bool(entry.get("failed")) for entry in entries(there)] == [False, True, False] * 2
-
-    def table(folder: Path) -> list[str]:
-        """Rows but for the last column, `retimed`."""
-        text = (folder / "results.csv").read_text(encoding="utf-8").replace("there", "here")
-        return [line.rpartition(",")[0] for line in text.splitlines()]
-
-    assert table(there) == table(here)
+    both = ["AllReduce", "mine-Own"]
+    assert [entry.get("retimed") for entry in entries(there)] == [None, None, both] * 2
+    for name in ("results.csv", "points/0002/log.txt"):
+        texts = [(folder / name).read_text(encoding="utf-8") for folder in (here, there)]
+        assert texts[1].replace("there", "here") == texts[0]
+    for name in ("0000", "0002"):
+        runs = [RunFolder(folder / "points" / name) for folder in (here, there)]
+        assert runs[0].digest() == runs[1].digest()
+        assert runs[0].read_retimed() == runs[1].read_retimed()
+        parts = {path.relative_to(runs[0].path) for path in runs[0].path.rglob("*.gz")}
+        assert all(runs[1].path.joinpath(part).is_file() for part in parts)
     assert (
         main(["sweep", "--resume", str(there), "--on", cluster.address]) == 1
     )  # all but the failed are done

@@ -13,6 +13,7 @@ import torch
 from experiments import experiment, fitted, outcome, results_of, samples
 
 from exogym_core.results.fit_result import FitResult
+from exogym_core.run.recording import Recording
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
 from exogym_core.workers.streams import Streams
 from netgym.cli.main import main
@@ -232,6 +233,19 @@ def test_streams_are_read_as_they_were_written() -> None:
     read, about = Streams.from_bytes(content)
     assert about == {"more": 1}
     assert read.to_bytes(about) == content
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [AllReduceStrategy(), DiLoCoStrategy(H=2, ranks_per_site=2), AllReduceStrategy(codec="int8")],
+    ids=["plain", "sites", "int8"],
+)
+def test_rounds_by_which_algorithms_are_chosen_are_stored(strategy: Strategy) -> None:
+    rounds = trained(strategy, **LAN).recording.first_rounds
+    read = Recording.of_plain(json.loads(json.dumps(rounds.to_plain())))
+    assert read.reads == rounds.reads
+    for rank in range(4):
+        assert list(read.stream(rank)) == list(rounds.stream(rank))
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------

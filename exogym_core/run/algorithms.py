@@ -142,13 +142,15 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
     few = recording.with_few_copies or recording.shortened if recording.num_calls() > MOST_CALLS else None
     played_rounds = recording if few is None else few[-1][0]
 
-    def played(chosen: Mapping[str, str]) -> tuple[float, RunResult[None]]:
-        """Seconds of the rounds that are compared."""
+    def played(chosen: Mapping[str, str], most: float = math.inf) -> tuple[float, RunResult[None]]:
+        """Seconds of the rounds that are compared; infinity if they take more than `most`."""
         there = replace(quiet, collectives={**fixed, **chosen})
-        run = played_rounds.replay(there, seconds, Schedules(there))
+        run = played_rounds.replay(there, seconds, Schedules(there), most_seconds=most)
         ends: list[list[float]] = [[] for _ in range(world.num_ranks)]
         for row in run.rows:
             ends[row.rank].append(row.virtual_seconds)
+        if min(map(len, ends)) < _ROUNDS:
+            return math.inf, run
         first, *_, last = map(max, zip(*ends, strict=True))
         return last - first, run
 
@@ -163,7 +165,7 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
             break
         if all(run.collectives[op] == [name] for op, name in trial.items()):
             continue
-        took, by = played(trial)
+        took, by = played(trial, least)
         if took * _SAME < least:
             best, least, run = trial, took, by
     return {**fixed, **best}

@@ -7,6 +7,7 @@ recording. Tensors may be on the meta device.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.replay import Replay
 from exogym_core.workers.run import RunResult, run_ranks
+from exogym_core.workers.streams import as_tuples
 from netsim.errors import InputError
 from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, on_grid
 
@@ -115,6 +117,8 @@ class _Alone:
         raise ClockReadError("a rank alone has no clock to ask")
 
 
+_STORED = (Post, Wait, Advance, Mark, Computing)  # requests of recordings that can be stored
+
 #: Requests of a rank.
 Stream: TypeAlias = "Sequence[Request | Computing]"
 
@@ -170,6 +174,7 @@ def without_network(num_ranks: int, collectives: str | Mapping[str, str] | None 
 #: Calls of all ranks: of more, some of the layers that are alike are simulated, and the rest is extrapolated.
 MOST_CALLS = 50_000
 REPEATS = (2, 4)  # of these layers, in two simulations
+_MOST_STORED = 20_000  # requests of a recording in a file
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,44 @@ class Recording:
     groups: tuple[Sequence[Groups], Sequence[Groups]] = ((), ())
     with_few_copies: list[tuple[Recording, int]] | None = None
     reads: frozenset[str] = frozenset()
+
+    def to_plain(self) -> list[Any] | None:
+        """Plain values for `of_plain`; None for long recordings, and for requests other than calls and computing."""
+        requests = [request for stream in self.streams for request in stream]
+        if (
+            self.asks_for_time
+            or self.with_few_copies is not None
+            or len(requests) > _MOST_STORED
+            or not all(isinstance(request, _STORED) for request in requests)
+        ):
+            return None
+        streams = [
+            [(_STORED.index(type(request)), *request) for request in stream] for stream in self.streams
+        ]
+        return [self.num_ranks, streams, self.kinds, self.groups, sorted(self.reads)]
+
+    @classmethod
+    def of_plain(cls, plain: Sequence[Any]) -> Recording:
+        """Recording of the values of `to_plain`, read from JSON.
+
+        Raises:
+            ValueError, TypeError: they are no recording.
+        """
+
+        def request_of(number: int, *values: Any) -> Request | Computing:
+            match _STORED[number], values:
+                case kind, (key, member, call, seconds) if kind is Post:
+                    return Post(Key(*as_tuples(key)), member, Call(*as_tuples(call)), seconds)
+                case kind, (key,) if kind is Wait:
+                    return Wait(Key(*as_tuples(key)))
+                case kind, (seconds, work) if kind is Advance:
+                    return Advance(seconds, as_tuples(work))
+                case kind, _:
+                    return kind(*values)  # type: ignore[no-any-return]
+
+        num_ranks, streams, kinds, groups, reads = plain
+        requests = [[request_of(*values) for values in stream] for stream in streams]
+        return cls(num_ranks, requests, kinds=kinds, groups=as_tuples(groups), reads=frozenset(reads))
 
     def stream(self, rank: int) -> Iterator[Request | Computing]:
         """Requests of a rank: those of its kind, in its own groups."""
@@ -281,6 +324,7 @@ class Recording:
         seconds: Sequence[Callable[[int], float]],
         schedules: Schedules,
         num_marks: int | None = None,
+        most_seconds: float = math.inf,
     ) -> RunResult[None]:
         """Replay it on a network.
 
@@ -289,6 +333,7 @@ class Recording:
             seconds: seconds of computing by step, one function per rank.
             schedules: schedules of calls.
             num_marks: marks of each rank after which it ends; None: all.
+            most_seconds: virtual seconds after the first mark of the last rank; later rows are left out.
 
         Returns:
             Times of the run, with `bytes_sent` and `wan_bytes` on this network in marked rows.
@@ -296,6 +341,7 @@ class Recording:
         assert world.topology is not None
         is_quiet = not world.topology.weather
         replay = _Replay(world, schedules=schedules)
+        replay.most_seconds = most_seconds
         replay.recorded = [
             self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet)
             for rank in range(self.num_ranks)
@@ -692,8 +738,11 @@ def no_time(step: int) -> float:
 class _Replay(Replay):
     """Replay of recorded requests that keeps rows, and extrapolates long collectives where there is no weather."""
 
+    most_seconds = math.inf  # after the first mark of the last rank
+
     def __init__(self, *about: Any, **options: Any) -> None:
         self.rows: list[StampedRow] = []
+        self._unmarked = set(range(about[0].num_ranks))
         super().__init__(*about, **options)
         network = self.network
         self._abridged = Abridged(network) if network is not None and not network.topology.weather else None
@@ -702,6 +751,10 @@ class _Replay(Replay):
         """Store a row marked by a rank."""
         super().row(row)
         self.rows.append(row)
+        if self._unmarked:
+            self._unmarked.discard(row.rank)
+            if not self._unmarked:
+                self.kernel.until_seconds = row.virtual_seconds + self.most_seconds
 
     def _start_plan(
         self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]

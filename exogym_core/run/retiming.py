@@ -23,7 +23,7 @@ from exogym_core.cost.compute import Compute
 from exogym_core.events import from_record, to_record
 from exogym_core.names import file_name, visible
 from exogym_core.run.loop import RankOutcome
-from exogym_core.run.recording import without_network
+from exogym_core.run.recording import Recording, without_network
 from exogym_core.workers.replay import ReplayHost
 from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.streams import Streams
@@ -37,21 +37,31 @@ if TYPE_CHECKING:
     from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.program import Program
-    from exogym_core.run.recording import Recording
     from exogym_core.run.trainer import Trainer
 
-__all__ = ["RETIMED", "RecordedEvaluator", "RecordedTraining", "TrainAgainError"]
+__all__ = ["RETIMED", "RecordedEvaluator", "RecordedTraining", "TrainAgainError", "recorded_files"]
 
 #: Options of `fit` that change times and bytes, and no loss.
 RETIMED = tuple(name for name, each in OPTIONS.items() if each.is_of_network)
 
 _OTHERS = ("target_loss", "out", "trace", "on_event", "progress")  # that a retimed run may have, too
 _FILES = (("streams", "gz"), ("models", "safetensors"))
-_DAMAGES = (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error, SafetensorError)
+_DAMAGES = (ValueError, LookupError, TypeError, OSError, EOFError, zlib.error, SafetensorError)
 _READS = {
     "clock": "its ranks read the clock, or wait for what comes first",
     "traffic": "its ranks read the bytes that they have sent",
 }
+
+
+def recorded_files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Files of a run's folder by which a training is timed: its requests, and its model; they may be missing.
+
+    Args:
+        folder: of the run.
+        name: as in the names of files, with the seed where there are several.
+    """
+    first, second = (folder / kind / f"{file_name(name)}.{end}" for kind, end in _FILES)
+    return first, second
 
 
 class TrainAgainError(InputError):
@@ -148,6 +158,8 @@ class RecordedTraining:
             }
             for name in ("step_flops", "minibatch_size", "averaging_algorithm"):
                 about[name] = getattr(self, name)
+            rounds = self.first_rounds
+            about["first_rounds"] = None if rounds is None else rounds.to_plain()
             self._content = self.streams.to_bytes(about)
         return self._content
 
@@ -158,13 +170,14 @@ class RecordedTraining:
         Raises:
             InputError: a file is damaged.
         """
-        path, model = (folder / kind / f"{file_name(name)}.{end}" for kind, end in _FILES)
+        path, model = recorded_files(folder, name)
         if not (path.is_file() and model.is_file()):
             return None
         try:
             content = read_bytes(path)
             streams, about = Streams.from_bytes(content)
             asked, compute = (None if each is None else Compute.parse(each) for each in about["compute"])
+            rounds = about.get("first_rounds")
             return cls(
                 streams,
                 list(map(from_record, about["findings"])),
@@ -179,6 +192,7 @@ class RecordedTraining:
                 about["step_flops"],
                 about["minibatch_size"],
                 about["averaging_algorithm"],
+                None if rounds is None else Recording.of_plain(rounds),
                 _content=content,
             )
         except _DAMAGES as error:

@@ -34,6 +34,7 @@ from exogym_core.workers.host import Sinks
 from exogym_core.workers.torchrun.rank import TorchrunHost
 from netsim.docstrings import section_of
 from netsim.errors import DeadlockError, InputError, MismatchError, RankError
+from netsim.network.clock import raised_gc_threshold
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -274,6 +275,7 @@ class Trainer:
         model.fit_result = result  # type: ignore[assignment]
         return cast("FittedModel", model)
 
+    @raised_gc_threshold()
     def retime(self, recording: RecordedTraining, **options: Any) -> FitResult:
         """The result of `fit` with these options, whose losses are those of a recording.
 

@@ -33,7 +33,7 @@ from netsim.ranks import Advance, Call, Exit, Key, Mark, MessageGroup, Post, Req
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-__all__ = ["BackwardSeconds", "Streams", "work_seconds"]
+__all__ = ["BackwardSeconds", "Streams", "as_tuples", "work_seconds"]
 
 _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
@@ -278,7 +278,7 @@ class Streams:
         streams = cls(head["num_ranks"])
         if head["refused"]:
             streams.refuse(head["refused"])
-        streams._numbers = {_tuples(kind): number for number, kind in enumerate(head["kinds"])}
+        streams._numbers = {as_tuples(kind): number for number, kind in enumerate(head["kinds"])}
         place = 0
         for own, (num_kinds, num_values) in zip(streams._recorded, head["lengths"], strict=True):
             own.kinds.extend(np.frombuffer(rest, "<u4", num_kinds, place).tolist())
@@ -287,8 +287,9 @@ class Streams:
         return streams, head["about"]
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """A value with tuples for its lists, and lists in these."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _nameless(group: Hashable, values: list[float]) -> tuple[Any, bool]:

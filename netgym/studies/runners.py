@@ -1,7 +1,7 @@
 """Points of a sweep as Ray tasks on a cluster's nodes.
 
-A job is sent the experiment and the modules next to its file, trains in a folder of its own, and returns that folder's
-files. Ray runs it again when its node is lost. Nothing of ours listens on a network.
+A job is sent the experiment, the modules next to its file and the recordings that it retimes, runs in a folder of its
+own, and returns that folder's files. Ray runs it again when its node is lost. Nothing of ours listens on a network.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import yaml_text
-from exogym_core.names import visible
+from exogym_core.names import seeded_name, visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.reading import find_runs, tidy_rows, write_tables
 from exogym_core.results.run_folder import RunFolder
+from exogym_core.run.retiming import recorded_files
 from exogym_core.workers.ray.cluster import RayCluster
+from netgym.experiment.comparison import TrainedRun
 from netgym.experiment.experiment import Experiment
 from netgym.studies.report import StudyReport
 from netgym.studies.sweep import (
+    PointQueue,
     SweepProgress,
     estimated,
     failed_by,
@@ -94,7 +96,7 @@ def run_points(
     """
     measured = None
     if is_new:
-        line, measured, _ = estimated(study, 1 if place else jobs, retimes=place is None)
+        line, measured, _ = estimated(study, 1 if place else jobs)
         write(line)
     with runner_at(place, measured, jobs) as runner:
         run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
@@ -122,19 +124,19 @@ class RayRunner:
 
     def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
         """Run points, as many at once as the cluster has room for."""
-        waiting = deque(points)
+        queue = PointQueue(points)
         under_way: dict[Any, tuple[PointRun, RunFolder]] = {}
         try:
-            while waiting or under_way:
-                while waiting and len(under_way) < 2 * self._pool.num_cpus:
-                    each = waiting.popleft()
+            while queue.waiting or under_way:
+                while len(under_way) < 2 * self._pool.num_cpus and (each := queue.take()) is not None:
                     folder, _ = each.begin()
                     try:
                         experiment = each.experiment(folder)
-                        job = _Job.of(experiment)
+                        job = _Job.of(experiment, folder.path.name, each.sources)
                     except RecordError:
                         raise
                     except Exception as error:
+                        queue.end(each)
                         yield each.number, each.end(folder, failed_by(error, folder))
                         continue
                     needs = self._needs(experiment)
@@ -142,6 +144,7 @@ class RayRunner:
                     under_way[self._pool.submit(_train, job, needs=needs, tries=_TRIES)] = each, folder
                 for reference in self._pool.ready(list(under_way), timeout_seconds=1.0):
                     each, folder = under_way.pop(reference)
+                    queue.end(each)
                     yield each.number, each.end(folder, self._received(reference, folder))
                 for each, _ in list(under_way.values())[:1]:
                     each.progress.waiting(min(len(under_way), self._pool.num_cpus))
@@ -177,19 +180,33 @@ class RayRunner:
             folder.write_text("experiment.yaml", yaml_text(stored | parcel.settled))
         for line in parcel.log:
             folder.log(line)
+        for name, source in parcel.retimed.items():
+            folder.note_retimed(name, source)
         return parcel.found
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Input of a job: the resolved experiment, and the modules next to its file."""
+    """Input of a job.
+
+    Attributes:
+        experiment: resolved.
+        code: modules next to its file, by path.
+        folder: the sweep's working directory, for relative paths of data.
+        name: of the point's folder.
+        sources: of strategies that another point has trained alike, by label: that folder's name, and the label there.
+        recorded: files of these trainings, by path from the folder of points.
+    """
 
     experiment: str
     code: Mapping[str, str]
-    folder: str  # the sweep's working directory, for relative paths of data
+    folder: str
+    name: str
+    sources: Mapping[str, tuple[str, str]]
+    recorded: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, experiment: Experiment) -> _Job:
+    def of(cls, experiment: Experiment, name: str, sources: Mapping[str, TrainedRun]) -> _Job:
         code: dict[str, str] = {}
         for folder in {own.folder for own in experiment.own_code if own.folder is not None}:
             inside = [path.parent.rglob("*.py") for path in folder.glob("*/__init__.py")]  # of its packages
@@ -203,7 +220,16 @@ class _Job:
         mapping = experiment.to_mapping()
         if mapping["workers"]["kind"] == "auto":  # the same bits, on one core
             mapping["workers"]["kind"] = "threads"
-        return cls(yaml_text(mapping), code, os.getcwd())
+        seeds = experiment.seeds if len(experiment.seeds) > 1 else [None]
+        recorded = {
+            path.relative_to(source.folder.parent).as_posix(): path.read_bytes()
+            for source in sources.values()
+            for seed in seeds
+            for path in recorded_files(source.folder, seeded_name(source.label, seed))
+            if path.is_file()
+        }
+        names = {label: (source.folder.name, source.label) for label, source in sources.items()}
+        return cls(yaml_text(mapping), code, os.getcwd(), name, names, recorded)
 
 
 @dataclass(frozen=True)
@@ -215,16 +241,18 @@ class _Parcel:
         files: of its folder, without those that the sweep's process writes.
         settled: keys of the experiment that the run determined, such as a measured `compute`.
         log: lines.
+        retimed: names of runs that were retimed, with the folder in which each was trained.
     """
 
     found: Found
     files: dict[str, bytes]
-    settled: dict[str, Any] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
+    settled: dict[str, Any]
+    log: list[str]
+    retimed: dict[str, str]
 
 
 def _train(job: _Job) -> _Parcel:
-    """Train one point in a temporary folder."""
+    """Train or retime one point in a temporary folder, beside the folders of what it retimes."""
     with TemporaryDirectory(prefix="netgym-point-") as place:
         source = Path(place, "source")
         for name, text in job.code.items():
@@ -234,7 +262,13 @@ def _train(job: _Job) -> _Parcel:
         source.mkdir(exist_ok=True)
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
-        folder = RunFolder.create(str(Path(place, "run")), "point")
+        points = Path(place, "points")
+        for name, content in job.recorded.items():
+            path = points / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        sources = {label: TrainedRun(points / name, other) for label, (name, other) in job.sources.items()}
+        folder = RunFolder.create(str(points / job.name), "point")
         document = parse_document(job.experiment, "experiment.yaml")
         asked: dict[str, Any] = {}
 
@@ -243,7 +277,7 @@ def _train(job: _Job) -> _Parcel:
             asked.update(experiment.to_mapping())
             folder.write_text("experiment.yaml", experiment.to_yaml())
             unheard = SweepProgress(lambda *line: None, 1).point(0, {})  # rows are in the folder
-            return train_in(folder, experiment, unheard)
+            return train_in(folder, experiment, unheard, sources=sources)
 
         found = found_by(run, folder)
         folder.release()
@@ -256,7 +290,7 @@ def _train(job: _Job) -> _Parcel:
         settled = {key: value for key, value in stored.items() if value != asked[key]}
         log = folder.path / "log.txt"
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-        return _Parcel(found, files, settled, lines)
+        return _Parcel(found, files, settled, lines, folder.read_retimed())
 
 
 def _plain(path: Path) -> dict[str, Any]:

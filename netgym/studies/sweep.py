@@ -46,6 +46,7 @@ __all__ = [
     "Estimate",
     "Found",
     "PointProgress",
+    "PointQueue",
     "PointRun",
     "PointRunner",
     "Probe",
@@ -66,6 +67,34 @@ _TIMED_STEPS = 8
 _BYTES_OF_A_POINT = 1e9  # where none was measured
 
 
+class PointQueue:
+    """Points in the order in which they may run: trainings first; one that retimes others waits until these have ended.
+
+    Args:
+        points: to run.
+
+    Attributes:
+        waiting: those that have not been taken.
+    """
+
+    def __init__(self, points: Sequence[PointRun]) -> None:
+        self.waiting = list(points)
+        self._left = {each.number for each in points}
+
+    def take(self) -> PointRun | None:
+        """The next point; None: one that runs has to end first."""
+        ready = [each for each in self.waiting if not each.awaited & self._left]
+        if not ready:
+            return None
+        each = min(ready, key=lambda each: bool(each.trained))
+        self.waiting.remove(each)
+        return each
+
+    def end(self, point: PointRun) -> None:
+        """Note the end of a point."""
+        self._left.remove(point.number)
+
+
 def run_here(
     points: Sequence[PointRun], num_jobs: int | None = 1, measured: Probe | None = None
 ) -> Iterator[tuple[int, Found]]:
@@ -77,19 +106,14 @@ def run_here(
         measured: the probe of a point, with the memory that one takes; None: not measured.
     """
     running: dict[int, tuple[PointRun, RunFolder]] = {}
-
-    left = {each.number: each for each in points}
+    queue = PointQueue(points)
 
     def jobs() -> Iterator[Job | None]:
-        waiting = list(points)
-        while waiting:
-            # Trainings first; a point that retimes one waits until that has ended.
-            ready = [each for each in waiting if not each.awaited & left.keys()]
-            if not ready:
+        while queue.waiting:
+            each = queue.take()
+            if each is None:
                 yield None
                 continue
-            each = min(ready, key=lambda each: bool(each.sources))
-            waiting.remove(each)
             folder, progress = each.begin()
             running[each.number] = each, folder
 
@@ -105,13 +129,11 @@ def run_here(
         with closing(run_jobs(jobs(), at_once)) as ends:
             for job, end in ends:
                 each, folder = running.pop(int(job.name))
-                del left[each.number]
+                queue.end(each)
                 if isinstance(end.error, RecordError):
                     folder.release()
                     raise end.error
                 found = end.result if end.error is None else failed_by(end.error, folder)
-                if retimed := folder.read_retimed():
-                    found["retimed"] = sorted(retimed)
                 yield each.number, each.end(folder, found)
     finally:
         for _, folder in running.values():
@@ -257,6 +279,8 @@ class PointRun:
     def end(self, folder: RunFolder, found: Found) -> Found:
         """Record the point's result."""
         folder.release()
+        if retimed := folder.read_retimed():
+            found["retimed"] = sorted(retimed)
         if found.get("failed"):
             found["error"] = found["error"].removeprefix(f"point {point_text(self.point)}: ")
         self.study.note(self.number, self.point, found)
@@ -524,15 +548,12 @@ def _train(
     return result
 
 
-def estimated(
-    study: Study, jobs: int | None = None, *, retimes: bool = True
-) -> tuple[str, Probe | None, Estimate | None]:
+def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:
     """Line with host time, memory and the points that are refused already; the probe; the estimate.
 
     Args:
         study: in its folder.
         jobs: points at once; None: as many as cores and memory allow.
-        retimes: equal trainings are done once.
 
     Raises:
         InputError: every point is refused.
@@ -551,7 +572,7 @@ def estimated(
     try:
         measured = probe(experiments[0])
         all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
-        found = estimate(measured, all_points, experiments[0], retimes=retimes and is_grid)
+        found = estimate(measured, all_points, experiments[0], retimes=is_grid)
         num_free = len(all_points) if study.sweep.search != "optuna" else study.sweep.at_once or 1
         at_once = _at_once(experiments[0], num_free, jobs, measured)
         found = replace(found, seconds=found.seconds / at_once, at_once=at_once)
