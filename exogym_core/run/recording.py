@@ -232,7 +232,7 @@ class Recording:
                 case kind, (seconds, work) if kind is Advance:
                     return Advance(seconds, as_tuples(work))
                 case kind, _:
-                    return kind(*values)  # type: ignore[no-any-return]
+                    return kind(*values)
 
         num_ranks, streams, kinds, groups, reads = plain
         requests = [[request_of(*values) for values in stream] for stream in streams]
