@@ -21,7 +21,7 @@ from torch import nn
 
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.simulation import Schedules
-from exogym_core.run.planned_rank import planned_rank, take_rounds, without_updates
+from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_rounds, without_updates
 from exogym_core.run.recording import MOST_CALLS, record_kinds
 from exogym_core.workers.rng import kept_rng
 from netsim import Weather
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.cost.compute import Coding
+    from exogym_core.run.planned_rank import PlannedRank
     from exogym_core.run.recording import Recording
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.host import RunResult
@@ -59,9 +60,9 @@ def first_rounds(
 ) -> Recording | None:
     """Requests of all ranks in the first rounds of a strategy, after its warm-up.
 
-    A rank that asks for the time gets the answer at time 0. None where rounds are not declared, where ranks go their
-    own pace, and where their requests depend on values or on other ranks: then `auto` holds for each call. So it does
-    where the strategy fails in another way, with a warning.
+    A rank that asks for the time gets the answer at time 0. None where rounds are not declared or the training ends
+    before an exchange, where ranks go their own pace, and where their requests depend on values or on other ranks: then
+    `auto` holds for each call. So it does where the strategy fails in another way, with a warning.
 
     Args:
         strategy: not set up.
@@ -74,27 +75,30 @@ def first_rounds(
     if not strategy.is_synchronous or strategy.num_servers or num_ranks < 2:
         return None
 
-    def begin(comm: Communicator, computing: Callable[[int, float], None]) -> None:
-        planned_rank(strategy, comm, _without_values(model), computing, max_steps, coding)
+    def begin(comm: Communicator, computing: Callable[[int, float], None]) -> PlannedRank:
+        runner = planned_rank(strategy, comm, _without_values(model), computing, max_steps, coding)
+        assert runner is not None
+        return runner
 
     def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        num_taken = 0
+
+        def count(_: int) -> None:
+            nonlocal num_taken
+            num_taken += 1
+            if num_taken > _MOST_STEPS:
+                raise InputError("its rounds are too long")
+
         with without_updates(strategy):
-            runner = planned_rank(strategy, comm, _without_values(model), computing, max_steps, coding)
-            assert runner is not None
-            runner.still_optimizers()
-            period = runner.strategy.round_steps
+            runner = begin(comm, computing)
+            mine, period = runner.strategy, runner.strategy.round_steps
             if not period:
                 raise InputError("rounds are not declared")
-            num_taken = 0
-
-            def after_step(_: int) -> None:
-                nonlocal num_taken
-                num_taken += 1
-                if num_taken > _MOST_STEPS:
-                    raise InputError("its rounds are too long")
-
-            start = -(-runner.strategy.warmup_steps // period) * period
-            for _ in take_rounds(runner, period, _ROUNDS, start=start, is_alone=True, after_step=after_step):
+            if mine.steps_to_exchange > max_steps and mine.site.gradients is None:
+                raise InputError("nothing is sent")
+            runner.still_optimizers()
+            rounds = PlannedRounds(period, _ROUNDS, start=-(-mine.warmup_steps // period) * period)
+            for _ in take_rounds(runner, rounds, count, is_alone=True):
                 comm.mark({})
 
     with kept_rng(torch.device("cpu")):
@@ -154,7 +158,9 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
         first, *_, last = map(max, zip(*ends, strict=True))
         return last - first, run
 
-    best: dict[str, str] = {}
+    # Where all calls are alike, `auto` is one of the algorithms, and need not be found by call.
+    are_alike = len([call for call in recording.calls if call.op in names]) == 1
+    best = {op: of_op[0] for op, of_op in names.items()} if are_alike else {}
     least, run = played(best)
     computing = max(run.compute_seconds) * (1 - 1 / _ROUNDS)
     for_all = ({op: name for op in names if name in names[op]} for name in chain(*names.values()))

@@ -6,7 +6,7 @@ import copy
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["PlannedRank", "planned_rank", "take_rounds", "without_updates"]
+__all__ = ["PlannedRank", "PlannedRounds", "planned_rank", "take_rounds", "without_updates"]
 
 
 class _WithoutUpdates(TorchFunctionMode):
@@ -210,28 +210,44 @@ def planned_rank(
     return None
 
 
+class PlannedRounds(NamedTuple):
+    """Rounds of a strategy.
+
+    Attributes:
+        period: steps a round.
+        number: number of rounds.
+        start: steps before the first round, which are counted and not taken.
+        remainder: steps after the last round.
+    """
+
+    period: int
+    number: int
+    start: int = 0
+    remainder: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are taken."""
+        return self.number * self.period + self.remainder
+
+
 def take_rounds(
     runner: PlannedRank,
-    period: int,
-    num_rounds: int,
+    rounds: PlannedRounds,
+    after_step: Callable[[int], None],
     *,
-    start: int = 0,
-    remainder: int = 0,
-    is_alone: bool = False,
-    after_step: Callable[[int], None] = _nothing,
+    is_alone: bool,
 ) -> Iterator[int]:
     """Take rounds of a rank without values; yield the number of each as it ends, and then end what is in flight.
 
     Args:
         runner: the rank.
-        period: steps a round.
-        num_rounds: number of rounds.
-        start: steps before the first round, which are counted and not taken.
-        remainder: steps after the last round.
-        is_alone: the rank is recorded: steps that are alike are taken once, see `PlannedRank.take_alike`.
+        rounds: the rounds.
         after_step: called after each step that is taken, with the number of steps until then.
+        is_alone: the rank is recorded: steps that are alike are taken once, see `PlannedRank.take_alike`.
     """
-    strategy, step, num_steps = runner.strategy, 0, num_rounds * period + remainder
+    (period, _, start, _), num_steps = rounds, rounds.num_steps
+    strategy, step = runner.strategy, 0
     strategy.local_step = start
     while step < num_steps:
         if step % period and not strategy.workers.skips(

@@ -391,7 +391,7 @@ class Recording:
         yield Exit()
 
 
-Body = Callable[["Communicator", Callable[[int, float], None]], None]
+Body = Callable[["Communicator", Callable[[int, float], None]], object]
 
 
 def record_kinds(

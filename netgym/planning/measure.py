@@ -7,11 +7,10 @@ import math
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.cost.compute import VALUE_BYTES
-from exogym_core.run.planned_rank import planned_rank
+from exogym_core.run.planned_rank import PlannedRounds, planned_rank
 from exogym_core.run.recording import run_alone
 from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
@@ -642,7 +641,11 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
                 "or plan it without --tokens and --budget"
             )
         remarks = (f"it {text}: figures are for later ones",)
-    rounds_of = partial(SimulatedRounds, strategy, setting, period, start=start, apart=declared is None)
+
+    def rounds_of(number: int, **others: int) -> SimulatedRounds:
+        rounds = PlannedRounds(period, number, start)._replace(**others)
+        return SimulatedRounds(strategy, setting, rounds, apart=declared is None)
+
     return _Begun(period, declared is not None, start, rounds_of, rounds_of(number), remarks)
 
 

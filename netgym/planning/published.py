@@ -17,6 +17,7 @@ from torch import nn
 
 import netsim
 from exogym_core.cost.compute import Compute
+from exogym_core.run.planned_rank import PlannedRounds
 from exogym_core.strategy import build_strategy
 from netgym.planning.models import SequenceModel
 from netgym.planning.rounds import SimulatedRounds
@@ -154,7 +155,7 @@ def _round(cell: Mapping[str, Any], topology: Topology, hosts: Sequence[str]) ->
     ]
     setting = _setting(_Matrices(shapes), topology, len(hosts), placement=hosts)
     strategy = build_strategy(cell["strategy"], **cell["options"])
-    rounds = SimulatedRounds(strategy, setting, 1, 2)
+    rounds = SimulatedRounds(strategy, setting, PlannedRounds(1, 2))
     simulated = rounds.on(setting)
     (first, second), payload = simulated.round_seconds, simulated.payload_bytes[0]
     return second - first, payload[1] - payload[0], setting.model.num_parameters
@@ -323,7 +324,7 @@ def _own_utilisation(
     model = _Matrices([(size,)] * layers, torch.bfloat16)
     setting = _setting(model, _line(1.0), 2, step_seconds)
     assert strategy.round_steps is not None
-    rounds = SimulatedRounds(strategy, setting, strategy.round_steps, _OWN_ROUNDS)
+    rounds = SimulatedRounds(strategy, setting, PlannedRounds(strategy.round_steps, _OWN_ROUNDS))
 
     @cache
     def utilisation(gbit_per_second: float) -> float:

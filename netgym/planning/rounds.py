@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.algorithms import choose_algorithms, first_rounds, rivals
-from exogym_core.run.planned_rank import planned_rank, take_rounds, without_updates
+from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_rounds, without_updates
 from exogym_core.run.recording import (
     REPEATS,
     ClockReadError,
@@ -266,10 +266,7 @@ class SimulatedRounds:
     Args:
         strategy: not set up; every rank that runs gets a copy.
         setting: model, workers, computing and collectives.
-        period: steps a round.
-        num_rounds: number of rounds.
-        start: steps before the first round, which are counted and not taken.
-        remainder: steps after the last round.
+        rounds: the rounds.
         apart: record all ranks, since they may send different things.
 
     Attributes:
@@ -281,16 +278,12 @@ class SimulatedRounds:
         self,
         strategy: Strategy,
         setting: Setting,
-        period: int,
-        num_rounds: int,
+        rounds: PlannedRounds,
         *,
-        start: int = 0,
-        remainder: int = 0,
         apart: bool = False,
     ) -> None:
         self._strategy, self._setting, self._apart = strategy, setting, apart
-        self.num_rounds, self._period, self._start = num_rounds, period, start
-        self._remainder = remainder
+        self._rounds, self.num_rounds = rounds, rounds.number
         self._num_ranks = setting.num_ranks + strategy.num_servers
         self._model = setting.model.model
         self._memory: dict[str, int] = {}
@@ -300,16 +293,7 @@ class SimulatedRounds:
         # Of `collectives` requests depend on the algorithm of encoded means alone.
         averaging = without_network(self._num_ranks, setting.collectives).averaging_algorithm
         parts = (self._model, averaging, setting.compute.coding)
-        plain = (
-            self._num_ranks,
-            num_rounds,
-            period,
-            start,
-            remainder,
-            apart,
-            setting.max_steps,
-            *map(known.number_of, parts),
-        )
+        plain = (self._num_ranks, rounds, apart, setting.max_steps, *map(known.number_of, parts))
         key = ("requests", known.key_of(strategy), *plain)
         found = known.once(key, lambda: (*self._record_alone(), self._memory, self.has_absences))
         recording, asks_for_time, *_ = found
@@ -373,12 +357,9 @@ class SimulatedRounds:
         """Program of a rank: the steps of `num_rounds` rounds, the remainder, and what is in flight at the end."""
         with without_updates(self._strategy):
             own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
-            setting, coding, number = (
-                self._setting,
-                self._setting.compute.coding,
-                num_rounds or self.num_rounds,
-            )
-            max_steps = max(setting.max_steps, self._start + number * self._period + self._remainder)
+            setting, coding = self._setting, self._setting.compute.coding
+            rounds = self._rounds if num_rounds is None else self._rounds._replace(number=num_rounds)
+            max_steps = max(setting.max_steps, rounds.start + rounds.num_steps)
             runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
             if runner is None:
                 return
@@ -388,21 +369,12 @@ class SimulatedRounds:
                 runner.still_optimizers()
 
             def after_step(step: int) -> None:
-                if comm.rank == 0 and step in (1, self._period):
+                if comm.rank == 0 and step in (1, rounds.period):
                     # Its optimizers make their states when they step for the first time: one step is enough.
                     self._memory.update(worker_memory(own, mine))
-                    runner.still_optimizers(1 if step < self._period else None)
+                    runner.still_optimizers(1 if step < rounds.period else None)
 
-            rounds = take_rounds(
-                runner,
-                self._period,
-                number,
-                start=self._start,
-                remainder=self._remainder,
-                is_alone=is_alone,
-                after_step=after_step,
-            )
-            for _ in rounds:
+            for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
                 traffic, place = comm.traffic, mine.round_place()
                 comm.mark(
                     {
@@ -517,7 +489,7 @@ class SimulatedRounds:
     @property
     def most_live_rounds(self) -> int:
         """Most rounds to simulate where every rank must run."""
-        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self.num_rounds)
+        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._rounds.period), self.num_rounds)
 
     def _live(
         self, setting: Setting, seconds: Sequence[Callable[[int], float]], num_rounds: int | None

@@ -131,9 +131,9 @@ class Choices:
         within: float = 1.0,
         few_messages: float = 0,
     ) -> tuple[str, ...]:
-        """Names of the algorithm that `algorithm` chooses, and of those nearly as fast or with few messages.
+        """Names of algorithms with few messages; where others have more, of the fastest and those nearly as fast too.
 
-        One of these may be faster in a whole round, in which collectives overlap and connections are cold. Of
+        One of these may be fastest in a whole round, in which collectives overlap and connections are cold. Of
         algorithms with more messages that take equally long, only the table's first is named.
 
         Args:
@@ -141,11 +141,9 @@ class Choices:
             within: largest duration of the others, relative to the chosen one's.
             few_messages: number of messages up to which the duration does not matter.
         """
-        chosen = self.algorithm(op, hosts, num_bytes, root)
         if op in self._fixed or self._estimator is None:
-            return (chosen,)
-        asked = self._question(op, hosts, num_bytes, root)
-        return chosen, *self._contenders(asked, chosen, within, few_messages)
+            return (self.algorithm(op, hosts, num_bytes, root),)
+        return self._contenders(self._question(op, hosts, num_bytes, root), within, few_messages)
 
     def _question(self, op: str, hosts: Sequence[int], num_bytes: int, root: int) -> _Question:
         members = tuple(hosts)
@@ -161,12 +159,19 @@ class Choices:
         assert self._estimator is not None
         return self._estimator.fastest(self._problem(asked), asked.hosts)
 
-    def _search_contenders(
-        self, asked: _Question, chosen: str, within: float, few_messages: float
-    ) -> list[str]:
+    def _search_contenders(self, asked: _Question, within: float, few_messages: float) -> tuple[str, ...]:
         assert self._estimator is not None
-        problem = replace(self._problem(asked), algorithm=chosen)
-        return self._estimator.contenders(problem, asked.hosts, within, few_messages)
+        problem, hosts = self._problem(asked), asked.hosts
+        names = self._estimator.candidates(problem, hosts)
+        few = [
+            name for name in names if self._estimator.has_few(replace(problem, algorithm=name), few_messages)
+        ]
+        if len(few) == len(names):
+            return names
+        fastest = self._fastest(asked)
+        others = [name for name in names if name not in (fastest, *few)]
+        near = self._estimator.nearly_as_fast(replace(problem, algorithm=fastest), hosts, others, within)
+        return tuple(dict.fromkeys((fastest, *few, *near)))
 
 
 def _estimator(topology: Topology, protocol: Protocol) -> Estimator:

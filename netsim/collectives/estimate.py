@@ -105,8 +105,8 @@ class Estimator:
             problem: the collective, by any algorithm.
             hosts: the host of each member.
         """
-        names = self._candidates(problem)
-        if len(names) == 1 or len(set(hosts)) < 2:
+        names = self.candidates(problem, hosts)
+        if len(names) == 1:
             return names[0]
         rivals = {name: self._rival(replace(problem, algorithm=name), hosts) for name in names}
         best, best_seconds = names[0], math.inf
@@ -120,34 +120,28 @@ class Estimator:
                 best, best_seconds = name, seconds
         return best
 
-    def contenders(
-        self, problem: Problem, hosts: Sequence[int], within: float, few_messages: float
+    def nearly_as_fast(
+        self, problem: Problem, hosts: Sequence[int], names: Sequence[str], within: float
     ) -> list[str]:
-        """Algorithms between `hosts` with few messages, or nearly as fast as the problem's and all different.
+        """Those of the algorithms `names` that take at most `within` times as long as the problem's, and all different.
 
         Args:
             problem: the collective, by the fastest algorithm.
             hosts: the host of each member.
+            names: other algorithms.
             within: largest duration, relative to the problem's.
-            few_messages: number of messages up to which an algorithm's duration does not matter.
         """
-        names = [name for name in self._candidates(problem) if name != problem.algorithm]
-        if not names or len(set(hosts)) < 2:
-            return []
-        rivals = {name: replace(problem, algorithm=name) for name in names}
-        small = [name for name in names if self._has_few(rivals[name], few_messages)]
-        if len(small) == len(names):
-            return names
-        taken = [self._rival_seconds(self._rival(problem, hosts), hosts)]
+        found, taken = [], [self._rival_seconds(self._rival(problem, hosts), hosts)]
         for name in names:
-            if name not in small and (rival := self._rival(rivals[name], hosts)).bound <= within * taken[0]:
+            rival = self._rival(replace(problem, algorithm=name), hosts)
+            if rival.bound <= within * taken[0]:
                 took = self._rival_seconds(rival, hosts)
                 if took <= within * taken[0] and took not in taken:
                     taken.append(took)
-                    small.append(name)
-        return small
+                    found.append(name)
+        return found
 
-    def _has_few(self, problem: Problem, most: float) -> bool:
+    def has_few(self, problem: Problem, most: float) -> bool:
         """True if a collective has at most so many messages; those of a step are counted before they are listed."""
         return self._messages_at_once(problem) <= most and build(problem).num_messages <= most
 
@@ -157,15 +151,20 @@ class Estimator:
         parties = len(set(problem.regions)) if algorithm.needs_regions else problem.num_ranks
         return algorithm.num_messages(parties)
 
-    def _candidates(self, problem: Problem) -> tuple[str, ...]:
-        """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
+    def candidates(self, problem: Problem, hosts: Sequence[int]) -> tuple[str, ...]:
+        """Algorithms that `auto` compares: the protocol's own where it has some, one of those that are alike.
+
+        Args:
+            problem: the collective, by any algorithm.
+            hosts: the host of each member.
+        """
         every = {name: find_algorithm(problem.op, name) for name in ALGORITHMS[problem.op]}
         own = [name for name in every if name in self._protocol.algorithms]
         seen: dict[object, str] = {}
         for name in own or every:
-            if problem.num_bytes <= every[name].most_bytes:
+            if problem.num_bytes <= every[name].most_bytes and (own or every[name].differs(problem)):
                 seen.setdefault(every[name], name)
-        return tuple(seen.values())
+        return tuple(seen.values())[: None if len(set(hosts)) > 1 else 1]
 
     def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:
         if self._messages_at_once(problem) > _MOST_LISTED:

@@ -113,6 +113,35 @@ def test_bytes_between_regions_are_those_of_the_messages(
     np.testing.assert_array_equal(made.region_bytes(regions), crossing)
 
 
+def sent(p: Problem) -> list[Any]:
+    """Messages of a schedule, step by step."""
+    steps = [(phase, phase.step(index)) for phase in build(p).phases for index in range(phase.num_steps)]
+    return [
+        (
+            phase.reduce,
+            phase.window,
+            sorted(zip(step.src, step.dst, step.offset, step.num_bytes, strict=True)),
+        )
+        for phase, step in steps
+        if step.src.size
+    ]
+
+
+@given(
+    st.sampled_from([(op, name) for op, names in ALGORITHMS.items() for name in names]),
+    st.lists(st.sampled_from("abcd"), min_size=2, max_size=9).map(sorted),
+    st.integers(0, 1 << 22),
+)
+def test_an_algorithm_that_does_not_differ_sends_the_messages_of_an_earlier_one(
+    row: tuple[str, str], regions: list[str], num_bytes: int
+) -> None:
+    op, name = row
+    problem = Problem(op, name, len(regions), num_bytes, 0, 1, None, tuple(regions))
+    names = list(ALGORITHMS[op])
+    earlier = [sent(replace(problem, algorithm=each)) for each in names[: names.index(name)]]
+    assert ALGORITHMS[op][name].differs(problem) or sent(problem) in earlier
+
+
 @given(st.integers(1, 40), st.integers(0, 10**9))
 def test_ring_all_reduce_sends_exactly_what_the_formula_says(num: int, num_bytes: int) -> None:
     assert (

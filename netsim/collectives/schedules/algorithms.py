@@ -43,6 +43,8 @@ class Algorithm:
         num_messages: largest number of messages in a step, by the number of members (of regions, if it needs regions).
         most_bytes: largest `Problem.num_bytes`, where pieces of a fixed size are listed.
         is_wasteful: sends bytes on which no result depends, as the library does whose algorithm it is.
+        differs: False for a problem in which an earlier algorithm of the table sends the same messages; `auto` then
+            compares that one alone.
     """
 
     build: Callable[[Problem], tuple[Phase, ...] | Schedule]
@@ -50,9 +52,10 @@ class Algorithm:
     num_messages: Callable[[int], int]
     most_bytes: float = math.inf
     is_wasteful: bool = False
+    differs: Callable[[Problem], bool] = lambda p: True
 
     def __post_init__(self) -> None:
-        for name in ("build", "num_messages"):
+        for name in ("build", "num_messages", "differs"):
             if not callable(getattr(self, name)):
                 raise InputError(f"Algorithm: {name} must be a function, got {shown(getattr(self, name))}")
         for name, value in (("num_messages(2)", self.num_messages(2)), ("most_bytes", self.most_bytes)):
@@ -86,36 +89,51 @@ def _crowd(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
     return Algorithm(build, needs_regions=False, num_messages=_a_pair)
 
 
+def _of_three(algorithm: Algorithm) -> Algorithm:
+    """An algorithm that differs from the operation's default among three members or more."""
+    return replace(algorithm, differs=lambda p: p.num_ranks > 2)
+
+
+def _two_level(
+    build: Callable[[Problem], tuple[Phase, ...]], least: int, count: Callable[[int], int]
+) -> Algorithm:
+    """An algorithm for `least` regions or more, some with several members; else it is a tree, or a flat one."""
+    return Algorithm(
+        build,
+        needs_regions=True,
+        num_messages=count,
+        differs=lambda p: least <= len(set(p.regions)) < p.num_ranks,
+    )
+
+
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": {
         "ring": _flat(ring.all_reduce_ring),
-        "halving-doubling": _flat(trees.all_reduce_halving_doubling),
+        "halving-doubling": _of_three(_flat(trees.all_reduce_halving_doubling)),
         "tree": _flat(trees.all_reduce_tree),
-        "direct": _crowd(direct.all_reduce_direct),
-        "two-level": Algorithm(trees.all_reduce_two_level, needs_regions=True, num_messages=_a_member),
-        "two-level-direct": Algorithm(
-            trees.all_reduce_two_level_direct, needs_regions=True, num_messages=_a_pair
-        ),
+        "direct": _of_three(_crowd(direct.all_reduce_direct)),
+        "two-level": _two_level(trees.all_reduce_two_level, 2, _a_member),
+        "two-level-direct": _two_level(trees.all_reduce_two_level_direct, 3, _a_pair),
         "gloo": _segmented(gloo.all_reduce_gloo),
     },
     "all_gather": {
         "ring": _flat(ring.all_gather_ring),
-        "direct": _crowd(direct.all_gather_direct),
+        "direct": _of_three(_crowd(direct.all_gather_direct)),
         "gloo": _flat(gloo.all_gather_gloo),
     },
     "reduce_scatter": {
         "ring": _flat(ring.reduce_scatter_ring),
-        "direct": _crowd(direct.reduce_scatter_direct),
+        "direct": _of_three(_crowd(direct.reduce_scatter_direct)),
         "gloo": replace(_segmented(gloo.all_reduce_gloo), is_wasteful=True),
     },
     "broadcast": {
         "tree": _flat(trees.broadcast_tree),
-        "direct": _flat(direct.broadcast_direct),
+        "direct": _of_three(_flat(direct.broadcast_direct)),
         "gloo": _flat(gloo.broadcast_gloo),
     },
     "reduce": {
         "tree": _flat(trees.reduce_tree),
-        "direct": _flat(direct.reduce_direct),
+        "direct": _of_three(_flat(direct.reduce_direct)),
         "gloo": replace(_segmented(gloo.reduce_gloo), is_wasteful=True),
     },
     "gather": dict.fromkeys(("direct", "gloo"), _flat(direct.gather_direct)),
