@@ -32,6 +32,7 @@ from pydantic import (
 from exogym_core.cost.compute import Compute
 from exogym_core.names import plain_numbers, shown_value
 from exogym_core.results.loggers import LoggerName
+from exogym_core.stages.options import Stages
 from exogym_core.workers.spec import WorkerSpec
 from netsim import Protocol
 from netsim.collectives.choice import parse_collectives
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     CollectivesLike: TypeAlias = str | Mapping[str, str]
     ComputeLike: TypeAlias = float | str | Mapping[str, Any] | Compute | None
     WorkersLike: TypeAlias = str | Mapping[str, Any] | WorkerSpec
+    StagesLike: TypeAlias = int | Mapping[str, Any] | Stages | None
     Accuracy: TypeAlias = Callable[[nn.Module, Any], float] | None
     Listener: TypeAlias = Callable[[Mapping[str, Any]], None] | None
     PathLike: TypeAlias = str | Path
@@ -265,6 +267,8 @@ OpenDevices = Annotated[Devices, BeforeValidator(open_device)]
 Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives), Expected("the name of an algorithm")]
 Costs = Annotated[ComputeLike, BeforeValidator(lambda value: None if value is None else Compute.parse(value))]
 Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
+if not TYPE_CHECKING:
+    StagesLike = Annotated[Any, BeforeValidator(Stages.parse)]
 TransportName = Annotated[Text, AfterValidator(_transport)]
 # Types of keys of experiment files: values as written, which the resolved form repeats.
 NameList = Annotated[list[str], Field(min_length=1)]
@@ -338,6 +342,9 @@ class RunConfig:
             then rank 0 has the history and returns the mean model, the others return their own); or a registered one
             (`exogym_core.workers.run`).
         workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
+        stages: each worker is a chain of ranks that hold a stage of the model each: `4`, or a mapping with `count`,
+            `microbatches`, `schedule` (`gpipe`, `1f1b`, `interleaved`) and `split`. `num_nodes` counts workers, and
+            `batch_size` their samples; `placement` names a host for each of their ranks, worker by worker.
         target_loss: of the judged model. `target` reports whether it was held, and `virtual_seconds_to_target` when
             the first judged model that reached it came to exist.
         resume_from: a folder of checkpoints, or a run's folder that `out` named; resumes from its newest checkpoint,
@@ -402,6 +409,7 @@ class RunConfig:
     )
     transport: TransportName = option("netsim", key="transport", file_type=str, same=True)
     workers: Workers = option("auto", key="workers")
+    stages: StagesLike = option(None, key="stages", file_type=int | Stages | None, same=True)
     target_loss: Finite | None = option(None, key="target_loss", file_type=FileNumber | None)
     resume_from: PathLike | None = None
     edited_code: Truth = False
@@ -499,7 +507,7 @@ _GROUPS = {
 #: Order of the resolved form; other keys follow.
 _ORDER = (
     "name task model workers workers.count device topology placement protocol collectives compute steps batch_size "
-    "minibatch_size shuffle sampler autocast strategies evaluate evaluate.every evaluate.every_seconds "
+    "minibatch_size stages shuffle sampler autocast strategies evaluate evaluate.every evaluate.every_seconds "
     "evaluate.samples target_loss checkpoint seed seeds network_seed loggers scales sweep tune until servers "
     "failures"
 )

@@ -234,6 +234,7 @@ class RowRecorder:
         listeners: called with every finished row and its `kind`: step, validation or correlation. The first step
             of a round in which other ranks took part than before also has `dropped_peers`, all absences so far.
         clock: "virtual_seconds", or "wall_seconds" of a real transport, which stand in the same place.
+        num_ranks: ranks that mark a step; None: one a worker.
     """
 
     def __init__(
@@ -242,7 +243,10 @@ class RowRecorder:
         timed: bool,
         listeners: Sequence[Callable[[Mapping[str, Any]], None]] = (),
         clock: str = "virtual_seconds",
+        *,
+        num_ranks: int | None = None,
     ) -> None:
+        self._num_ranks = num_ranks or result.num_nodes
         self._result, self._timed, self._listeners, self._clock = result, timed, listeners, clock
         self._steps: dict[int, list[StampedRow]] = {}
         self._found: deque[Evaluated] = deque()  # whose steps have not been merged yet
@@ -254,7 +258,7 @@ class RowRecorder:
         self._here: set[int] = set()  # in the last step
         self._newest: dict[int, StepDone] = {}  # of each rank
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
-        self.rounds = Rounds(result.num_nodes)
+        self.rounds = Rounds(self._num_ranks)
 
     def add(self, marked: StampedRow) -> None:
         """Take a rank's row; rows come in order of virtual time."""
@@ -263,7 +267,7 @@ class RowRecorder:
                 self._newest[marked.rank] = row
                 ranks = self._steps.setdefault(step, [])
                 ranks.append(marked)
-                if len(ranks) == self._result.num_nodes:
+                if len(ranks) == self._num_ranks:
                     self._finish_step(self._steps.pop(step))
             case StepDone() | Absent() as row:
                 if isinstance(row, StepDone):
@@ -334,7 +338,7 @@ class RowRecorder:
         """Bytes sent by all workers, given a row of each, and by servers to other regions; kept in the result."""
         total = {name: sum(getattr(row, name) for row in rows) for name in COUNTERS}
         total["wan_bytes"] += sum(self._served.values())
-        total["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
+        total["payload_bytes"] //= max(1, len(rows) * self._result.num_nodes // self._num_ranks)  # once, not once a worker
         for name, value in total.items():
             setattr(self._result, name, value)
         return total

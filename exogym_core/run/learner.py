@@ -174,6 +174,11 @@ class _BackwardClock:
         self._backward = BackwardSeconds()
         self._comm.advance(self._backward.begin(seconds * share), ("forward", samples, share))
 
+    def begin_backward(self, seconds: float, samples: int, share: float) -> None:
+        """Begin a backward pass that takes a `share` of a step's `seconds`; its forward pass was charged before."""
+        self._backward = BackwardSeconds()
+        self._comm.advance(self._backward.begin_alone(seconds * share), ("backward", samples, share))
+
     def end(self) -> None:
         """Charge the rest: parameters without a gradient have cost nothing yet."""
         assert self._backward is not None
@@ -204,9 +209,11 @@ class TorchLearner:
     Attributes:
         scaler: scales losses and gradients; None without.
         runs_ahead: local steps may be taken several at once, by `run_ahead`.
+        has_loss: the rank computes the loss; others of a chain of stages do not.
     """
 
     runs_ahead = False
+    has_loss = True
     _order: Sequence[str] | None = None  # of gradients in a backward pass; None where no hook awaits them
 
     def __init__(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from exogym_core.data.samples import Source, StepSamples
     from exogym_core.events import RoundPlace
     from exogym_core.run.learner import TorchLearner
+    from exogym_core.stages.learner import StageRank
     from exogym_core.strategy.base import Strategy
 
 __all__ = ["Loop", "RankOutcome", "Role", "Server", "end_step", "set_up", "take_step"]
@@ -218,6 +219,7 @@ class Loop(Role):
             exchange that none of them finishes before it.
         coding: virtual time of codecs; None where it is free.
         updates: virtual time of optimizers' steps; None where they are free.
+        stage: the part of its worker's model that the rank has; None: all of it.
 
     Attributes:
         local_step: steps done.
@@ -230,6 +232,7 @@ class Loop(Role):
     make_learner: Callable[[], TorchLearner]
     max_steps: int
     _: KW_ONLY
+    stage: StageRank | None = None
     until: float | None = None
     coding: Coding | None = None
     updates: Updates | None = None
@@ -273,13 +276,14 @@ class Loop(Role):
 
         Those end together, after a step in which they exchanged something or could have.
         """
-        if self.strategy.workers.is_alone:
+        if self.strategy.workers.is_alone and self.stage is None:
             return self.comm.now() >= until
         payload = self.comm.state.traffic.payload_bytes
         has_met, self._payload_then = payload != self._payload_then, payload
         if not (has_met or self.strategy.has_ended_round):
             return False
-        return self.strategy.workers.peers.is_over(until, self.local_step)
+        peers = self.strategy.workers.peers if self.stage is None else self.comm  # stages end together
+        return peers.is_over(until, self.local_step)
 
     def _steps_ahead(self) -> int:
         """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""
@@ -330,7 +334,8 @@ class Loop(Role):
             strategy.skip_step()
         else:
             about_step = (self.local_step, step.samples, step.samples_of, self.learner.scaler)
-            context = StepContext(*about_step, last_micro_batch=False, comm=self.comm)
+            comm = self.comm if self.stage is None else self.stage.peers
+            context = StepContext(*about_step, last_micro_batch=False, comm=comm)
 
             def announce(loss: float) -> None:
                 if not self._is_forwarded:
@@ -352,7 +357,8 @@ class Loop(Role):
     def _step_done(
         self, loss: float, samples: int, learning_rate: float, count: float | None, place: RoundPlace | None
     ) -> StepDone:
-        """Event of the step under way."""
+        """Event of the step under way; samples count where their loss is computed."""
+        samples = samples if self.learner.has_loss else 0
         traffic = self.comm.state.traffic
         sent = (traffic.bytes_sent, traffic.payload_bytes, traffic.wan_bytes)
         return StepDone(self.local_step + 1, loss, samples, learning_rate, *sent, count, place)
@@ -364,15 +370,20 @@ class Loop(Role):
         if not self.model.training:
             self.model.train()
         together = self.comm.inside if self.comm.members_change else self.comm
+        if self.stage is not None:
+            together = self.stage.peers
         if together is not None and together.world_size > 1 and not self.is_copy:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self.make_learner()
-        set_up(self.strategy, self.model, self.comm, self.max_steps, self.seed, self.coding)
+        comm = self.comm if self.stage is None else self.stage.peers
+        set_up(self.strategy, self.model, comm, self.max_steps, self.seed, self.coding)
+        if self.stage is not None:
+            self.stage.clip_together(self.strategy)
         if self.updates is not None:
             charge_updates(self.strategy.optimizers, self.updates, self.comm.advance)
         self.learner.take_over(self.strategy.optimizers)
-        self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
+        self.snapshots = Snapshots(comm, self.model, self.strategy, self.evaluations)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()

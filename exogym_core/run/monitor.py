@@ -16,6 +16,7 @@ from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.record import PLAIN, plain_arguments
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.run.retiming import RecordedEvaluator
+from exogym_core.stages.assembly import Assembly
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.streams import Streams
 from netsim.errors import InputError, NetsimError
@@ -138,10 +139,16 @@ class RunMonitor:
         if request.on_event is not None:
             listening.append(partial(_tell, request.on_event))
         clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
-        self.recorder = RowRecorder(result, request.topology is not None, listening, clock)
+        self.recorder = RowRecorder(
+            result, request.topology is not None, listening, clock, num_ranks=request.num_training
+        )
         self.evaluator: Evaluator | RecordedEvaluator = (
             program.evaluator(self.writer.found) if recording is None else RecordedEvaluator(recording)
         )
+        self._take_snapshot, self._ranks_a_worker = self.evaluator.take, 1
+        if request.stages is not None and recording is None:
+            self._ranks_a_worker = request.stages.count
+            self._take_snapshot = Assembly(self.evaluator.take, program.model, request.stages.count).take
         self.streams = Streams(request.num_ranks)
         self.found = list(self.writer.found)
         self._log = self.writer.journal.on_request
@@ -162,7 +169,7 @@ class RunMonitor:
     @property
     def sinks(self) -> Sinks:
         """Receivers of rows, snapshots and the journal."""
-        return Sinks(self.take, self.evaluator.take, self.writer.journal)
+        return Sinks(self.take, self._take_snapshot, self.writer.journal)
 
     def _requested(self, rank: int, request: Request) -> None:
         self._log(rank, request)
@@ -190,7 +197,12 @@ class RunMonitor:
 
     def settle(self) -> None:
         """Record what the evaluator has found since the last call."""
-        num_taken = dict(self.evaluator.num_taken)  # first: findings that come after it do no harm
+        # First: findings that come after it do no harm.
+        num_taken = {
+            worker * self._ranks_a_worker + position: number
+            for worker, number in dict(self.evaluator.num_taken).items()
+            for position in range(self._ranks_a_worker)
+        }
         while self.evaluator.found:
             self.observe(self.evaluator.found.popleft())
         self.writer.settle(num_taken)

@@ -49,6 +49,8 @@ from exogym_core.run.learner import TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
+from exogym_core.stages.learner import StageLearner, StageRank
+from exogym_core.stages.split import Cut
 from exogym_core.strategy.optimizers import ensure_optim_spec, try_schedule
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
@@ -401,6 +403,7 @@ class Program:
     checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
     is_tried: bool = False  # in the training that is retimed
     first_rounds: Recording | None = None  # for the choice of algorithms
+    cut: Cut | None = None  # into stages
     data: DataSets = field(init=False)
     # Of gradients, where replicas are stacked.
     backward_order: list[str] | None = field(default=None, init=False)
@@ -454,6 +457,12 @@ class Program:
                 own_codec_trials(request.strategy, *size),
                 request.device_of(0),
             )
+        if request.stages is not None:
+            device = request.device_of(0)
+            with kept_rng(device), first_batch(self.model):
+                batch, samples = self.data.sample_batch(request.minibatch_size)
+                about = (self.model.to(device), move_batch(batch, device), samples, request.autocast)
+                self.cut = Cut.of(request.stages, *about)
         by_flops = self.compute is not None and self.compute.flops is not None
         measured = self.compute is not None and self.compute.measured is not None
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
@@ -478,7 +487,9 @@ class Program:
         """Stack the replicas, or warn with the reason for which ranks run in threads instead."""
         request, device = self.request, self.request.device_of(0)
         reason: str | None = None
-        if not request.carrier.has_clock:
+        if request.stages is not None:
+            reason = "ranks hold stages"
+        elif not request.carrier.has_clock:
             reason = "ranks over real sockets are processes"
         elif any(request.device_of(rank) != device for rank in range(request.num_nodes)):
             reason = "replicas are on several devices"
@@ -501,7 +512,7 @@ class Program:
         on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
         steps = self.known_max_steps() if request.workers.kind == "auto" and can_fork() else None
         return request.workers.settle(
-            request.num_nodes, num_cores(), self.step_flops, num_steps=steps, on_cuda=on_cuda
+            request.num_training, num_cores(), self.step_flops, num_steps=steps, on_cuda=on_cuda
         )
 
     def _fitting_minibatch(self) -> int:
@@ -543,7 +554,7 @@ class Program:
         world = World.build(
             request.num_ranks, *where, None if self.compute is None else self.compute.shared_cores
         )
-        if world.topology is None or world.protocol.rendezvous:
+        if world.topology is None or world.protocol.rendezvous or request.stages is not None:
             return world.collectives
         if self.first_rounds is None:
             coding = None if self.compute is None else self.compute.coding
@@ -568,7 +579,7 @@ class Program:
 
     def __call__(self, comm: Communicator) -> RankOutcome:
         """Train on this rank, or serve."""
-        if comm.rank >= self.request.num_nodes:
+        if comm.rank >= self.request.num_training:
             return self.server(comm).run()
         remarks: list[str] = []
         loop = self.loop(comm, remarks)
@@ -604,7 +615,13 @@ class Program:
         """Loop of this rank, ready to start; warnings for the user are added to `remarks`."""
         request, role = self.request, self._role(comm)
         model, strategy = role["model"], role["strategy"]
-        data = self.data.source(comm, remarks, keeps=self.checkpoints.home is not None)
+        stage: StageRank | None = None
+        if self.cut is not None:
+            assert request.stages is not None
+            held = self.cut.held_by(model, comm.rank % request.stages.count)
+            role["stage"] = stage = StageRank(self.cut, comm, held)
+        of_worker = comm if stage is None else stage.peers
+        data = self.data.source(of_worker, remarks, keeps=self.checkpoints.home is not None)
         data.num_epochs = request.num_epochs
         max_steps = request.limit(data.steps_per_epoch)
         if self.checkpoints.resumed is not None:
@@ -614,6 +631,8 @@ class Program:
         cost = self.durations[comm.rank]
 
         def make_learner() -> TorchLearner:
+            if stage is not None:
+                return StageLearner(stage, comm, strategy, cost, request.autocast)
             order = self.backward_order
             if order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
                 parts = model, comm, strategy.before_backward, cost, request.autocast
@@ -657,8 +676,8 @@ class Program:
         """Virtual seconds of each worker's steps; None where computing is free. Available once `compute` is settled."""
         request, compute = self.request, self.compute
         if compute is None or request.topology is None:
-            return [None] * request.num_nodes
-        hosts = request.topology.place(request.num_ranks, request.places)[: request.num_nodes]
+            return [None] * request.num_training
+        hosts = request.topology.place(request.num_ranks, request.places)[: request.num_training]
         num_workers, batch_size = Counter(hosts), None if compute.flops is None else request.batch_size
         first: dict[
             int, int

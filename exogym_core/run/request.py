@@ -20,6 +20,8 @@ from exogym_core.meeting_place import is_at_rendezvous, torchrun_rank, under_tor
 from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
+from exogym_core.stages.assembly import chain_places
+from exogym_core.stages.options import Stages
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology
@@ -83,6 +85,7 @@ class FitRequest(RunConfig):
     until: float | None
     val_seconds: float | None
     failures: Mapping[str, float] | None
+    stages: Stages | None
     crashes: tuple[HostEvent, ...] = ()  # drawn for `failures`, part of the weather
     hosts: Sequence[str] = ()  # of each worker, by name; none without a topology
     places: Sequence[str] | None = None  # `placement` with servers, each kind of them spread as workers are
@@ -96,6 +99,11 @@ class FitRequest(RunConfig):
         if values["compute"] is None and values["topology"] is not None:
             values["compute"] = Compute()
         batch_size, given = values["batch_size"], values["minibatch_size"]
+        stages: Stages | None = values["stages"]
+        if stages is not None:
+            if given == "auto":
+                raise InputError("fit: stages: minibatch_size 'auto' looks at whole models: give a number, or leave it out")
+            given = batch_size // stages.settle_microbatches(batch_size, given)
         values["finds_minibatch"] = given == "auto"
         values["minibatch_size"] = size = batch_size if given in (None, "auto") else given
         if batch_size % size:
@@ -119,15 +127,19 @@ class FitRequest(RunConfig):
         request._settle_servers()
         topology = request.topology
         request.places = request.placement
+        if stages is not None:
+            request._check_stages()
+            if topology is not None and request.places is None:
+                request.places = chain_places(topology, request.num_nodes, stages.count)
         if topology is not None:
             if request.strategy.num_servers:
                 groups = request.strategy.server_groups
                 request.places = with_servers(topology, request.num_nodes, request.placement, groups)
-            placed = topology.place(request.num_ranks, request.places)[: request.num_nodes]
+            placed = topology.place(request.num_ranks, request.places)[: request.num_training]
             request.hosts = [topology.hosts[host].name for host in placed]
             if request.failures is not None:
                 request._settle_failures(topology, request.failures)
-        if topology is not None and request.placement is None:
+        if topology is not None and request.placement is None and stages is None:
             line = unlike_hosts(topology, request.hosts)
             if line is not None:
                 warnings.warn(f"fit: {line}", UserWarning, stacklevel=4)
@@ -181,6 +193,20 @@ class FitRequest(RunConfig):
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
             self.compute = None
 
+    def _check_stages(self) -> None:
+        strategy, name = self.strategy, type(self.strategy).__name__
+        refused = {
+            f"{name}, whose workers go at their own pace": not strategy.is_synchronous,
+            f"the waiting times of {name}": strategy.patience != type(strategy.patience)(),
+            f"{name} with ranks_per_worker or sharding": strategy.sites != type(strategy.sites)(),
+            "autocast: fp16, whose scaler is a worker's (take bf16)": self.autocast == "fp16",
+            "evaluate.every_seconds (count evaluations in steps)": self.val_seconds is not None,
+            "torchrun (start it without)": self.is_joining or self.is_apart,
+        }
+        for what, is_given in refused.items():
+            if is_given:
+                raise InputError(f"fit: stages do not go with {what}")
+
     def _settle_servers(self) -> None:
         """Give a strategy that has servers as many as were asked for."""
         if self.servers is not None:
@@ -211,9 +237,14 @@ class FitRequest(RunConfig):
     # --- what follows from them ----------------------------------------------------------------------------
 
     @property
+    def num_training(self) -> int:
+        """Number of ranks that train: those of all workers."""
+        return self.num_nodes * (1 if self.stages is None else self.stages.count)
+
+    @property
     def num_ranks(self) -> int:
-        """Number of workers and servers."""
-        return self.num_nodes + self.strategy.num_servers
+        """Number of ranks: those that train, and servers."""
+        return self.num_training + self.strategy.num_servers
 
     def weather_after(self, seconds: float) -> str | None:
         """Weather of the topology that begins at `seconds` or later, in a line; drawn crashes are left out."""

@@ -29,6 +29,7 @@ from exogym_core.run.request import FitRequest
 from exogym_core.run.resumption import describe_last_checkpoint, go_on_after_restart, remember_checkpoints
 from exogym_core.run.retiming import RecordedTraining
 from exogym_core.run.snapshots import load_whole_state
+from exogym_core.stages.assembly import whole_states
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.torchrun.rank import TorchrunHost
@@ -96,9 +97,11 @@ def fill(
 
     If ranks may have been `left_behind`, the run has ended without them, at the time that `result` has already.
     """
-    number = request.num_nodes
+    number = request.num_training
     workers = run.results[:number]
     result.rank_states = [outcome.state for outcome in workers]
+    if request.stages is not None:
+        result.rank_states = whole_states(result.rank_states, request.stages.count)
     result.max_steps, result.options = workers[0].max_steps, dict(workers[0].options)
     coding = {outcome.coding for outcome in workers}
     result.coding = next((each for each in ("not charged", "charged") if each in coding), None)

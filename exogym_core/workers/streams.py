@@ -49,6 +49,11 @@ class BackwardSeconds:
         self._seconds = self._left = seconds * (1 - _FORWARD_SHARE)
         return seconds * _FORWARD_SHARE
 
+    def begin_alone(self, seconds: float) -> float:
+        """Begin a backward pass of `seconds`, whose forward pass was charged before; returns no seconds."""
+        self._seconds = self._left = seconds
+        return 0.0
+
     def gradient(self, share: float) -> float:
         """Seconds of the gradients of a share of the parameters."""
         seconds = min(self._seconds * share, self._left)
@@ -79,6 +84,8 @@ def work_seconds(
                 total += seconds(step, samples) * share
             case ("forward", samples, share):
                 total += backward.begin(seconds(step, samples) * share)
+            case ("backward", samples, share):
+                total += backward.begin_alone(seconds(step, samples) * share)
             case ("gradient", share):
                 total += backward.gradient(share)
             case ("rest",):

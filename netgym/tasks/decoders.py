@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exogym_core.stages import Part
 from netgym.tasks.images import Classifier
 from netsim.errors import InputError, unknown_name
 
@@ -161,12 +163,22 @@ class GPT(Decoder):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Unnormalised log-probabilities of each next token, (samples, length, vocabulary)."""
-        length = self._checked_length(tokens)
-        hidden = self.tokens(tokens) + self.positions.weight[:length]
-        hidden = self.dropout(hidden)
+        hidden = self._embed(tokens)
         for block in self.blocks:
             hidden = block(hidden)
+        return self._unembed(hidden)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        length = self._checked_length(tokens)
+        embedded: Tensor = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
+        return embedded
+
+    def _unembed(self, hidden: Tensor) -> Tensor:
         return F.linear(self.norm(hidden), self.tokens.weight)
+
+    def logit_parts(self) -> list[nn.Module]:
+        first = Part(self._embed, self.tokens, self.positions, self.dropout)
+        return [first, *self.blocks, Part(self._unembed, self.norm, self.tokens)]
 
 
 LLAMA_PRESETS: dict[str, dict[str, int]] = {
@@ -227,6 +239,15 @@ class _LlamaBlock(nn.Module):
         return output
 
 
+class _Rotations(nn.Module):
+    """The buffers that the blocks of a `Llama` share."""
+
+    def __init__(self, model: Llama) -> None:
+        super().__init__()
+        self.register_buffer("cosine", model.cosine, persistent=False)
+        self.register_buffer("sine", model.sine, persistent=False)
+
+
 class Llama(Decoder):
     """A decoder with rotary positions, RMS norms, gated MLPs and grouped heads (Touvron et al., 2302.13971).
 
@@ -281,9 +302,23 @@ class Llama(Decoder):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Unnormalised log-probabilities of each next token, (samples, length, vocabulary)."""
-        length = self._checked_length(tokens)
-        hidden = self.tokens(tokens)
+        hidden = self._embed(tokens)
         for block in self.blocks:
-            hidden = block(hidden, self.cosine[:length], self.sine[:length])
+            hidden = self._through(block, hidden)
         output: Tensor = self.head(self.norm(hidden))
         return output
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        self._checked_length(tokens)
+        embedded: Tensor = self.tokens(tokens)
+        return embedded
+
+    def _through(self, block: nn.Module, hidden: Tensor) -> Tensor:
+        length = hidden.shape[1]
+        mixed: Tensor = block(hidden, self.cosine[:length], self.sine[:length])
+        return mixed
+
+    def logit_parts(self) -> list[nn.Module]:
+        blocks = [Part(partial(self._through, block), block, _Rotations(self)) for block in self.blocks]
+        return [Part(self._embed, self.tokens), *blocks, self.norm, self.head]
+

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from exogym_core.stages import Part
 from netgym.tasks.task import Task
 from netsim.errors import InputError
 
@@ -40,7 +41,27 @@ class Classifier(nn.Module):
     def forward(self, batch: Sequence[Tensor]) -> Tensor:
         """The batch's mean cross-entropy in nats."""
         inputs, labels = batch
-        return F.cross_entropy(self.logits(inputs).flatten(0, -2), labels.flatten())
+        return _cross_entropy(self.logits(inputs), labels)
+
+    def logit_parts(self) -> list[nn.Module]:
+        """Parts of `logits`, each called with what the one before returns, for stages."""
+        raise InputError(
+            f"model {type(self).__name__}: stages need its parts: add a method logit_parts() that returns a list of "
+            "modules which compute logits(inputs) one after the other"
+        )
+
+    def pipeline_parts(self) -> list[nn.Module]:
+        """Parts of the model for stages, see `exogym_core.stages`."""
+        first, *middle, last = self.logit_parts()
+        return [
+            Part(lambda batch: first(batch[0]), first),
+            *middle,
+            Part(lambda value, batch: _cross_entropy(last(value), batch[1]), last),
+        ]
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 class MLP(Classifier):
@@ -63,6 +84,9 @@ class MLP(Classifier):
         """Unnormalised log-probabilities, (samples, classes)."""
         output: Tensor = self.layers(inputs.flatten(1))
         return output
+
+    def logit_parts(self) -> list[nn.Module]:
+        return [nn.Flatten(1), *self.layers]
 
 
 class CNN(Classifier):
@@ -113,6 +137,9 @@ class CNN(Classifier):
         """Unnormalised log-probabilities, (samples, classes)."""
         output: Tensor = self.head(self.features(inputs))
         return output
+
+    def logit_parts(self) -> list[nn.Module]:
+        return [*self.features, *self.head]
 
 
 def classification_accuracy(model: nn.Module, batch: Sequence[Tensor]) -> float:

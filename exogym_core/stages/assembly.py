@@ -1,0 +1,108 @@
+"""Whole models of workers, put together of the parts that the ranks of a chain deposit; and places of chains."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise, permutations
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.run.snapshots import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from exogym_core.events import EvaluationPoint, Snapshot
+    from exogym_core.run.snapshots import Layout
+    from netsim import Topology
+
+__all__ = ["Assembly", "chain_places", "whole_states"]
+
+_MOST_PERMUTED = 7  # hosts of a chain whose orders are all compared
+
+
+class Assembly:
+    """Joins the snapshots of the ranks of a worker, and passes them on as its own.
+
+    Args:
+        take: gets a worker's number, the snapshot of its whole model and the tensors.
+        model: the whole model, for the order of its names.
+        count: ranks of a worker.
+    """
+
+    def __init__(
+        self, take: Callable[[int, Snapshot, Sequence[Tensor]], None], model: nn.Module, count: int
+    ) -> None:
+        self._take, self._count = take, count
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._order = {name: place for place, (name, _) in enumerate(named)}
+        self._parts: dict[tuple[int, EvaluationPoint], dict[int, tuple[Snapshot, dict[str, dict[str, Tensor]]]]] = {}
+
+    def take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
+        """Take the snapshot of a rank; its tensors may be reused afterwards."""
+        worker, position = divmod(rank, self._count)
+        rest = iter(tensors)
+        sections = {
+            name: {
+                key: value.clone() for key, value in unpack(layout, list(islice(rest, len(layout)))).items()
+            }
+            for name, layout in snapshot.layouts.items()
+        }
+        parts = self._parts.setdefault((worker, snapshot.point), {})
+        parts[position] = (snapshot, sections)
+        if len(parts) < self._count:
+            return
+        del self._parts[worker, snapshot.point]
+        layouts: dict[str, Layout] = {}
+        flats: list[Tensor] = []
+        for name in snapshot.layouts:
+            joined: dict[str, Tensor] = {}
+            for _, of_rank in (parts[number] for number in sorted(parts)):
+                joined = {**of_rank.get(name, {}), **joined}
+            ordered = {key: joined[key] for key in sorted(joined, key=self._place)}
+            layouts[name], packed = pack(ordered)
+            flats += packed
+        extra = {key: value for each, _ in parts.values() for key, value in each.extra.items()}
+        self._take(worker, snapshot._replace(layouts=layouts, extra=extra), flats)
+
+    def _place(self, name: str) -> int:
+        return self._order[name.partition("[")[0]]
+
+
+def whole_states(states: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """State of each worker's model, of the states of its ranks."""
+    joined: list[dict[str, Any]] = []
+    for first in range(0, len(states), count):
+        whole: dict[str, Any] = {}
+        for state in reversed(states[first : first + count]):
+            whole |= state
+        joined.append(whole)
+    return joined
+
+
+def chain_places(topology: Topology, num_workers: int, count: int) -> list[str]:
+    """Hosts of all ranks: each worker's in a region as far as there are any, ordered so that its hops are short.
+
+    Of the orders of a chain the one with the least sum of one-way latencies is taken, as the longest hop is crossed
+    least often (Yuan et al., DT-FM, arXiv 2206.01288); of more than seven hosts each is followed by the nearest left.
+    """
+    hosts = topology.place(num_workers * count, None)
+    places: list[int] = []
+    for worker in range(num_workers):
+        own = hosts[worker * count : (worker + 1) * count]
+
+        def length(order: Sequence[int]) -> float:
+            return sum(topology.route_latency_seconds(a, b) for a, b in pairwise(order))
+
+        if count <= _MOST_PERMUTED:
+            best = min(permutations(own), key=length)
+        else:
+            left, chain = list(own[1:]), [own[0]]
+            while left:
+                nearest = min(left, key=lambda host: topology.route_latency_seconds(chain[-1], host))
+                left.remove(nearest)
+                chain.append(nearest)
+            best = tuple(chain)
+        places += best
+    return [topology.hosts[host].name for host in places]
+

@@ -1,0 +1,257 @@
+"""Gradients of a rank that holds stages: passes over micro-batches, activations and their gradients as messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from exogym_core.data.batches import loss_and_count
+from exogym_core.run.learner import TorchLearner
+from exogym_core.stages.options import actions
+from exogym_core.stages.split import tensors_of
+from exogym_core.strategy.participation.site import Site
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from exogym_core.communicator.base import Communicator, Handle
+    from exogym_core.cost.compute import StepDurations
+    from exogym_core.data.samples import StepSamples
+    from exogym_core.stages.options import Action
+    from exogym_core.stages.split import Boundary, Cut, HeldPart
+    from exogym_core.strategy.base import StepContext, Strategy
+
+__all__ = ["StageLearner", "StageRank"]
+
+_FORWARD_SHARE = 1 / 3  # of a pass over a micro-batch; the backward pass does two products for each of the forward's
+
+
+class StageRank:
+    """A rank of a run with stages: its worker, its place in the worker's chain, and its part of the model.
+
+    Ranks of a worker are consecutive: rank `worker * count + position`.
+
+    Args:
+        cut: of the model.
+        comm: connects all ranks of the run.
+        held: its part of the model.
+
+    Attributes:
+        worker, position: of the rank.
+        chain: connects the ranks of its worker.
+        peers: connects the ranks at its position, which are workers for its strategy.
+        shared: its parameters that other ranks of the chain hold, too, and the connection to these.
+    """
+
+    def __init__(self, cut: Cut, comm: Communicator, held: HeldPart) -> None:
+        self.cut, self.held = cut, held
+        count = cut.stages.count
+        self.worker, self.position = divmod(comm.rank, count)
+        first = self.worker * count
+        self.chain = comm.group(range(first, first + count))
+        self.peers = comm.group(range(self.position, comm.world_size, count))
+        named = dict(held.model.named_parameters())
+        self.shared: list[tuple[Tensor, Communicator]] = []
+        groups: dict[tuple[int, ...], Communicator] = {}
+        for name, parameter in named.items():
+            ranks = cut.ranks_of(name)
+            if len(ranks) > 1 and parameter.requires_grad:
+                group = groups.setdefault(ranks, self.chain.group(ranks, reuse=True))
+                self.shared.append((parameter, group))
+
+    @property
+    def has_loss(self) -> bool:
+        """True on the rank of the last stage."""
+        return self.position == self.cut.stages.count - 1
+
+    def sum_shared(self) -> None:
+        """Sum the gradients of parameters that several stages hold."""
+        for parameter, group in self.shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            group.all_reduce(parameter.grad)
+
+    def clip_together(self, strategy: Strategy) -> None:
+        """Have a strategy that is set up clip gradients by the norm over all stages."""
+        site = strategy.site
+        counted = [each for each in site.held if all(each is not other or group.rank == 0 for other, group in self.shared)]
+        strategy.site = _ChainSite(**{**vars(site), "chain": self.chain, "counted": counted})
+
+
+@dataclass(frozen=True)
+class _ChainSite(Site):
+    """Site whose norm of gradients is the whole model's.
+
+    Attributes:
+        chain: the ranks of the worker.
+        counted: parameters whose gradients this rank counts.
+    """
+
+    chain: Communicator | None = None
+    counted: Sequence[Tensor] = ()
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the norm of all stages' gradients together; returns the norm before."""
+        assert self.chain is not None
+        norm = get_total_norm([each.grad for each in self.counted if each.grad is not None])
+        squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
+        self.chain.all_reduce(squares)
+        total = squares.sqrt()
+        clip_grads_with_norm_(self.held, max_norm, total)
+        return total
+
+
+class StageLearner(TorchLearner):
+    """Takes a step's passes in the order of the schedule; what crosses stages is sent as soon as it is computed.
+
+    Receives are posted one pass ahead, so that messages move while the rank computes.
+
+    Args:
+        rank: its stages.
+        samples_first: see `TorchLearner` for the others.
+    """
+
+    def __init__(
+        self,
+        rank: StageRank,
+        comm: Communicator,
+        strategy: Strategy,
+        cost: StepDurations | None,
+        autocast: str | None,
+    ) -> None:
+        stages = rank.cut.stages
+        overlaps = strategy.overlaps_backward and stages.num_stages == stages.count and not rank.shared
+        super().__init__(rank.held.model, comm, strategy.before_backward, cost, autocast, overlaps)
+        self._rank, self._overlaps = rank, overlaps
+        self.has_loss = rank.has_loss
+        self._sends: list[Handle[None]] = []
+        self._posted: dict[Action, list[Handle[Tensor]]] = {}
+        self._entered: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by stage and micro-batch
+        self._left: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+
+    def gradients(self, step: StepSamples, context: StepContext) -> float:
+        """Leave the gradients of all micro-batches in `.grad`; return their mean loss, 0 where it is not known."""
+        seconds = 0.0 if self._cost is None else self._cost.seconds(context.number, step.samples)
+        order = actions(self._rank.cut.stages, self._rank.position, len(step.micro_batches))
+        loss = 0.0
+        for index, action in enumerate(order):
+            for coming in order[index : index + 2]:
+                self._post_receives(coming, step)
+            batch, samples = step.micro_batches[action.micro]
+            share = self._rank.cut.shares[action.stage] * samples / step.samples
+            if action.is_forward:
+                loss += self._forward_pass(action, batch, context) * samples / step.samples
+                self._charge(seconds, step.samples, share * _FORWARD_SHARE)
+                self._send(action)
+                continue
+            is_last = index == len(order) - 1
+            context.last_micro_batch = is_last
+            self._before_backward(is_last and self._overlaps)
+            clock = self._clock if is_last else None
+            share *= 1 - _FORWARD_SHARE
+            if clock is not None:
+                clock.begin_backward(seconds, step.samples, share)
+            self._backward_pass(action, samples / step.samples)
+            if clock is not None:
+                clock.end()
+            else:
+                self._charge(seconds, step.samples, share)
+            self._send(action)
+        for handle in self._sends:
+            handle.wait()
+        self._sends.clear()
+        self._rank.sum_shared()
+        return loss
+
+    def _charge(self, seconds: float, samples: int, share: float) -> None:
+        if self._cost is not None:
+            self._comm.advance(seconds * share, ("step", samples, share))
+
+    # --- passes --------------------------------------------------------------------------------------------
+
+    def _forward_pass(self, action: Action, batch: Any, context: StepContext) -> float:
+        """Pass of a micro-batch through a stage; returns its loss, 0 where it is not the last."""
+        cut, key = self._rank.cut, (action.stage, action.micro)
+        modules = self._rank.held.modules[action.stage]
+        value: Any = batch
+        if action.stage:
+            received = tuple(handle.wait() for handle in self._posted.pop(action))
+            for tensor, boundary in zip(received, cut.boundaries[action.stage], strict=True):
+                tensor.requires_grad_(boundary.has_gradient)
+            self._entered[key] = received
+            value = received if len(received) > 1 else received[0]
+        is_last = action.stage == cut.stages.num_stages - 1
+        with self._autocast:
+            for module in modules[: len(modules) - is_last]:
+                value = module(value)
+            if not is_last:
+                self._left[key] = tensors_of(value)
+                return 0.0
+            value = modules[-1](value, batch)
+        loss, count = loss_and_count(value, f"rank {self._comm.rank}, step {context.number + 1}", with_gradient=True)
+        if count is not None:
+            raise InputError("fit: stages: the model returns a count with its loss: return the mean over samples")
+        self._left[key] = (loss,)
+        return loss.item()
+
+    def _backward_pass(self, action: Action, weight: float) -> None:
+        """Backward pass of a micro-batch through a stage."""
+        left = self._left.pop((action.stage, action.micro))
+        if action.stage == self._rank.cut.stages.num_stages - 1:
+            (left[0] * weight).backward()  # type: ignore[no-untyped-call]
+            return
+        roots = [each for each in left if each.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, [handle.wait() for handle in self._posted.pop(action)])
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def _post_receives(self, action: Action, step: StepSamples) -> None:
+        """Post the receives of what a pass needs from another rank."""
+        cut, chain = self._rank.cut, self._rank.chain
+        last = cut.stages.num_stages - 1
+        if action in self._posted or action.stage == (0 if action.is_forward else last):
+            return
+        entering = cut.boundaries[action.stage + (not action.is_forward)]
+        peer = (self._rank.position + (-1 if action.is_forward else 1)) % chain.world_size
+        samples = step.micro_batches[action.micro][1]
+        self._posted[action] = [
+            chain.irecv(boundary.empty(samples, self._device), peer, _tag(action))
+            for boundary in entering
+            if action.is_forward or boundary.has_gradient
+        ]
+
+    def _send(self, action: Action) -> None:
+        """Send the result of a pass to the rank that goes on with it."""
+        cut, chain = self._rank.cut, self._rank.chain
+        key = (action.stage, action.micro)
+        if action.is_forward:
+            if action.stage == cut.stages.num_stages - 1:
+                return
+            tensors: Sequence[Tensor | None] = self._left[key]
+            step = 1
+        else:
+            entered = self._entered.pop(key, ())
+            tensors = [each.grad for each in entered if each.requires_grad]
+            step = -1
+        towards = action._replace(stage=action.stage + step)
+        peer = (self._rank.position + step) % chain.world_size
+        for tensor, like in zip(tensors, self._boundaries(action), strict=True):
+            value = torch.zeros(like.shape, dtype=like.dtype) if tensor is None else tensor
+            self._sends.append(chain.isend(value.detach().contiguous(), peer, _tag(towards)))
+
+    def _boundaries(self, action: Action) -> list[Boundary]:
+        cut = self._rank.cut
+        if action.is_forward:
+            return list(cut.boundaries[action.stage + 1])
+        return [each for each in cut.boundaries[action.stage] if each.has_gradient]
+
+
+def _tag(action: Action) -> int:
+    """Tag of what enters a stage: activations and gradients are told apart."""
+    return 2 * action.stage + (not action.is_forward)

@@ -1,0 +1,140 @@
+"""Options of stages, and the order in which a stage computes its micro-batches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+
+from exogym_core.names import shown_value
+from netsim.errors import InputError, unknown_name
+from netsim.files.documents import Document
+from netsim.files.schemas import Schema, validate_document
+
+__all__ = ["Action", "Stages", "actions"]
+
+_SPLITS = ("flops", "bytes")
+
+
+def _split(value: Any) -> Any:
+    if callable(value) or value in _SPLITS:
+        return value
+    if isinstance(value, str):
+        raise unknown_name("split", value, _SPLITS)
+    raise InputError(f"{shown_value(value)} is no split: write flops or bytes, or pass f(model) -> list of modules")
+
+
+class Stages(Schema):
+    """Pipeline stages of a worker: `4`, or a mapping.
+
+    Attributes:
+        count: ranks of a worker, each with one stage of the model (`chunks` of them under `interleaved`).
+        microbatches: micro-batches of a step; None: those of `minibatch_size`, or `count` of them where that is not
+            given.
+        schedule: `gpipe`: all forward passes, then all backward passes (Huang et al., arXiv 1811.06965); `1f1b`: a
+            backward pass after each forward pass, so that at most `count` micro-batches are alive (Narayanan et al.,
+            arXiv 1806.03377); `interleaved`: `1f1b` with `chunks` stages a rank (arXiv 2104.04473).
+        split: `flops` or `bytes`: stages of about equal operations, or parameters; a function `model -> list of modules`
+            in Python.
+        chunks: stages of each rank under `interleaved`.
+    """
+
+    count: Annotated[int, Field(ge=1)]
+    microbatches: Annotated[int, Field(ge=1)] | None = None
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    split: Annotated[Any, AfterValidator(_split), WithJsonSchema({"enum": list(_SPLITS)})] = "flops"
+    chunks: Annotated[int, Field(ge=2)] = 2
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_alone(cls, spec: Any) -> Any:
+        return {"count": spec} if isinstance(spec, int) and not isinstance(spec, bool) else spec
+
+    @classmethod
+    def parse(cls, spec: Any) -> Stages | None:
+        """Parse the `stages` of `fit`; None for one stage.
+
+        Raises:
+            InputError: a wrong value or key.
+        """
+        if spec is None:
+            return None
+        made = spec if isinstance(spec, Stages) else validate_document(cls, Document("stages", spec))
+        return made if made.count > 1 else None
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole model."""
+        return self.count * (self.chunks if self.schedule == "interleaved" else 1)
+
+    def settle_microbatches(self, batch_size: int, minibatch_size: int | None) -> int:
+        """Number of micro-batches of a step.
+
+        Args:
+            batch_size: samples of a step.
+            minibatch_size: samples of a micro-batch, where it is given.
+
+        Raises:
+            InputError: the batch cannot be cut into so many, or two options contradict each other.
+        """
+        given = None if minibatch_size is None else batch_size // minibatch_size
+        wanted = self.microbatches or given or self.count
+        if given is not None and wanted != given:
+            raise InputError(
+                f"fit: stages.microbatches is {wanted}, but minibatch_size {minibatch_size} makes {given} of batch_size "
+                f"{batch_size}: leave one of them out"
+            )
+        if batch_size % wanted:
+            raise InputError(
+                f"fit: stages: {wanted} micro-batches do not divide batch_size {batch_size}: set batch_size to "
+                f"{wanted * (batch_size // wanted + 1)}, or microbatches"
+            )
+        if self.schedule == "interleaved" and wanted % self.count:
+            raise InputError(
+                f"fit: stages: the interleaved schedule takes a multiple of {self.count} micro-batches, not {wanted}"
+            )
+        return wanted
+
+
+class Action(NamedTuple):
+    """A pass of a stage over a micro-batch.
+
+    Attributes:
+        is_forward: forward or backward pass.
+        stage: number of the stage in the model.
+        micro: number of the micro-batch.
+    """
+
+    is_forward: bool
+    stage: int
+    micro: int
+
+
+def actions(stages: Stages, position: int, num_micro: int) -> list[Action]:
+    """Passes of the rank at `position` of its worker's chain in a step, in order.
+
+    A step of an epoch's end whose micro-batches the interleaved schedule cannot deal out takes all forward passes first.
+
+    >>> [f"{'BF'[each.is_forward]}{each.micro}" for each in actions(Stages(count=2), 0, 3)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    count, chunks = stages.count, stages.num_stages // stages.count
+    total, group = num_micro * chunks, count
+    warmup = min(total, count - 1 - position)
+    if chunks > 1:
+        warmup = min(total, (chunks - 1) * count + 2 * (count - 1 - position))
+    if stages.schedule == "gpipe" or (chunks > 1 and num_micro % count):
+        warmup, group = total, num_micro
+
+    def action(is_forward: bool, index: int) -> Action:
+        """The `index`-th pass of its kind: a group of micro-batches through each chunk in turn."""
+        first, within = divmod(index, group * chunks)
+        chunk = within // group if is_forward else chunks - 1 - within // group
+        return Action(is_forward, chunk * count + position, first * group + within % group)
+
+    order = [action(True, index) for index in range(warmup)]
+    for index in range(total):
+        if warmup + index < total:
+            order.append(action(True, warmup + index))
+        order.append(action(False, index))
+    return order

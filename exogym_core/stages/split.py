@@ -1,0 +1,246 @@
+"""Split of a model into stages, and the part of it that a rank holds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from exogym_core.cost.operations import OperationWatch
+from exogym_core.data.batches import autocast_to, device_of, loss_and_count
+from exogym_core.workers.rng import kept_rng
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from exogym_core.stages.options import Stages
+
+__all__ = ["Boundary", "Cut", "HeldPart", "Part", "parts_of", "tensors_of"]
+
+
+class Part(nn.Module):
+    """Part of a model: a function of some of its modules.
+
+    Args:
+        function: called with what the part before returns (the first part: with a batch; the last one: with the batch,
+            too).
+        modules: of the model, that the function uses.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> Part(lambda batch: layer(batch[0]), layer)([torch.zeros(3, 2)]).shape
+    torch.Size([3, 1])
+    """
+
+    def __init__(self, function: Callable[..., Any], *modules: nn.Module) -> None:
+        super().__init__()
+        self.held = nn.ModuleList(modules)
+        self._function = function
+
+    def forward(self, *values: Any) -> Any:
+        """The function's result."""
+        return self._function(*values)
+
+
+def parts_of(model: nn.Module, split: Any, num_stages: int) -> Sequence[nn.Module]:
+    """Parts of a model, in order: the first takes a batch, the others what the part before returns.
+
+    The last one also takes the batch, and returns the loss. They come from a function `split(model)`, from the model's
+    own method `pipeline_parts()`, or are the children of an `nn.Sequential`.
+
+    Raises:
+        InputError: there are none, or too few for the stages.
+    """
+    name = type(model).__name__
+    own: Callable[[], Sequence[nn.Module]] | None = getattr(model, "pipeline_parts", None)
+    if callable(split):
+        parts = list(split(model))
+        if len(parts) != num_stages:
+            raise InputError(f"fit: stages.split returned {len(parts)} modules; return {num_stages}, one a stage")
+    elif own is not None:
+        parts = list(own())
+    elif isinstance(model, nn.Sequential):
+        last = model[-1]
+        parts = [*model[:-1], Part(lambda value, batch: last(value), last)]
+    else:
+        raise InputError(
+            f"fit: stages: {name} does not say how it is cut: pass stages={{'count': ..., 'split': f}} with "
+            f"f(model) -> list of {num_stages} modules, or give it a method pipeline_parts()"
+        )
+    return parts
+
+
+def tensors_of(value: Any) -> tuple[Tensor, ...]:
+    """Tensors that one part hands to the next: one, or several in a tuple.
+
+    Raises:
+        InputError: it is something else.
+    """
+    tensors = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(each, Tensor) for each in tensors):
+        raise InputError(
+            f"fit: stages: a part returned a {type(value).__name__}; parts hand on a tensor, or a tuple of tensors"
+        )
+    return tensors
+
+
+class Boundary(NamedTuple):
+    """Tensor that crosses from one stage to the next.
+
+    Attributes:
+        shape: for `samples` samples; a first dimension that is their number changes with it.
+        samples: of the batch that was measured.
+        dtype: of its values.
+        has_gradient: a gradient comes back.
+    """
+
+    shape: tuple[int, ...]
+    samples: int
+    dtype: torch.dtype
+    has_gradient: bool
+
+    def empty(self, samples: int, device: torch.device) -> Tensor:
+        """Memory for this tensor of a micro-batch of `samples`."""
+        shape = self.shape
+        if shape and shape[0] == self.samples:
+            shape = (samples, *shape[1:])
+        return torch.empty(shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut of a model into stages.
+
+    Attributes:
+        stages: the options.
+        edges: first part of each stage, and the number of parts.
+        shares: of a whole step's operations, by stage.
+        boundaries: tensors that enter each stage; none for the first.
+        holders: by parameter and buffer, the stages that hold it.
+    """
+
+    stages: Stages
+    edges: tuple[int, ...]
+    shares: tuple[float, ...]
+    boundaries: tuple[tuple[Boundary, ...], ...]
+    holders: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, stages: Stages, model: nn.Module, batch: Any, samples: int, autocast: str | None) -> Cut:
+        """Cut a model by one forward and backward pass over a batch of `samples`, on a copy.
+
+        Raises:
+            InputError: it cannot be cut so.
+        """
+        replica = copy.deepcopy(model)
+        number = stages.num_stages
+        parts = parts_of(replica, stages.split, number)
+        device = device_of(replica)
+        counted = [0]
+        costs: list[float] = []
+        entering: list[tuple[Boundary, ...]] = []
+        with kept_rng(device), autocast_to(autocast, device):
+            value: Any = batch
+            for index, part in enumerate(parts):
+                if index:
+                    tensors = tensors_of(value)
+                    entering.append(
+                        tuple(Boundary(tuple(t.shape), samples, t.dtype, t.requires_grad) for t in tensors)
+                    )
+                else:
+                    entering.append(())
+                counted[0] = 0
+                with OperationWatch(lambda each: counted.__setitem__(0, counted[0] + each.flops), lambda name: None):
+                    value = part(value, batch) if index == len(parts) - 1 else part(value)
+                costs.append(float(counted[0]))
+        _, count = loss_and_count(value, "fit: stages: a first batch", with_gradient=True)
+        if count is not None:
+            raise InputError(
+                f"fit: stages: {type(model).__name__} returns a count with its loss, which only the last stage knows: "
+                "return the mean loss over samples"
+            )
+        if stages.split == "bytes" or not any(costs):
+            costs = [float(sum(each.nbytes for each in part.parameters())) for part in parts]
+        # Parts without parameters belong to the one before.
+        own = [index for index, part in enumerate(parts) if any(each.requires_grad for each in part.parameters())]
+        starts = [0, *own[1:], len(parts)]
+        if len(own) < number:
+            raise InputError(
+                f"fit: stages: {len(own)} parts of {type(model).__name__} have parameters to train, for {number} stages: "
+                f"take at most {len(own)}"
+            )
+        if callable(stages.split):
+            edges = tuple(range(number + 1))
+        else:
+            sums = [sum(costs[a:b]) for a, b in pairwise(starts)]
+            edges = tuple(starts[index] for index in _edges(sums, number))
+        spans = list(pairwise(edges))
+        total = sum(costs) or 1.0
+        holders: dict[str, tuple[int, ...]] = {}
+        named = [*replica.named_parameters(), *replica.named_buffers()]
+        held = [{id(each) for part in parts[a:b] for each in _values(part)} for a, b in spans]
+        for name, value in named:
+            own = tuple(stage for stage, ids in enumerate(held) if id(value) in ids)
+            if not own:
+                raise InputError(f"fit: stages: no stage holds {name!r}: the split leaves it out")
+            holders[name] = own
+        known = {id(value) for _, value in named}
+        if any(ids - known for ids in held):
+            raise InputError("fit: stages: a stage holds parameters that are not the model's: split its own modules")
+        shares = tuple(sum(costs[a:b]) / total for a, b in spans)
+        return cls(stages, edges, shares, tuple(entering[a] for a, _ in spans), holders)
+
+    def held_by(self, model: nn.Module, position: int) -> HeldPart:
+        """The part of a replica that the rank at `position` of a chain holds; the rest of `model` is dropped.
+
+        Raises:
+            InputError: the split differs from that of the first batch.
+        """
+        count = self.stages.count
+        parts = parts_of(model, self.stages.split, self.stages.num_stages)
+        own = range(position, self.stages.num_stages, count)
+        modules = {stage: list(parts[self.edges[stage] : self.edges[stage + 1]]) for stage in own}
+        mine = {id(each) for parts_of_stage in modules.values() for part in parts_of_stage for each in _values(part)}
+        for module in model.modules():
+            for values in (module._parameters, module._buffers):
+                values.update({name: None for name, each in values.items() if id(each) not in mine})
+        return HeldPart(model, modules)
+
+    def ranks_of(self, name: str) -> tuple[int, ...]:
+        """Positions of the ranks of a chain that hold this parameter."""
+        return tuple(sorted({stage % self.stages.count for stage in self.holders[name]}))
+
+
+class HeldPart(NamedTuple):
+    """Part of a model that a rank holds.
+
+    Attributes:
+        model: the whole model without what other ranks hold, so that names stay as they are.
+        modules: parts by stage, in order.
+    """
+
+    model: nn.Module
+    modules: dict[int, list[nn.Module]]
+
+
+def _values(part: nn.Module) -> list[Tensor]:
+    return [*part.parameters(), *part.buffers()]
+
+
+def _edges(costs: Sequence[float], number: int) -> tuple[int, ...]:
+    """Edges of `number` runs of parts such that the most costly run costs least; of equal ones the first."""
+    sums = [0.0, *accumulate(costs)]
+    best: list[list[tuple[float, tuple[int, ...]]]] = [[(cost, (0,)) for cost in sums]]
+    for run in range(1, number):
+        row: list[tuple[float, tuple[int, ...]]] = []
+        for end in range(len(sums)):
+            options = [
+                (max(best[-1][start][0], sums[end] - sums[start]), (*best[-1][start][1], start))
+                for start in range(run, end)
+            ]
+            row.append(min(options, default=(float("inf"), ())))
+        best.append(row)
+    return (*best[-1][-1][1], len(costs))
