@@ -27,8 +27,8 @@ from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
 from exogym_core.events import Evaluated, EvaluationPoint, EvaluationTaken, Grid, StepDone
+from exogym_core.learner import TorchLearner
 from exogym_core.results.recorder import RowRecorder, mean_utilisation
-from exogym_core.run.learner import TorchLearner
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from netgym.tasks import MLP, build_model, build_task

@@ -23,7 +23,8 @@ from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
 from exogym_core.events import Correlated, Evaluated, EvaluationPoint
 from exogym_core.names import shown_value
-from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
+from exogym_core.run.snapshots import load_named, whole_state
+from exogym_core.strategy.parts.flat import pack_named, unpack_named
 from exogym_core.workers.journal import SnapshotThread, SpillBuffer
 from exogym_core.workers.rng import kept_rng, seed_device, seed_process
 from netsim.errors import InputError
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from exogym_core.events import EvaluationPoint, Finding, Snapshot
     from exogym_core.run.request import FitRequest
-    from exogym_core.run.snapshots import Layout
     from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.parts.flat import Layout
     from exogym_core.workers.journal import Held
 
 __all__ = ["Evaluation", "Evaluator", "correlation_of"]
@@ -323,7 +324,7 @@ class Evaluator(SnapshotThread):
         replica = [*sections["parameters"], *sections["buffers"]]
         for part in ("judged", "judged_buffers"):
             if part in sections:
-                pending.parts |= unpack(snapshot.layouts[part], sections[part])
+                pending.parts |= unpack_named(snapshot.layouts[part], sections[part])
         if not snapshot.is_replica:  # a server's, which has the judged model
             pending.version = snapshot.version
             self._spill.pop(held)
@@ -362,7 +363,7 @@ class Evaluator(SnapshotThread):
         own = _sections(first.layouts, held.tensors)["parameters"]
         if all(map(_same, own, parameters)):
             return
-        _, initial = pack(dict(self._initial.named_parameters()))
+        _, initial = pack_named(dict(self._initial.named_parameters()))
         rounding = _ROUNDING * _distance(own) + _ROUNDING_OF_UPDATES * _distance(own, initial)
         if _distance(own, parameters) > rounding:
             raise InputError(
@@ -384,7 +385,7 @@ class Evaluator(SnapshotThread):
         if self._model is None:
             self._model = copy.deepcopy(self._initial).to(self._device)
         for part in ("parameters", "buffers"):
-            load_named(self._model, unpack(snapshot.layouts[part], sections[part]))
+            load_named(self._model, unpack_named(snapshot.layouts[part], sections[part]))
         return self._model
 
     # --- all have come -------------------------------------------------------------------------------------

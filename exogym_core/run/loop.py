@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Coding, Updates
     from exogym_core.data.samples import Source, StepSamples
     from exogym_core.events import RoundPlace
-    from exogym_core.run.learner import TorchLearner
+    from exogym_core.learner import TorchLearner
     from exogym_core.stages.learner import StageRank
     from exogym_core.strategy.base import Strategy
 

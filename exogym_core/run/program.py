@@ -40,12 +40,12 @@ from exogym_core.data.samples import (
     fingerprint,
     stream_length,
 )
+from exogym_core.learner import TorchLearner, fitting_size
 from exogym_core.meeting_place import whole_number_of
 from exogym_core.names import visible
 from exogym_core.plain import encode
 from exogym_core.run.algorithms import choose_algorithms, first_rounds
 from exogym_core.run.evaluator import Evaluation, Evaluator
-from exogym_core.run.learner import TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order

@@ -21,7 +21,6 @@ from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
 from exogym_core.stages.assembly import chain_places
-from exogym_core.stages.options import Stages
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology
@@ -32,6 +31,7 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from exogym_core.stages.options import Stages
     from exogym_core.workers.spec import WorkerSpec
     from netsim import HostEvent
 
@@ -102,7 +102,9 @@ class FitRequest(RunConfig):
         stages: Stages | None = values["stages"]
         if stages is not None:
             if given == "auto":
-                raise InputError("fit: stages: minibatch_size 'auto' looks at whole models: give a number, or leave it out")
+                raise InputError(
+                    "fit: stages: minibatch_size 'auto' looks at whole models: give a number, or leave it out"
+                )
             given = batch_size // stages.settle_microbatches(batch_size, given)
         values["finds_minibatch"] = given == "auto"
         values["minibatch_size"] = size = batch_size if given in (None, "auto") else given
@@ -198,7 +200,8 @@ class FitRequest(RunConfig):
         refused = {
             f"{name}, whose workers go at their own pace": not strategy.is_synchronous,
             f"the waiting times of {name}": strategy.patience != type(strategy.patience)(),
-            f"{name} with ranks_per_worker or sharding": strategy.sites != type(strategy.sites)(),
+            f"{name} with ranks_per_worker or sharding": (strategy.sites.ranks_per_worker or 1) > 1
+            or strategy.sites.sharding != "NO_SHARD",
             "autocast: fp16, whose scaler is a worker's (take bf16)": self.autocast == "fp16",
             "evaluate.every_seconds (count evaluations in steps)": self.val_seconds is not None,
             "torchrun (start it without)": self.is_joining or self.is_apart,

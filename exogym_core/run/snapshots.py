@@ -1,7 +1,4 @@
-"""Snapshots of a rank's model for evaluation, and models as a few flat tensors.
-
-    layout, flats = pack(dict(model.named_parameters()))    # one flat tensor a dtype, copies on the CPU
-    named = unpack(layout, flats)                           # name -> view of it
+"""Snapshots of a rank's model for evaluation, and states of models.
 
 A rank deposits a copy of its model and of the judged one and continues at once: it waits for nothing, in virtual time
 or host time. A whole state is a model's `state_dict` and the buffers that this leaves out.
@@ -16,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.events import EvaluationPoint, EvaluationTaken, Grid, Snapshot
-from exogym_core.strategy.parts.flat import flatten, in_buckets
+from exogym_core.strategy.parts.flat import in_buckets, pack_named
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
 
@@ -30,49 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EvaluationTimes",
-    "Layout",
     "Snapshots",
     "broadcast_state",
     "final_state",
     "load_named",
     "load_whole_state",
     "named_tensors",
-    "pack",
     "passing_buffers",
     "take_shapes",
-    "unpack",
     "whole_state",
 ]
-
-
-Layout = list[list[tuple[str, list[int]]]]
-"""For each flat tensor the names and shapes of its parts, in order."""
-
-
-def pack(named: Mapping[str, Tensor], comm: Communicator | None = None) -> tuple[Layout, list[Tensor]]:
-    """Copy named tensors into one new flat tensor a dtype, on the CPU, in the order given, for `comm` to deposit.
-
-    >>> pack({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1, 1)})
-    ([[('a', [2]), ('b', [1, 1])], [('n', [])]], [tensor([1., 1., 0.]), tensor([3])])
-    """
-    members: dict[torch.dtype, list[str]] = {}
-    for name, value in named.items():
-        members.setdefault(value.dtype, []).append(name)
-    layout = [[(name, list(named[name].shape)) for name in names] for names in members.values()]
-    flats = [flatten([named[name].cpu() for name in names], comm) for names in members.values()]
-    return layout, flats
-
-
-def unpack(layout: Layout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Undo `pack`: named views of the flat tensors."""
-    named: dict[str, Tensor] = {}
-    for members, flat in zip(layout, flats, strict=True):
-        start = 0
-        for name, shape in members:
-            size = torch.Size(shape).numel()
-            named[name] = flat[start : start + size].view(tuple(shape))
-            start += size
-    return named
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -310,7 +274,7 @@ class Snapshots(Stateful):
         sections |= self._judged(present)
         layouts, tensors = {}, []
         for name, named in sections.items():
-            layouts[name], flats = pack(named, self._comm)
+            layouts[name], flats = pack_named(named, self._comm)
             tensors += flats
         is_first = self._comm.rank == present[0]
         extra: dict[str, Any] = {}

@@ -30,8 +30,8 @@ from exogym_core.data.batches import (
     move_batch,
 )
 from exogym_core.data.samples import steps_together
+from exogym_core.learner import LocalStep, TorchLearner
 from exogym_core.run.cuda_graphs import GraphedPass
-from exogym_core.run.learner import LocalStep, TorchLearner
 from exogym_core.run.snapshots import refuse_other_parameters
 from exogym_core.strategy.parts.flat import unflatten
 from exogym_core.strategy.parts.lion import Lion

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice, pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.run.snapshots import pack, unpack
+from exogym_core.strategy.parts.flat import pack_named, unpack_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from exogym_core.events import EvaluationPoint, Snapshot
-    from exogym_core.run.snapshots import Layout
+    from exogym_core.strategy.parts.flat import Layout
     from netsim import Topology
 
 __all__ = ["Assembly", "chain_places", "whole_states"]
@@ -36,7 +36,9 @@ class Assembly:
         self._take, self._count = take, count
         named = [*model.named_parameters(), *model.named_buffers()]
         self._order = {name: place for place, (name, _) in enumerate(named)}
-        self._parts: dict[tuple[int, EvaluationPoint], dict[int, tuple[Snapshot, dict[str, dict[str, Tensor]]]]] = {}
+        self._parts: dict[
+            tuple[int, EvaluationPoint], dict[int, tuple[Snapshot, dict[str, dict[str, Tensor]]]]
+        ] = {}
 
     def take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
         """Take the snapshot of a rank; its tensors may be reused afterwards."""
@@ -44,7 +46,8 @@ class Assembly:
         rest = iter(tensors)
         sections = {
             name: {
-                key: value.clone() for key, value in unpack(layout, list(islice(rest, len(layout)))).items()
+                key: value.clone()
+                for key, value in unpack_named(layout, list(islice(rest, len(layout)))).items()
             }
             for name, layout in snapshot.layouts.items()
         }
@@ -60,7 +63,7 @@ class Assembly:
             for _, of_rank in (parts[number] for number in sorted(parts)):
                 joined = {**of_rank.get(name, {}), **joined}
             ordered = {key: joined[key] for key in sorted(joined, key=self._place)}
-            layouts[name], packed = pack(ordered)
+            layouts[name], packed = pack_named(ordered)
             flats += packed
         extra = {key: value for each, _ in parts.values() for key, value in each.extra.items()}
         self._take(worker, snapshot._replace(layouts=layouts, extra=extra), flats)
@@ -105,4 +108,3 @@ def chain_places(topology: Topology, num_workers: int, count: int) -> list[str]:
             best = tuple(chain)
         places += best
     return [topology.hosts[host].name for host in places]
-

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from exogym_core.data.batches import loss_and_count
-from exogym_core.run.learner import TorchLearner
+from exogym_core.learner import TorchLearner
 from exogym_core.stages.options import actions
 from exogym_core.stages.split import tensors_of
 from exogym_core.strategy.participation.site import Site
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator, Handle
     from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import StepSamples
-    from exogym_core.stages.options import Action
+    from exogym_core.stages.options import StagePass
     from exogym_core.stages.split import Boundary, Cut, HeldPart
     from exogym_core.strategy.base import StepContext, Strategy
 
 __all__ = ["StageLearner", "StageRank"]
 
-_FORWARD_SHARE = 1 / 3  # of a pass over a micro-batch; the backward pass does two products for each of the forward's
+_FORWARD_SHARE = (
+    1 / 3
+)  # of a pass over a micro-batch; the backward pass does two products for each of the forward's
 
 
 class StageRank:
@@ -79,7 +81,11 @@ class StageRank:
     def clip_together(self, strategy: Strategy) -> None:
         """Have a strategy that is set up clip gradients by the norm over all stages."""
         site = strategy.site
-        counted = [each for each in site.held if all(each is not other or group.rank == 0 for other, group in self.shared)]
+        counted = [
+            each
+            for each in site.held
+            if all(each is not other or group.rank == 0 for other, group in self.shared)
+        ]
         strategy.site = _ChainSite(**{**vars(site), "chain": self.chain, "counted": counted})
 
 
@@ -130,7 +136,7 @@ class StageLearner(TorchLearner):
         self._rank, self._overlaps = rank, overlaps
         self.has_loss = rank.has_loss
         self._sends: list[Handle[None]] = []
-        self._posted: dict[Action, list[Handle[Tensor]]] = {}
+        self._posted: dict[StagePass, list[Handle[Tensor]]] = {}
         self._entered: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by stage and micro-batch
         self._left: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
@@ -174,7 +180,7 @@ class StageLearner(TorchLearner):
 
     # --- passes --------------------------------------------------------------------------------------------
 
-    def _forward_pass(self, action: Action, batch: Any, context: StepContext) -> float:
+    def _forward_pass(self, action: StagePass, batch: Any, context: StepContext) -> float:
         """Pass of a micro-batch through a stage; returns its loss, 0 where it is not the last."""
         cut, key = self._rank.cut, (action.stage, action.micro)
         modules = self._rank.held.modules[action.stage]
@@ -193,13 +199,17 @@ class StageLearner(TorchLearner):
                 self._left[key] = tensors_of(value)
                 return 0.0
             value = modules[-1](value, batch)
-        loss, count = loss_and_count(value, f"rank {self._comm.rank}, step {context.number + 1}", with_gradient=True)
+        loss, count = loss_and_count(
+            value, f"rank {self._comm.rank}, step {context.number + 1}", with_gradient=True
+        )
         if count is not None:
-            raise InputError("fit: stages: the model returns a count with its loss: return the mean over samples")
+            raise InputError(
+                "fit: stages: the model returns a count with its loss: return the mean over samples"
+            )
         self._left[key] = (loss,)
         return loss.item()
 
-    def _backward_pass(self, action: Action, weight: float) -> None:
+    def _backward_pass(self, action: StagePass, weight: float) -> None:
         """Backward pass of a micro-batch through a stage."""
         left = self._left.pop((action.stage, action.micro))
         if action.stage == self._rank.cut.stages.num_stages - 1:
@@ -211,7 +221,7 @@ class StageLearner(TorchLearner):
 
     # --- messages ------------------------------------------------------------------------------------------
 
-    def _post_receives(self, action: Action, step: StepSamples) -> None:
+    def _post_receives(self, action: StagePass, step: StepSamples) -> None:
         """Post the receives of what a pass needs from another rank."""
         cut, chain = self._rank.cut, self._rank.chain
         last = cut.stages.num_stages - 1
@@ -226,7 +236,7 @@ class StageLearner(TorchLearner):
             if action.is_forward or boundary.has_gradient
         ]
 
-    def _send(self, action: Action) -> None:
+    def _send(self, action: StagePass) -> None:
         """Send the result of a pass to the rank that goes on with it."""
         cut, chain = self._rank.cut, self._rank.chain
         key = (action.stage, action.micro)
@@ -245,13 +255,13 @@ class StageLearner(TorchLearner):
             value = torch.zeros(like.shape, dtype=like.dtype) if tensor is None else tensor
             self._sends.append(chain.isend(value.detach().contiguous(), peer, _tag(towards)))
 
-    def _boundaries(self, action: Action) -> list[Boundary]:
+    def _boundaries(self, action: StagePass) -> list[Boundary]:
         cut = self._rank.cut
         if action.is_forward:
             return list(cut.boundaries[action.stage + 1])
         return [each for each in cut.boundaries[action.stage] if each.has_gradient]
 
 
-def _tag(action: Action) -> int:
+def _tag(action: StagePass) -> int:
     """Tag of what enters a stage: activations and gradients are told apart."""
     return 2 * action.stage + (not action.is_forward)

@@ -11,7 +11,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document
 from netsim.files.schemas import Schema, validate_document
 
-__all__ = ["Action", "Stages", "actions"]
+__all__ = ["StagePass", "Stages", "actions"]
 
 _SPLITS = ("flops", "bytes")
 
@@ -21,7 +21,9 @@ def _split(value: Any) -> Any:
         return value
     if isinstance(value, str):
         raise unknown_name("split", value, _SPLITS)
-    raise InputError(f"{shown_value(value)} is no split: write flops or bytes, or pass f(model) -> list of modules")
+    raise InputError(
+        f"{shown_value(value)} is no split: write flops or bytes, or pass f(model) -> list of modules"
+    )
 
 
 class Stages(Schema):
@@ -34,8 +36,8 @@ class Stages(Schema):
         schedule: `gpipe`: all forward passes, then all backward passes (Huang et al., arXiv 1811.06965); `1f1b`: a
             backward pass after each forward pass, so that at most `count` micro-batches are alive (Narayanan et al.,
             arXiv 1806.03377); `interleaved`: `1f1b` with `chunks` stages a rank (arXiv 2104.04473).
-        split: `flops` or `bytes`: stages of about equal operations, or parameters; a function `model -> list of modules`
-            in Python.
+        split: `flops` or `bytes`: stages of about equal operations, or parameters; in Python also a function
+            `model -> list of modules`.
         chunks: stages of each rank under `interleaved`.
     """
 
@@ -81,8 +83,8 @@ class Stages(Schema):
         wanted = self.microbatches or given or self.count
         if given is not None and wanted != given:
             raise InputError(
-                f"fit: stages.microbatches is {wanted}, but minibatch_size {minibatch_size} makes {given} of batch_size "
-                f"{batch_size}: leave one of them out"
+                f"fit: stages.microbatches is {wanted}, but minibatch_size {minibatch_size} makes {given} of "
+                f"batch_size {batch_size}: leave one of them out"
             )
         if batch_size % wanted:
             raise InputError(
@@ -96,7 +98,7 @@ class Stages(Schema):
         return wanted
 
 
-class Action(NamedTuple):
+class StagePass(NamedTuple):
     """A pass of a stage over a micro-batch.
 
     Attributes:
@@ -110,10 +112,10 @@ class Action(NamedTuple):
     micro: int
 
 
-def actions(stages: Stages, position: int, num_micro: int) -> list[Action]:
+def actions(stages: Stages, position: int, num_micro: int) -> list[StagePass]:
     """Passes of the rank at `position` of its worker's chain in a step, in order.
 
-    A step of an epoch's end whose micro-batches the interleaved schedule cannot deal out takes all forward passes first.
+    Micro-batches that the interleaved schedule cannot deal out, at an epoch's end, all go forward first.
 
     >>> [f"{'BF'[each.is_forward]}{each.micro}" for each in actions(Stages(count=2), 0, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
@@ -126,11 +128,11 @@ def actions(stages: Stages, position: int, num_micro: int) -> list[Action]:
     if stages.schedule == "gpipe" or (chunks > 1 and num_micro % count):
         warmup, group = total, num_micro
 
-    def action(is_forward: bool, index: int) -> Action:
+    def action(is_forward: bool, index: int) -> StagePass:
         """The `index`-th pass of its kind: a group of micro-batches through each chunk in turn."""
         first, within = divmod(index, group * chunks)
         chunk = within // group if is_forward else chunks - 1 - within // group
-        return Action(is_forward, chunk * count + position, first * group + within % group)
+        return StagePass(is_forward, chunk * count + position, first * group + within % group)
 
     order = [action(True, index) for index in range(warmup)]
     for index in range(total):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,12 +16,14 @@ from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from exogym_core.stages.options import Stages
 
-__all__ = ["Boundary", "Cut", "HeldPart", "Part", "parts_of", "tensors_of"]
+__all__ = ["Boundary", "Cut", "HeldPart", "StagePart", "parts_of", "tensors_of"]
 
 
-class Part(nn.Module):
+class StagePart(nn.Module):
     """Part of a model: a function of some of its modules.
 
     Args:
@@ -31,7 +32,7 @@ class Part(nn.Module):
         modules: of the model, that the function uses.
 
     >>> layer = nn.Linear(2, 1)
-    >>> Part(lambda batch: layer(batch[0]), layer)([torch.zeros(3, 2)]).shape
+    >>> StagePart(lambda batch: layer(batch[0]), layer)([torch.zeros(3, 2)]).shape
     torch.Size([3, 1])
     """
 
@@ -59,12 +60,14 @@ def parts_of(model: nn.Module, split: Any, num_stages: int) -> Sequence[nn.Modul
     if callable(split):
         parts = list(split(model))
         if len(parts) != num_stages:
-            raise InputError(f"fit: stages.split returned {len(parts)} modules; return {num_stages}, one a stage")
+            raise InputError(
+                f"fit: stages.split returned {len(parts)} modules; return {num_stages}, one a stage"
+            )
     elif own is not None:
         parts = list(own())
     elif isinstance(model, nn.Sequential):
         last = model[-1]
-        parts = [*model[:-1], Part(lambda value, batch: last(value), last)]
+        parts = [*list(model)[:-1], StagePart(lambda value, batch: last(value), last)]
     else:
         raise InputError(
             f"fit: stages: {name} does not say how it is cut: pass stages={{'count': ..., 'split': f}} with "
@@ -153,7 +156,9 @@ class Cut:
                 else:
                     entering.append(())
                 counted[0] = 0
-                with OperationWatch(lambda each: counted.__setitem__(0, counted[0] + each.flops), lambda name: None):
+                with OperationWatch(
+                    lambda each: counted.__setitem__(0, counted[0] + each.flops), lambda name: None
+                ):
                     value = part(value, batch) if index == len(parts) - 1 else part(value)
                 costs.append(float(counted[0]))
         _, count = loss_and_count(value, "fit: stages: a first batch", with_gradient=True)
@@ -165,12 +170,14 @@ class Cut:
         if stages.split == "bytes" or not any(costs):
             costs = [float(sum(each.nbytes for each in part.parameters())) for part in parts]
         # Parts without parameters belong to the one before.
-        own = [index for index, part in enumerate(parts) if any(each.requires_grad for each in part.parameters())]
-        starts = [0, *own[1:], len(parts)]
-        if len(own) < number:
+        trained = [
+            place for place, part in enumerate(parts) if any(p.requires_grad for p in part.parameters())
+        ]
+        starts = [0, *trained[1:], len(parts)]
+        if len(trained) < number:
             raise InputError(
-                f"fit: stages: {len(own)} parts of {type(model).__name__} have parameters to train, for {number} stages: "
-                f"take at most {len(own)}"
+                f"fit: stages: {len(trained)} parts of {type(model).__name__} have parameters to train, for {number} "
+                f"stages: take at most {len(trained)}"
             )
         if callable(stages.split):
             edges = tuple(range(number + 1))
@@ -189,7 +196,9 @@ class Cut:
             holders[name] = own
         known = {id(value) for _, value in named}
         if any(ids - known for ids in held):
-            raise InputError("fit: stages: a stage holds parameters that are not the model's: split its own modules")
+            raise InputError(
+                "fit: stages: a stage holds parameters that are not the model's: split its own modules"
+            )
         shares = tuple(sum(costs[a:b]) / total for a, b in spans)
         return cls(stages, edges, shares, tuple(entering[a] for a, _ in spans), holders)
 
@@ -203,7 +212,12 @@ class Cut:
         parts = parts_of(model, self.stages.split, self.stages.num_stages)
         own = range(position, self.stages.num_stages, count)
         modules = {stage: list(parts[self.edges[stage] : self.edges[stage + 1]]) for stage in own}
-        mine = {id(each) for parts_of_stage in modules.values() for part in parts_of_stage for each in _values(part)}
+        mine = {
+            id(each)
+            for parts_of_stage in modules.values()
+            for part in parts_of_stage
+            for each in _values(part)
+        }
         for module in model.modules():
             for values in (module._parameters, module._buffers):
                 values.update({name: None for name, each in values.items() if id(each) not in mine})

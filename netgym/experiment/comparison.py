@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from exogym_core.cost.compute import Compute
+from exogym_core.learner import memory_limit
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, seeded_name, visible
 from exogym_core.results.disk import RecordError
@@ -25,7 +26,6 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import LOGGERS, Logger, TrackedRun, close_logger, flat
 from exogym_core.results.progress import ending
 from exogym_core.results.seeds import Tally
-from exogym_core.run.learner import memory_limit
 from exogym_core.run.monitor import StoppedError
 from exogym_core.run.resumption import mark_of_folder
 from exogym_core.run.retiming import RecordedTraining, TrainAgainError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exogym_core.stages import Part
+from exogym_core.stages.split import StagePart
 from netgym.tasks.images import Classifier
 from netsim.errors import InputError, unknown_name
 
@@ -177,8 +177,9 @@ class GPT(Decoder):
         return F.linear(self.norm(hidden), self.tokens.weight)
 
     def logit_parts(self) -> list[nn.Module]:
-        first = Part(self._embed, self.tokens, self.positions, self.dropout)
-        return [first, *self.blocks, Part(self._unembed, self.norm, self.tokens)]
+        """Parts of `logits`, for stages."""
+        first = StagePart(self._embed, self.tokens, self.positions, self.dropout)
+        return [first, *self.blocks, StagePart(self._unembed, self.norm, self.tokens)]
 
 
 LLAMA_PRESETS: dict[str, dict[str, int]] = {
@@ -319,6 +320,6 @@ class Llama(Decoder):
         return mixed
 
     def logit_parts(self) -> list[nn.Module]:
-        blocks = [Part(partial(self._through, block), block, _Rotations(self)) for block in self.blocks]
-        return [Part(self._embed, self.tokens), *blocks, self.norm, self.head]
-
+        """Parts of `logits`, for stages."""
+        blocks = [StagePart(partial(self._through, block), block, _Rotations(self)) for block in self.blocks]
+        return [StagePart(self._embed, self.tokens), *blocks, self.norm, self.head]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from exogym_core.stages import Part
+from exogym_core.stages.split import StagePart
 from netgym.tasks.task import Task
 from netsim.errors import InputError
 
@@ -54,9 +54,9 @@ class Classifier(nn.Module):
         """Parts of the model for stages, see `exogym_core.stages`."""
         first, *middle, last = self.logit_parts()
         return [
-            Part(lambda batch: first(batch[0]), first),
+            StagePart(lambda batch: first(batch[0]), first),
             *middle,
-            Part(lambda value, batch: _cross_entropy(last(value), batch[1]), last),
+            StagePart(lambda value, batch: _cross_entropy(last(value), batch[1]), last),
         ]
 
 
@@ -86,6 +86,7 @@ class MLP(Classifier):
         return output
 
     def logit_parts(self) -> list[nn.Module]:
+        """Parts of `logits`, for stages."""
         return [nn.Flatten(1), *self.layers]
 
 
@@ -139,6 +140,7 @@ class CNN(Classifier):
         return output
 
     def logit_parts(self) -> list[nn.Module]:
+        """Parts of `logits`, for stages."""
         return [*self.features, *self.head]
 
 

@@ -8,11 +8,22 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
 
-__all__ = ["buckets", "flatten", "in_buckets", "plan_buckets", "unflatten", "widened", "write_back"]
+__all__ = [
+    "Layout",
+    "buckets",
+    "flatten",
+    "in_buckets",
+    "pack_named",
+    "plan_buckets",
+    "unflatten",
+    "unpack_named",
+    "widened",
+    "write_back",
+]
 
 
 def plan_buckets(
@@ -78,6 +89,36 @@ def in_buckets(tensors: Sequence[Tensor], change: Callable[[Tensor], Tensor]) ->
     """Set `tensors` to what `change` makes of them, a flat bucket at a time."""
     for bucket in buckets(tensors):
         write_back(change(flatten(bucket)), bucket)
+
+
+Layout = list[list[tuple[str, list[int]]]]
+"""For each flat tensor the names and shapes of its parts, in order."""
+
+
+def pack_named(named: Mapping[str, Tensor], comm: Communicator | None = None) -> tuple[Layout, list[Tensor]]:
+    """Copy named tensors into one new flat tensor a dtype, on the CPU, in the order given, for `comm` to deposit.
+
+    >>> pack_named({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1, 1)})
+    ([[('a', [2]), ('b', [1, 1])], [('n', [])]], [tensor([1., 1., 0.]), tensor([3])])
+    """
+    members: dict[torch.dtype, list[str]] = {}
+    for name, value in named.items():
+        members.setdefault(value.dtype, []).append(name)
+    layout = [[(name, list(named[name].shape)) for name in names] for names in members.values()]
+    flats = [flatten([named[name].cpu() for name in names], comm) for names in members.values()]
+    return layout, flats
+
+
+def unpack_named(layout: Layout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Undo `pack_named`: named views of the flat tensors."""
+    named: dict[str, Tensor] = {}
+    for members, flat in zip(layout, flats, strict=True):
+        start = 0
+        for name, shape in members:
+            size = torch.Size(shape).numel()
+            named[name] = flat[start : start + size].view(tuple(shape))
+            start += size
+    return named
 
 
 def widened(tensor: Tensor) -> Tensor:
