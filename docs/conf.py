@@ -60,6 +60,7 @@ CONTENTS = {
             "benchmark",
             "launch",
             "several-machines",
+            "stages",
             "operating",
             "probing",
             "testing_collectives",

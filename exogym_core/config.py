@@ -565,7 +565,8 @@ def file_values(settings: object) -> dict[str, Any]:
         value: Any = settings
         for part in properties.key.split("."):
             value = getattr(value, part) if value is not None else None
-        values[name] = value.model_dump(exclude={"count"}) if isinstance(value, Schema) else value
+        # The number of workers is an option of its own.
+        values[name] = value.model_dump(exclude={"count"}) if name == "workers" else value
     return values
 
 

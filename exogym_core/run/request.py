@@ -20,7 +20,7 @@ from exogym_core.meeting_place import is_at_rendezvous, torchrun_rank, under_tor
 from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
-from exogym_core.stages.assembly import chain_places
+from exogym_core.stages.placement import hosts_of
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology
@@ -131,8 +131,9 @@ class FitRequest(RunConfig):
         request.places = request.placement
         if stages is not None:
             request._check_stages()
-            if topology is not None and request.places is None:
-                request.places = chain_places(topology, request.num_nodes, stages.count)
+            if topology is not None:
+                hosts = hosts_of(topology, request.num_nodes, stages, request.placement)
+                request.places = [topology.hosts[host].name for host in hosts]
         if topology is not None:
             if request.strategy.num_servers:
                 groups = request.strategy.server_groups

@@ -1,8 +1,8 @@
-"""Whole models of workers, put together of the parts that the ranks of a chain deposit; and places of chains."""
+"""Whole models of workers, put together of the parts that the ranks of a chain deposit."""
 
 from __future__ import annotations
 
-from itertools import islice, pairwise, permutations
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.parts.flat import pack_named, unpack_named
@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 
     from exogym_core.events import EvaluationPoint, Snapshot
     from exogym_core.strategy.parts.flat import Layout
-    from netsim import Topology
 
-__all__ = ["Assembly", "chain_places", "whole_states"]
-
-_MOST_PERMUTED = 7  # hosts of a chain whose orders are all compared
+__all__ = ["Assembly", "whole_states"]
 
 
 class Assembly:
@@ -81,30 +78,3 @@ def whole_states(states: Sequence[Mapping[str, Any]], count: int) -> list[dict[s
             whole |= state
         joined.append(whole)
     return joined
-
-
-def chain_places(topology: Topology, num_workers: int, count: int) -> list[str]:
-    """Hosts of all ranks: each worker's in a region as far as there are any, ordered so that its hops are short.
-
-    Of the orders of a chain the one with the least sum of one-way latencies is taken, as the longest hop is crossed
-    least often (Yuan et al., DT-FM, arXiv 2206.01288); of more than seven hosts each is followed by the nearest left.
-    """
-    hosts = topology.place(num_workers * count, None)
-    places: list[int] = []
-    for worker in range(num_workers):
-        own = hosts[worker * count : (worker + 1) * count]
-
-        def length(order: Sequence[int]) -> float:
-            return sum(topology.route_latency_seconds(a, b) for a, b in pairwise(order))
-
-        if count <= _MOST_PERMUTED:
-            best = min(permutations(own), key=length)
-        else:
-            left, chain = list(own[1:]), [own[0]]
-            while left:
-                nearest = min(left, key=lambda host: topology.route_latency_seconds(chain[-1], host))
-                left.remove(nearest)
-                chain.append(nearest)
-            best = tuple(chain)
-        places += best
-    return [topology.hosts[host].name for host in places]

@@ -31,8 +31,8 @@ class Stages(Schema):
 
     Attributes:
         count: ranks of a worker, each with one stage of the model (`chunks` of them under `interleaved`).
-        microbatches: micro-batches of a step; None: those of `minibatch_size`, or `count` of them where that is not
-            given.
+        microbatches: micro-batches of a step; None: those of `minibatch_size`; where that is not given either, `count`
+            of them, or as few more as divide `batch_size`.
         schedule: `gpipe`: all forward passes, then all backward passes (Huang et al., arXiv 1811.06965); `1f1b`: a
             backward pass after each forward pass, so that at most `count` micro-batches are alive (Narayanan et al.,
             arXiv 1806.03377); `interleaved`: `1f1b` with `chunks` stages a rank (arXiv 2104.04473).
@@ -80,7 +80,9 @@ class Stages(Schema):
             InputError: the batch cannot be cut into so many, or two options contradict each other.
         """
         given = None if minibatch_size is None else batch_size // minibatch_size
-        wanted = self.microbatches or given or self.count
+        step = self.count if self.schedule == "interleaved" else 1
+        sizes = [each for each in range(self.count, batch_size + 1, step) if batch_size % each == 0]
+        wanted = self.microbatches or given or min(sizes, default=batch_size)
         if given is not None and wanted != given:
             raise InputError(
                 f"fit: stages.microbatches is {wanted}, but minibatch_size {minibatch_size} makes {given} of "

@@ -33,6 +33,8 @@ from exogym_core.config import (
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import PROGRAM_TASK, unique_labels, visible
 from exogym_core.results.run_folder import code_folder_of, is_own
+from exogym_core.stages.options import Stages
+from exogym_core.stages.placement import hosts_of
 from netgym.experiment.own_code import OwnCode, find_own_code
 from netsim import Protocol, Topology
 from netsim.collectives.choice import parse_collectives
@@ -206,13 +208,14 @@ class Experiment:
         """Line about hosts with several workers, and their speeds; None where each worker has its host."""
         if self.topology is None:
             return None
-        hosts = self.topology.place(self.settings.workers.count, self.settings.placement)
+        hosts = self._hosts(self.topology)
         counts = Counter(hosts)
         most = max(counts.values())
         if most < 2:
             return None
+        ranks = "workers" if self.settings.stages is None else "ranks of workers"
         placed = (
-            f"{len(hosts)} workers are placed on {format_count(len(counts), 'host')}, up to {most} on one"
+            f"{len(hosts)} {ranks} are placed on {format_count(len(counts), 'host')}, up to {most} on one"
         )
         for host, number in counts.items():
             if number > 1 and self.topology.hosts[host].devices is None:
@@ -221,6 +224,11 @@ class Experiment:
                 )
                 return f"{placed}: each computes at full speed ({unknown})"
         return f"{placed}: those beyond a host's devices share them"
+
+    def _hosts(self, topology: Topology) -> Sequence[int]:
+        """Host of each rank that trains."""
+        settings = self.settings
+        return hosts_of(topology, settings.workers.count, Stages.parse(settings.stages), settings.placement)
 
     def only(self, *names: str) -> Experiment:
         """Copy with the strategies of these names or labels, in this order.
@@ -507,9 +515,7 @@ class Experiment:
                     message = "needs virtual time, and there is no topology: add one"
                     raise self.document.error(tuple(str(key).split(".")), message)
             return
-        hosts = _at(
-            self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement
-        )
+        hosts = _at(self.document, ("placement",), self._hosts, self.topology)
         if self.compute.flops is not None and self.compute.device is None:
             for host in (self.topology.hosts[number] for number in dict.fromkeys(hosts)):
                 if host.device is None:

@@ -10,6 +10,8 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
 from exogym_core.results.report.table import count_text, evaluated_every, short_count
 from exogym_core.results.templates import rendered
+from exogym_core.stages.options import Stages
+from exogym_core.stages.placement import hosts_of
 from netsim import Topology
 from netsim.errors import InputError
 from netsim.files.documents import load_document
@@ -128,7 +130,8 @@ def _placement(results: Results, topology: Mapping[str, Any]) -> str:
     count = results.setting("workers.count")
     if not isinstance(count, int):
         raise InputError("experiment.yaml: workers.count: expected a whole number")
-    hosts = network.place(count, results.settings.get("placement"))
+    stages = Stages.parse(results.settings.get("stages"))
+    hosts = hosts_of(network, count, stages, results.settings.get("placement"))
     places = Counter(network.region_of(host) for host in hosts)
     counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
     more = f" and {len(places) - 12} more" if len(places) > 12 else ""

@@ -1,0 +1,284 @@
+"""Stages: a worker as a chain of ranks trains as one rank with the whole model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from worlds import star_form
+
+from exogym_core import FitResult, Trainer
+from exogym_core.stages.options import Stages, actions
+from exogym_core.stages.split import StagePart
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    NoLoCoStrategy,
+    OptimSpec,
+    SparseLoCoStrategy,
+    Strategy,
+)
+from netgym.tasks import GPT, MLP, Llama
+from netsim import Topology
+from netsim.errors import InputError
+
+SEED = torch.Generator().manual_seed(7)
+TOKENS = torch.randint(0, 48, (96, 13), generator=SEED)
+TEXT = TensorDataset(TOKENS[:, :-1].contiguous(), TOKENS[:, 1:].contiguous())
+IMAGES = TensorDataset(torch.randn(96, 64, generator=SEED), torch.randint(0, 10, (96,), generator=SEED))
+
+
+def deep_mlp() -> nn.Module:
+    torch.manual_seed(3)
+    return MLP(hidden=(24, 24, 24, 24, 24, 24, 24))
+
+
+def tied_gpt() -> nn.Module:
+    torch.manual_seed(3)
+    return GPT("byte", vocab_size=48, block_size=12, num_layers=6, width=16)
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(3)
+    return Llama("2m", vocab_size=48, block_size=12, width=16, mlp_width=24, num_layers=6)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], TensorDataset]] = {
+    "MLP": (deep_mlp, IMAGES),
+    "GPT": (tied_gpt, TEXT),
+    "Llama": (llama, TEXT),
+}
+SGD = OptimSpec(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+# Strategies that neither draw nor choose values over a whole model.
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "AllReduce": lambda: AllReduceStrategy(optim_spec=SGD, max_norm=0.3),
+    "DiLoCo": lambda: DiLoCoStrategy(H=2, optim_spec=SGD, max_norm=0.3),
+    "FedAvg": lambda: FedAvgStrategy(H=3, optim_spec=SGD),
+    "NoLoCo": lambda: NoLoCoStrategy(H=2, optim_spec=SGD),
+    "SparseLoCo": lambda: SparseLoCoStrategy(H=2, optim_spec=SGD),
+    "DeMo": lambda: DeMoStrategy(lr=1e-3),
+}
+
+
+def fit(
+    model: nn.Module, data: TensorDataset, strategy: Strategy, stages: Any, **options: Any
+) -> tuple[FitResult, dict[str, Tensor]]:
+    about = {"topology": "lan", "protocol": "ideal", "compute": "64 ms", "workers": "threads", "max_steps": 4}
+    about |= {"batch_size": 8, "val_interval": 2, "num_nodes": 2, "progress": False}
+    fitted = Trainer(model, data, data).fit(strategy=strategy, stages=stages, **(about | options))
+    return fitted.fit_result, fitted.state_dict()
+
+
+@settings(max_examples=6)
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    strategy=st.sampled_from(sorted(STRATEGIES)),
+    count=st.integers(2, 4),
+    micro=st.sampled_from([1, 2, 4, 8]),
+    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    num_nodes=st.integers(1, 3),
+)
+def test_stages_train_as_one_rank_with_the_whole_model(
+    model: str, strategy: str, count: int, micro: int, schedule: str, num_nodes: int
+) -> None:
+    if schedule == "interleaved":
+        count, micro = 2, max(2, micro)  # two stages a rank
+    make, data = MODELS[model]
+    whole, weights = fit(make(), data, STRATEGIES[strategy](), None, num_nodes=num_nodes)
+    stages = {"count": count, "microbatches": micro, "schedule": schedule}
+    cut, others = fit(make(), data, STRATEGIES[strategy](), stages, num_nodes=num_nodes)
+    for row, other in zip(whole.history, cut.history, strict=True):
+        assert other["train_loss"] == pytest.approx(row["train_loss"], rel=1e-4)
+        assert other["examples_trained"] == row["examples_trained"]
+    assert cut.final_loss == pytest.approx(whole.final_loss, rel=1e-4)
+    for name, value in weights.items():
+        assert torch.allclose(others[name], value, atol=1e-3), name
+    for state, other in zip(whole.rank_states, cut.rank_states, strict=True):
+        assert list(state) == sorted(other, key=list(state).index)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("count", "micro"), [(2, 4), (4, 4), (4, 8)])
+def test_a_step_takes_the_slots_of_the_schedule(schedule: str, count: int, micro: int) -> None:
+    """m + p - 1 slots, each a forward and a backward pass of a stage, on a network that takes no time."""
+    free = Topology.from_mapping(star_form(count, bandwidth="1e9 Gbit/s", latency="0 s"))
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)), Mean())
+    stages = {"count": count, "microbatches": micro, "schedule": schedule}
+    about = {"num_nodes": 1, "topology": free, "max_steps": 1, "val_size": 0, "compute": "768 ms"}
+    data = TensorDataset(torch.randn(16, 16))
+    result, _ = fit(Batches(model), data, AllReduceStrategy(optim_spec=SGD), stages, **about)
+    slot = 0.768 / count / micro
+    assert result.virtual_seconds == pytest.approx((micro + count - 1) * slot, abs=1e-7)
+    assert result.compute_seconds == pytest.approx([0.768 / count] * count, abs=1e-7)
+
+
+class Mean(nn.Module):
+    """A loss without parameters."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.square().mean()
+
+
+class Batches(nn.Module):
+    """Model of a sequence, whose batch is a tuple of one tensor."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, batch: tuple[Tensor]) -> Tensor:
+        loss: Tensor = self.layers(batch[0])
+        return loss
+
+    def pipeline_parts(self) -> list[nn.Module]:
+        first, *middle, last = self.layers
+        ends = StagePart(lambda batch: first(batch[0]), first), StagePart(lambda value, _: last(value), last)
+        return [ends[0], *middle, ends[1]]
+
+
+def test_bytes_of_boundaries_by_hand() -> None:
+    """Each micro-batch crosses each boundary forwards and backwards, in fp32."""
+    result, _ = fit(
+        deep_mlp(),
+        IMAGES,
+        FedAvgStrategy(H=100, optim_spec=SGD),
+        {"count": 4, "microbatches": 2},
+        max_steps=3,
+    )
+    # Workers, steps, boundaries, ways, samples, width, bytes; no round ends.
+    assert result.bytes_sent == 2 * 3 * 3 * 2 * 8 * 24 * 4
+
+
+def test_the_same_bits_in_processes_and_after_a_resume(tmp_path: Path) -> None:
+    def run(**options: Any) -> tuple[FitResult, dict[str, Tensor]]:
+        return fit(tied_gpt(), TEXT, STRATEGIES["DiLoCo"](), {"count": 2, "microbatches": 4}, **options)
+
+    once, weights = run(max_steps=6)
+    apart, others = run(max_steps=6, workers={"kind": "processes", "processes": 2})
+    assert (apart.history, apart.validation) == (once.history, once.validation)
+    stopped, _ = run(max_steps=4, checkpoint_interval=4, save_dir=tmp_path)
+    resumed, last = run(max_steps=6, resume_from=stopped.checkpoint_folder)
+    assert resumed.history == once.history
+    for name, value in weights.items():
+        assert torch.equal(value, others[name])
+        assert torch.equal(value, last[name])
+
+
+def test_a_retimed_run_is_the_run() -> None:
+    stages = {"count": 2, "microbatches": 4}
+    near, _ = fit(tied_gpt(), TEXT, STRATEGIES["AllReduce"](), stages)
+    far, _ = fit(
+        tied_gpt(), TEXT, STRATEGIES["AllReduce"](), stages, topology="wan-4-regions", compute="9 ms"
+    )
+    assert near.retime(topology="wan-4-regions", compute="9 ms").history == far.history
+
+
+def test_gloo_trains_the_same() -> None:
+    stages = {"count": 2, "microbatches": 2}
+    simulated, _ = fit(llama(), TEXT, STRATEGIES["DiLoCo"](), stages)
+    none = {"topology": None, "protocol": None, "compute": None, "workers": "auto"}
+    real, _ = fit(llama(), TEXT, STRATEGIES["DiLoCo"](), stages, transport="gloo", **none)
+    losses = [[row["train_loss"] for row in each.history] for each in (simulated, real)]
+    assert losses[0] == losses[1]
+
+
+def test_a_run_ends_at_a_time_for_all_stages() -> None:
+    result, _ = fit(tied_gpt(), TEXT, STRATEGIES["AllReduce"](), 2, max_steps=50, until="300 ms")
+    assert 0.3 <= result.virtual_seconds < 0.4
+    assert len(result.history) < 50
+
+
+@given(
+    stages=st.builds(
+        lambda count, schedule, chunks: Stages(count=count, schedule=schedule, chunks=chunks),
+        st.integers(2, 5),
+        st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+        st.integers(2, 3),
+    ),
+    num_micro=st.integers(1, 12),
+)
+def test_schedules_compute_everything_once_and_never_wait_in_a_circle(stages: Stages, num_micro: int) -> None:
+    """Ranks take their next pass as soon as what it needs is there: all come to their ends."""
+    orders = [actions(stages, position, num_micro) for position in range(stages.count)]
+    every = {(forward, stage, micro) for order in orders for forward, stage, micro in order}
+    assert len(every) == sum(map(len, orders)) == 2 * stages.num_stages * num_micro
+    done: set[tuple[bool, int, int]] = set()
+    last = stages.num_stages - 1
+
+    def can_go(forward: bool, stage: int, micro: int) -> bool:
+        if forward:
+            return stage == 0 or (True, stage - 1, micro) in done
+        return (True, stage, micro) in done and (stage == last or (False, stage + 1, micro) in done)
+
+    while any(orders):
+        ready = [order for order in orders if order and can_go(*order[0])]
+        assert ready, f"deadlock: {orders}"
+        for order in ready:
+            done.add(tuple(order.pop(0)))  # type: ignore[arg-type]
+
+
+def test_at_most_as_many_micro_batches_are_alive_as_stages_follow() -> None:
+    for position in range(4):
+        alive = most = 0
+        for each in actions(Stages(count=4), position, 16):
+            alive += 1 if each.is_forward else -1
+            most = max(most, alive)
+        assert most == 4 - position
+
+
+def test_chains_cross_the_longest_hop_least() -> None:
+    """Four hosts of two regions as one worker: one hop between the regions."""
+    result, _ = fit(
+        tied_gpt(), TEXT, STRATEGIES["AllReduce"](), 4, num_nodes=1, topology="wan-4-regions", max_steps=1
+    )
+    assert len(set(result.hosts)) == 4
+    between = sum(
+        a.split(".")[0] != b.split(".")[0] for a, b in zip(result.hosts, result.hosts[1:], strict=False)
+    )
+    assert between == len({host.split(".")[0] for host in result.hosts}) - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"stages": {"count": 2, "microbatches": 3}}, "3 micro-batches do not divide batch_size 8"),
+        ({"stages": {"count": 2, "microbatches": 4}, "minibatch_size": 4}, "leave one of them out"),
+        ({"stages": {"count": 12, "microbatches": 8}}, "take at most 8"),
+        ({"stages": {"count": 2, "schedule": "zero-bubble"}}, "stages"),
+        ({"stages": {"count": 2, "split": "layers"}}, "unknown split 'layers'"),
+        ({"stages": {"count": 2, "split": lambda model: [model]}}, "returned 1 modules; return 2"),
+        ({"stages": 0}, "stages"),
+        ({"stages": 2, "val_seconds": "1 s"}, "evaluate.every_seconds"),
+        ({"stages": 2, "autocast": "fp16"}, "fp16"),
+        (
+            {"stages": {"count": 2, "schedule": "interleaved", "microbatches": 1}},
+            "multiple of 2 micro-batches",
+        ),
+    ],
+)
+def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        fit(deep_mlp(), IMAGES, AllReduceStrategy(optim_spec=SGD), **{"batch_size": 8, **options})
+
+
+def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    with pytest.raises(InputError, match="does not say how it is cut"):
+        fit(Own(), IMAGES, AllReduceStrategy(optim_spec=SGD), 2)
