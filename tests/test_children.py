@@ -463,15 +463,23 @@ def test_blocks_that_may_be_needed_again_soon_keep_their_memory() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
 @pytest.mark.parametrize("op", ["sum", "avg", "product", "min", "max"])
-def test_pieces_give_the_bits_of_the_whole(dtype: torch.dtype, op: str) -> None:
-    """Large tensors are reduced piece by piece, into shared memory, to the same bits."""
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_pieces_give_the_bits_of_the_whole(dtype: torch.dtype, op: str, num_threads: int) -> None:
+    """Large tensors are reduced piece by piece, by several threads if torch has them, to the same bits."""
     if op == "avg" and not dtype.is_floating_point:
         return
     generator = torch.Generator().manual_seed(3)
-    tensors = [(torch.randn(300_001, generator=generator) * 9).to(dtype) for _ in range(3)]
+    tensors = [(torch.randn(900_001, generator=generator) * 9).to(dtype) for _ in range(3)]
     strided = [torch.stack([tensor, tensor], dim=1)[:, 0] for tensor in tensors]  # these go whole
     arena = Arena()
-    shared = reduce_tensors(tensors, op, arena.empty)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        shared = reduce_tensors(tensors, op, arena.empty)
+        with torch.inference_mode():
+            assert torch.equal(shared, reduce_tensors(tensors, op)) or not shared.isfinite().all()
+    finally:
+        torch.set_num_threads(before)
     assert arena.put(shared).num_bytes == shared.nbytes
     assert torch.equal(shared.view(torch.uint8), reduce_tensors(strided, op).contiguous().view(torch.uint8))
     arena.close()

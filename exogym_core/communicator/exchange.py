@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -79,8 +80,11 @@ _BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bi
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 """Makes the tensor, of this shape and dtype, that a result is written into."""
 
-# Results are found piece by piece, so that what is added up stays in a processor's cache.
-_PIECE = 1 << 18
+# Results are found piece by piece, so that what is added up stays in a processor's cache. Pieces are shorter than those
+# that torch shares out among OpenMP's threads (2**15 elements): these wait by spinning, which on a machine with other
+# work takes many times as long as the sum.
+_PIECE = (1 << 15) - 64
+_OF_A_THREAD = 1 << 18  # elements that are worth one
 
 
 def reduce_tensors(tensors: Sequence[Tensor], op: str, empty: Empty | None = None) -> Tensor:
@@ -95,9 +99,20 @@ def reduce_tensors(tensors: Sequence[Tensor], op: str, empty: Empty | None = Non
         return _reduced(tensors, op, into)
     result = torch.empty(first.shape, dtype=first.dtype) if into is None else into
     flat, lines = result.view(-1), [tensor.view(-1) for tensor in tensors]
-    for begin in range(0, flat.numel(), _PIECE):
-        piece = slice(begin, begin + _PIECE)
-        _reduced([line[piece] for line in lines], op, flat[piece])
+    begins = range(0, flat.numel(), _PIECE)
+    num_threads = min(torch.get_num_threads(), flat.numel() // _OF_A_THREAD)
+
+    def reduce_pieces(mine: range) -> None:
+        with torch.inference_mode():  # a thread has modes of its own; this one may write to all tensors
+            for begin in mine:
+                piece = slice(begin, begin + _PIECE)
+                _reduced([line[piece] for line in lines], op, flat[piece])
+
+    if num_threads < 2:
+        reduce_pieces(begins)
+    else:
+        with ThreadPoolExecutor(num_threads) as threads:
+            list(threads.map(reduce_pieces, [begins[i::num_threads] for i in range(num_threads)]))
     return result
 
 
