@@ -538,7 +538,7 @@ class Program:
             topology=request.topology,
             placement=request.places,
             protocol=request.protocol,
-            collectives=self.collectives(),
+            collectives=self.collectives,
             seed=request.seed,
             workers=self.workers(),
             trace=request.trace,
@@ -547,6 +547,7 @@ class Program:
             shared_cores=None if self.compute is None else self.compute.shared_cores,
         )
 
+    @cached_property
     def collectives(self) -> Mapping[str, str]:
         """Algorithms of collectives by operation: the request's, and those that are fastest in whole rounds."""
         request, strategy = self.request, self.request.strategy

@@ -31,7 +31,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.files.plain_files import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from exogym_core.events import Finding
@@ -119,7 +119,7 @@ class RecordedTraining:
         streams.close()
         averaging = None
         if "averaging_algorithm" in reads:
-            averaging = _averaging_algorithm(program)
+            averaging = _averaging_algorithm(program.collectives)
         by_flops = program.compute is not None and program.compute.flops is not None
         return cls(
             streams,
@@ -236,19 +236,23 @@ class RecordedTraining:
         if program.compute.is_measured or (program.compute.flops is not None and not self.step_flops):
             program.request = replace(request, compute=program.compute)
             program.prepare()
-        averaging = _averaging_algorithm(program)
+
+    def host(self, program: Program) -> ReplayHost:
+        """Host that replays the recording as `program` says.
+
+        Raises:
+            TrainAgainError: encoded means go by another algorithm there.
+        """
+        request, compute = program.request, program.compute
+        program.first_rounds = self.first_rounds
+        where = (request.topology, request.places, request.protocol, program.collectives)
+        self.first_rounds = program.first_rounds
+        averaging = _averaging_algorithm(program.collectives)
         if self.averaging_algorithm not in (None, averaging):
             raise TrainAgainError(
                 f"retime: encoded means go by {self.averaging_algorithm!r} in the recording, and by {averaging!r} with "
                 "these collectives, which changes their values: train again"
             )
-
-    def host(self, program: Program) -> ReplayHost:
-        """Host that replays the recording as `program` says."""
-        request, compute = program.request, program.compute
-        program.first_rounds = self.first_rounds
-        where = (request.topology, request.places, request.protocol, program.collectives())
-        self.first_rounds = program.first_rounds
         return ReplayHost(
             World.build(request.num_ranks, *where, None if compute is None else compute.shared_cores),
             request.seed,
@@ -260,9 +264,9 @@ class RecordedTraining:
         )
 
 
-def _averaging_algorithm(program: Program) -> str:
-    """Algorithm of encoded means, which nothing but `collectives` says."""
-    return without_network(1, program.request.collectives).averaging_algorithm
+def _averaging_algorithm(collectives: Mapping[str, str]) -> str:
+    """Algorithm of encoded means, which nothing but a run's `collectives` says: those asked for, and those chosen."""
+    return without_network(1, collectives).averaging_algorithm
 
 
 class RecordedEvaluator:

@@ -598,7 +598,9 @@ def training_of(experiment: Experiment) -> dict[str, Any]:
     plain = experiment.to_mapping()
     for key in _TIMED:
         del plain[key]
-    plain["workers"] = plain["workers"]["count"]
+    workers = plain["workers"]
+    plain["workers"] = {key: workers[key] for key in ("count", "intra_op_threads")}
+    plain["workers"]["stacked"] = workers["kind"] == "stacked"  # one batched model: the last bits are others
     return plain
 
 

@@ -584,6 +584,7 @@ class SimulatedCommunicator(Communicator):
     @property
     def pending_seconds(self) -> float:
         """Seconds that the rank has computed since its last request."""
+        self.state.reads.add("clock")
         return self.state.pending_seconds
 
     def is_over(self, until: float, number: int) -> bool:
