@@ -215,7 +215,9 @@ _ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"
 class Signature(NamedTuple):
     """Call of one member: first the fields that must agree among members, then `where` and all behind it.
 
-    `place` is of `where` what must agree too, if anything. `alone`: the root, and any other member, waits for nobody.
+    `place` is of `where` what must agree too, if anything. `alone`: the root, and any other member, waits for nobody;
+    neither does a member whose tensors have shapes without values. Where a member lacks values that others need, those
+    receive none.
     """
 
     name: str
@@ -228,6 +230,7 @@ class Signature(NamedTuple):
     side: str = ""  # "send" or "recv" for a message
     on_clock: bool = True
     alone: tuple[bool, bool] = (False, False)
+    has_values: bool = True
 
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
@@ -235,7 +238,7 @@ class Signature(NamedTuple):
 
     def needs_nobody(self, member: int) -> bool:
         """True if this member of the call has its value at once; disagreement then ends the run."""
-        return self.alone[member != self.root]
+        return self.alone[member != self.root] or not self.has_values
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
@@ -257,6 +260,7 @@ def signature_of(
     side: str,
     on_clock: bool,
     compares_places: bool,
+    has_values: bool = True,
 ) -> Signature:
     """A signature, made once: a program makes the same calls at every step.
 
@@ -267,7 +271,7 @@ def signature_of(
     place = (os.path.basename(where[0]), where[1]) if compares_places and name in _ALIKE else None
     is_empty = all(0 in shape for shape in shapes)
     alone = (needs_nobody(name, True, is_empty), needs_nobody(name, False, is_empty))
-    return Signature(name, text, shapes, reduce_op, root, place, where, side, on_clock, alone)
+    return Signature(name, text, shapes, reduce_op, root, place, where, side, on_clock, alone, has_values)
 
 
 _NUM_AGREED = Signature._fields.index("where")
@@ -451,6 +455,10 @@ class Exchange:
         self._finish(slot)
 
     def _outcome(self, first: Signature, slot: Slot) -> Outcome:
+        is_given = first.name in (*FROM_ROOT, "sendrecv")
+        givers = [slot.signatures[first.root]] if is_given else slot.signatures
+        if not all(giver is not None and giver.has_values for giver in givers):
+            return Outcome()  # nobody knows them, though others may have given theirs
         if first.name not in ("publish", "fetch", "put", "taken", "forget"):
             return combine(first.name, slot.inputs, first.reduce_op, first.root, self._reduce)
         assert isinstance(slot.key.group, tuple)

@@ -227,6 +227,7 @@ def _kind_of(operator: Any) -> _Operator:
         f"{operator.namespace}.{operator._opname}",
         operator.is_view or packet in _FREE or operator.namespace in _NOT_COMPUTING,
         packet not in FLOP_FORMULAS
+        and operator.namespace != "prim"  # questions of tensors in Python, which the dispatcher lacks
         and operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
         FLOP_FORMULAS.get(packet),
         _UNREAD.get(packet, -1),

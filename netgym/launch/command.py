@@ -37,6 +37,7 @@ def command(
     until: str | None = given(metavar="TIME"),
     clock: str = given(type=click.Choice(["virtual", "host"]), default="virtual"),
     cuda_as_cpu: bool = given(),
+    meta: bool = given(),
     is_module: bool = given("-m", "--module"),
     out: Path | None = given(metavar="DIR"),
     trace: bool = given(),
@@ -65,6 +66,7 @@ def command(
         until: Stop the run at this virtual time, such as '60 s'.
         clock: Time that SCRIPT reads and sleeps after init_process_group: virtual, or this machine's.
         cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.
+        meta: Run SCRIPT without values: its tensors have shapes alone, and take no memory.
         is_module: SCRIPT is a module, as for python -m.
         out: A run folder, new or empty.
         trace: Write trace.json.gz into it, for Perfetto.
@@ -91,15 +93,18 @@ def command(
         flag = "--trace" if trace else "--chakra"
         raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
     if record_compute is not None:
-        if num_ranks is not None or out is not None or as_json or cuda_as_cpu:
+        if num_ranks is not None or out is not None or as_json or cuda_as_cpu or meta:
             raise InputError(
-                "netgym launch: --record-compute simulates nothing: leave out -n, --out, --json and --cuda-as-cpu; for "
-                "more ranks than one: torchrun --nproc-per-node N --no-python netgym launch --record-compute FILE "
-                "SCRIPT"
+                "netgym launch: --record-compute simulates nothing: leave out -n, --out, --json, --cuda-as-cpu and "
+                "--meta; for more ranks than one: torchrun --nproc-per-node N --no-python netgym launch "
+                "--record-compute FILE SCRIPT"
             )
         _record(Script(script, arguments, is_module, False), record_compute)
         return
-    ComputeClock.parse(compute)
+    if ComputeClock.parse(compute).kind == "live" and meta:
+        raise InputError(
+            "netgym launch: --meta computes no values, whose time could be measured: add --compute 'flops DEVICE'"
+        )
     if (file := shlex.split(compute)[0]).endswith(".csv"):  # ranks may start in other folders
         compute = compute.replace(file, os.path.abspath(file), 1)
     with locate_errors("netgym launch: --until"):
@@ -122,6 +127,7 @@ def command(
         collectives=collectives,
         cuda_as_cpu=cuda_as_cpu,
         clock="host" if clock == "host" else "virtual",
+        has_values=not meta,
     )
     with Stoppable() as work:
         report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))

@@ -414,7 +414,9 @@ class NetsimGroup(dist.ProcessGroup):
         with self._session:
             self._session.at(side)
             call = self._comm.isend if side == "send" else self._comm.irecv
-            handle = call(line, peer, tag)
+            handle: Any = call(line, peer, tag)
+            if side == "recv":
+                handle._deliver = self._session.delivery(handle._deliver, tensors, tensors)
         return self._work(side, [handle], tensors, source=peer if side == "recv" else -1)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
@@ -451,7 +453,8 @@ class NetsimGroup(dist.ProcessGroup):
         with self._session:
             for call, deliver in calls:
                 self._session.at(call.name)
-                handles.append(self._comm._collective(call, deliver, True, waits=waits))
+                into = self._session.delivery(deliver, given, outputs)
+                handles.append(self._comm._collective(call, into, True, waits=waits))
         work = self._work(name, handles, outputs, shown=shown)
         work.give(getattr(opts, "timeout", None))
         return work

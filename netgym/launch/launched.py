@@ -30,6 +30,7 @@ class Launched:
         compute: cost of computing, as text.
         num_devices: that stand in for CUDA devices; 0: none do.
         clock: `virtual` or `host`, the time that the program reads.
+        has_values: False: tensors of the program have shapes alone.
     """
 
     folder: str
@@ -37,6 +38,7 @@ class Launched:
     compute: str
     num_devices: int = 0
     clock: Clock = "virtual"
+    has_values: bool = True
 
     @classmethod
     def current(cls) -> Launched | None:

@@ -22,10 +22,14 @@ __all__ = [
     "answer_for_nccl",
     "at_end_of_backward",
     "break_graphs_at",
+    "group_named",
     "import_late_modules",
     "is_in_backward",
     "is_registered",
+    "is_shape_inference",
+    "let_foreach_take",
     "name_group",
+    "pickle_objects_by",
     "prefer_foreach_on_cpu",
     "rendezvous_by",
     "wrap_function",
@@ -64,6 +68,11 @@ def is_registered(name: str) -> bool:
     return name.upper() in dist.Backend._plugins
 
 
+def is_shape_inference() -> bool:
+    """True where code under a FakeTensorMode asks for shapes alone, as DTensor does."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def rendezvous_by(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]]) -> None:  # type: ignore[name-defined]
     """Have `init_method="env://"` go by `handler` instead of a port."""
     _rendezvous_handlers["env"] = handler
@@ -88,6 +97,23 @@ def prefer_foreach_on_cpu() -> None:
     optimizer: Any = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
     devices = optimizer._get_foreach_kernels_supported_devices()
     optimizer._get_foreach_kernels_supported_devices = lambda: [*devices, "cpu"]
+
+
+def let_foreach_take(cls: type) -> None:
+    """Have optimizers and gradient clipping take tensors of a class as they take torch's own."""
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        importlib.import_module(name)._foreach_supported_types.append(cls)
+
+
+def group_named(name: Any) -> Any:
+    """The process group that a functional collective names."""
+    resolve: Any = vars(core)["_resolve_process_group"]
+    return resolve(name) if isinstance(name, str) else name
+
+
+def pickle_objects_by(pickler: Any, unpickler: Any) -> None:
+    """Have collectives of objects pickle by other classes than Python's."""
+    core._pickler, core._unpickler = pickler, unpickler
 
 
 def answer_for_nccl() -> None:

@@ -70,7 +70,9 @@ def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchRepo
     warnings.filterwarnings("ignore", message=".* sends nothing: ")
     with tempfile.TemporaryDirectory(prefix="netgym-") as folder, _ending_descendants():
         devices = (launch.num_ranks or len(launch.topology.hosts)) if launch.cuda_as_cpu else 0
-        launched = Launched(folder, launch.num_ranks or 0, launch.compute, devices, launch.clock)
+        launched = Launched(
+            folder, launch.num_ranks or 0, launch.compute, devices, launch.clock, launch.has_values
+        )
         run = _start_ranks if launch.num_ranks else _let_ranks_start
         ran = run(launch, launched, warn)
         ran.refuse(launched.refusal)

@@ -178,6 +178,9 @@ class LaunchReport(_Part):
     )
     clock: Clock = Field(default="host", description="time that the script read, as --clock has it")
     cuda_as_cpu: bool
+    has_values: bool = Field(
+        default=True, description="false: tensors had shapes alone, so that no loss is known"
+    )
     until_seconds: float | None
     virtual_seconds: float = Field(description="when the last rank ended, or the run did")
     compute_utilisation: float = Field(description="computing / virtual seconds, mean over ranks")
@@ -385,6 +388,7 @@ _CLOCKS = {
     "virtual": "virtual: times that the script takes itself are on this clock",
     "host": "host: times that the script takes itself are this machine's; netgym.now() reads the virtual clock",
 }
+_WITHOUT = "launched without values: tensors had shapes, dtypes and strides alone, and no loss is known"
 _ENDINGS = {
     "finished": "",
     "until": "cut at --until",
@@ -456,6 +460,8 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
         ("clock", _CLOCKS[report.clock]),
     ]
+    if not report.has_values:
+        facts.append(("values", _WITHOUT))
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
     if report.later_weather is not None:

@@ -142,6 +142,7 @@ def retime_launch(
         **options,
         cuda_as_cpu=launched.cuda_as_cpu,
         clock=launched.clock,
+        has_values=launched.has_values,
     )
     if protocol is not None:
         launch = replace(launch, protocol=protocol)

@@ -97,6 +97,7 @@ class Launch:
         chakra: a folder for execution traces, one a rank.
         clock: time that the script reads.
         recording: a file for the ranks' requests, which `netgym retime` replays.
+        has_values: False: tensors of the script have shapes alone.
     """
 
     script: Script
@@ -112,6 +113,7 @@ class Launch:
     chakra: Path | None = None
     clock: Clock = "virtual"
     recording: Path | None = None
+    has_values: bool = True
 
     def world(self, num_ranks: int) -> World:
         """Hosts of `num_ranks` ranks.
@@ -136,6 +138,7 @@ class Launch:
             "compute": self.compute,
             "cuda_as_cpu": self.cuda_as_cpu,
             "clock": self.clock,
+            "has_values": self.has_values,
             "until_seconds": None if math.isinf(self.until_seconds) else self.until_seconds,
         }
 

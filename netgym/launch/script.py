@@ -55,6 +55,10 @@ def become_launched(clocks: list[tuple[ModuleType, str]] | None = None) -> None:
         virtualize(session_of_thread, imported_clocks() if clocks is None else clocks)
     if launched.num_devices:
         stand_in_for_cuda(launched.num_devices)
+    if not launched.has_values:  # imports slowly
+        from netgym.launch.without_values import run_without_values
+
+        run_without_values()
 
 
 def _refuse_rpc(*arguments: Any, **options: Any) -> None:
@@ -126,6 +130,10 @@ def run_rank(
 
     rendezvous_by(meet)  # torch's own would listen on a port; these ranks share a private folder
     session = attach(comm, ComputeClock.parse(launched.compute))
+    if not launched.has_values:
+        from netgym.launch.without_values import communicate_without_values
+
+        communicate_without_values(session)
     run_script(script)
     session.settle()
     session.end()

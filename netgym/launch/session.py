@@ -24,9 +24,12 @@ from netgym.launch.private import at_end_of_backward, is_in_backward
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType, TracebackType
 
+    from torch import Tensor
+
+    from exogym_core.communicator.base import Delivery
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from netgym.launch.compute import ComputeClock
 
@@ -37,6 +40,7 @@ __all__ = [
     "current_session",
     "now",
     "postpone_handlers",
+    "program_place",
     "session_of_thread",
 ]
 
@@ -58,6 +62,8 @@ class RankSession:
     Context manager of a call to the simulation, which first charges the computing before it. Handlers of signals that
     come during a call run when it returns, as after a call of gloo: they may make calls.
 
+    `without_values` is the module of that name where tensors have none.
+
     The rank's clock starts when `init_process_group` makes its first group. Once the rank has left the run
     (`has_ended`) it shows the last reading, and sleeps return.
     """
@@ -73,6 +79,7 @@ class RankSession:
         self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
         self.has_begun = self.has_ended = False
         self._pid = os.getpid()
+        self.without_values: Any = None
 
     def begin(self) -> bool:
         """Start the rank's clock, at the first group; True if this was the first."""
@@ -199,6 +206,16 @@ class RankSession:
             self._steps += 1
             with self as comm:
                 comm.mark({"step": self._steps})
+
+    def delivery(
+        self, deliver: Delivery[Any], given: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Delivery[Any]:
+        """`deliver` of a call with tensors `given`, which may bring no values for its `outputs`."""
+        if (values := self.without_values) is None:
+            return deliver
+        if not all(map(values.has_values, given)):
+            values.forget_values(outputs)
+        return values.or_forget(deliver, outputs)  # type: ignore[no-any-return]
 
     # --- values delivered before their virtual time --------------------------------------------------------
 

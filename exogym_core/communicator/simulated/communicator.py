@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -298,7 +298,10 @@ class SimulatedCommunicator(Communicator):
         key, _, member, signature, tensors = part
         on_clock = not self.state.off_clock
         ticket, earlier = self.state.withdrawn.pop(key, (None, signature))
-        if ticket is None and signature.needs_nobody(member):
+        if not signature.has_values:
+            self._port.post(part._replace(tensors=()))
+            ticket, deliver = (), cast("Delivery[T]", nothing)
+        elif ticket is None and signature.needs_nobody(member):
             self._port.post(part)
             value = own_value(signature, tensors, member, len(call.ranks))
             if not waits and self._port.copies:  # the rank may change what it has given before it waits
