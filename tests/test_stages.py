@@ -159,6 +159,40 @@ def test_bytes_of_boundaries_by_hand() -> None:
     assert result.bytes_sent == 2 * 3 * 3 * 2 * 8 * 24 * 4
 
 
+@pytest.mark.parametrize(
+    ("codec", "message", "is_exact"),
+    [
+        ("bf16", 2 * 8 * 24, False),
+        ("int8", 8 * 24 + 4, False),
+        ({"name": "top-k", "share": "25 %"}, 8 * 6 * 8, False),  # a value and its place
+        ({"name": "top-k", "share": 1}, 8 * 24 * 8, True),
+        ({"name": "subspace", "width": 5}, 8 * 5 * 4, False),
+        ({"name": "subspace", "width": 24}, 8 * 24 * 4, True),
+    ],
+)
+def test_codecs_of_boundaries_by_hand(codec: Any, message: int, is_exact: bool) -> None:
+    """One boundary, one micro-batch of 8 samples by 24 features: a message forwards and one backwards."""
+    about = {"num_nodes": 1, "max_steps": 2}
+    stages = {"count": 2, "microbatches": 1}
+    plain, _ = fit(deep_mlp(), IMAGES, FedAvgStrategy(H=100, optim_spec=SGD), stages, **about)
+    coded, _ = fit(
+        deep_mlp(), IMAGES, FedAvgStrategy(H=100, optim_spec=SGD), stages | {"codec": codec}, **about
+    )
+    assert coded.bytes_sent == 2 * 2 * message
+    losses = [[row["train_loss"] for row in each.history] for each in (plain, coded)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5 if is_exact else 0.05)
+    assert is_exact or losses[1] != losses[0]
+
+
+def test_what_a_codec_owes_is_kept(tmp_path: Path) -> None:
+    stages = {"count": 2, "microbatches": 4, "codec": "top-k"}
+    once, _ = fit(tied_gpt(), TEXT, STRATEGIES["DiLoCo"](), stages)
+    about = {"max_steps": 2, "checkpoint_interval": 2, "save_dir": tmp_path}
+    stopped, _ = fit(tied_gpt(), TEXT, STRATEGIES["DiLoCo"](), stages, **about)
+    resumed, _ = fit(tied_gpt(), TEXT, STRATEGIES["DiLoCo"](), stages, resume_from=stopped.checkpoint_folder)
+    assert resumed.history == once.history
+
+
 def test_the_same_bits_in_processes_and_after_a_resume(tmp_path: Path) -> None:
     def run(**options: Any) -> tuple[FitResult, dict[str, Tensor]]:
         return fit(tied_gpt(), TEXT, STRATEGIES["DiLoCo"](), {"count": 2, "microbatches": 4}, **options)
@@ -258,6 +292,9 @@ def test_chains_cross_the_longest_hop_least() -> None:
         ({"stages": {"count": 2, "split": "layers"}}, "unknown split 'layers'"),
         ({"stages": {"count": 2, "split": lambda model: [model]}}, "returned 1 modules; return 2"),
         ({"stages": 0}, "stages"),
+        ({"stages": {"count": 2, "codec": "zip"}}, "unknown stages.codec 'zip'"),
+        ({"stages": {"count": 2, "codec": "subspace"}}, "give its width"),
+        ({"stages": {"count": 2, "codec": {"name": "subspace", "width": 25}}}, "exceeds the 24 features"),
         ({"stages": 2, "val_seconds": "1 s"}, "evaluate.every_seconds"),
         ({"stages": 2, "autocast": "fp16"}, "fp16"),
         (

@@ -20,6 +20,7 @@ from exogym_core.meeting_place import is_at_rendezvous, torchrun_rank, under_tor
 from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
+from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.placement import hosts_of
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
@@ -197,6 +198,8 @@ class FitRequest(RunConfig):
             self.compute = None
 
     def _check_stages(self) -> None:
+        assert self.stages is not None
+        boundary_codec(self.stages.codec)  # raises for an unknown name
         strategy, name = self.strategy, type(self.strategy).__name__
         refused = {
             f"{name}, whose workers go at their own pace": not strategy.is_synchronous,

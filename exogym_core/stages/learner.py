@@ -11,17 +11,19 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from exogym_core.data.batches import loss_and_count
 from exogym_core.learner import TorchLearner
+from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.options import actions
 from exogym_core.stages.split import tensors_of
 from exogym_core.strategy.participation.site import Site
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator, Handle
-    from exogym_core.cost.compute import StepDurations
+    from exogym_core.cost.compute import Coding, StepDurations
     from exogym_core.data.samples import StepSamples
+    from exogym_core.stages.boundaries import BoundaryCodec
     from exogym_core.stages.options import StagePass
     from exogym_core.stages.split import Boundary, Cut, HeldPart
     from exogym_core.strategy.base import StepContext, Strategy
@@ -119,7 +121,11 @@ class StageLearner(TorchLearner):
 
     Args:
         rank: its stages.
-        samples_first: see `TorchLearner` for the others.
+        comm: the rank's.
+        strategy: its own, not set up.
+        cost: virtual seconds of a worker's whole step on this rank's host; None: computing is free.
+        autocast: as for `TorchLearner`.
+        coding: virtual time of codecs; None where it is free.
     """
 
     def __init__(
@@ -129,8 +135,12 @@ class StageLearner(TorchLearner):
         strategy: Strategy,
         cost: StepDurations | None,
         autocast: str | None,
+        coding: Coding | None = None,
     ) -> None:
         stages = rank.cut.stages
+        self._codec, self._coding = boundary_codec(stages.codec), coding
+        if self._codec is not None and coding is not None:
+            coding.seconds(self._codec.name, "encode", 0)  # raises now, not in the first step
         overlaps = strategy.overlaps_backward and stages.num_stages == stages.count and not rank.shared
         super().__init__(rank.held.model, comm, strategy.before_backward, cost, autocast, overlaps)
         self._rank, self._overlaps = rank, overlaps
@@ -151,9 +161,9 @@ class StageLearner(TorchLearner):
             batch, samples = step.micro_batches[action.micro]
             share = self._rank.cut.shares[action.stage] * samples / step.samples
             if action.is_forward:
-                loss += self._forward_pass(action, batch, context) * samples / step.samples
+                loss += self._forward_pass(action, batch, samples, context) * samples / step.samples
                 self._charge(seconds, step.samples, share * _FORWARD_SHARE)
-                self._send(action)
+                self._send(action, samples)
                 continue
             is_last = index == len(order) - 1
             context.last_micro_batch = is_last
@@ -162,12 +172,12 @@ class StageLearner(TorchLearner):
             share *= 1 - _FORWARD_SHARE
             if clock is not None:
                 clock.begin_backward(seconds, step.samples, share)
-            self._backward_pass(action, samples / step.samples)
+            self._backward_pass(action, samples, samples / step.samples)
             if clock is not None:
                 clock.end()
             else:
                 self._charge(seconds, step.samples, share)
-            self._send(action)
+            self._send(action, samples)
         for handle in self._sends:
             handle.wait()
         self._sends.clear()
@@ -180,13 +190,13 @@ class StageLearner(TorchLearner):
 
     # --- passes --------------------------------------------------------------------------------------------
 
-    def _forward_pass(self, action: StagePass, batch: Any, context: StepContext) -> float:
+    def _forward_pass(self, action: StagePass, batch: Any, samples: int, context: StepContext) -> float:
         """Pass of a micro-batch through a stage; returns its loss, 0 where it is not the last."""
         cut, key = self._rank.cut, (action.stage, action.micro)
         modules = self._rank.held.modules[action.stage]
         value: Any = batch
         if action.stage:
-            received = tuple(handle.wait() for handle in self._posted.pop(action))
+            received = self._receive(action, cut.boundaries[action.stage], samples)
             for tensor, boundary in zip(received, cut.boundaries[action.stage], strict=True):
                 tensor.requires_grad_(boundary.has_gradient)
             self._entered[key] = received
@@ -209,7 +219,7 @@ class StageLearner(TorchLearner):
         self._left[key] = (loss,)
         return loss.item()
 
-    def _backward_pass(self, action: StagePass, weight: float) -> None:
+    def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
         """Backward pass of a micro-batch through a stage."""
         left = self._left.pop((action.stage, action.micro))
         if action.stage == self._rank.cut.stages.num_stages - 1:
@@ -217,7 +227,8 @@ class StageLearner(TorchLearner):
             return
         roots = [each for each in left if each.requires_grad]
         if roots:
-            torch.autograd.backward(roots, [handle.wait() for handle in self._posted.pop(action)])
+            entering = [each for each in self._rank.cut.boundaries[action.stage + 1] if each.has_gradient]
+            torch.autograd.backward(roots, self._receive(action, entering, samples))
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -230,13 +241,41 @@ class StageLearner(TorchLearner):
         entering = cut.boundaries[action.stage + (not action.is_forward)]
         peer = (self._rank.position + (-1 if action.is_forward else 1)) % chain.world_size
         samples = step.micro_batches[action.micro][1]
-        self._posted[action] = [
-            chain.irecv(boundary.empty(samples, self._device), peer, _tag(action))
+        likes = [
+            boundary.empty(samples, self._device)
             for boundary in entering
             if action.is_forward or boundary.has_gradient
         ]
+        self._posted[action] = [
+            chain.irecv(
+                like if (codec := self._codec_of(like)) is None else codec.message_like(like),
+                peer,
+                _tag(action),
+            )
+            for like in likes
+        ]
 
-    def _send(self, action: StagePass) -> None:
+    def _codec_of(self, values: Tensor) -> BoundaryCodec | None:
+        return self._codec if values.is_floating_point() else None
+
+    def _receive(self, action: StagePass, entering: Sequence[Boundary], samples: int) -> tuple[Tensor, ...]:
+        """Wait for what a pass needs from another rank, and decode it."""
+        received = []
+        for handle, boundary in zip(self._posted.pop(action), entering, strict=True):
+            message = handle.wait()
+            like = boundary.empty(samples, self._device)
+            if (codec := self._codec_of(like)) is not None:
+                message = codec.decode(message, like)
+                self._charge_coding(codec, "decode", like)
+            received.append(message)
+        return tuple(received)
+
+    def _charge_coding(self, codec: BoundaryCodec, way: str, values: Tensor) -> None:
+        if self._coding is not None:
+            self._comm.advance(self._coding.seconds(codec.name, way, values.numel()))
+            self._comm.state.traffic.charged_values += values.numel()
+
+    def _send(self, action: StagePass, samples: int) -> None:
         """Send the result of a pass to the rank that goes on with it."""
         cut, chain = self._rank.cut, self._rank.chain
         key = (action.stage, action.micro)
@@ -251,9 +290,27 @@ class StageLearner(TorchLearner):
             step = -1
         towards = action._replace(stage=action.stage + step)
         peer = (self._rank.position + step) % chain.world_size
-        for tensor, like in zip(tensors, self._boundaries(action), strict=True):
-            value = torch.zeros(like.shape, dtype=like.dtype) if tensor is None else tensor
-            self._sends.append(chain.isend(value.detach().contiguous(), peer, _tag(towards)))
+        for number, (tensor, boundary) in enumerate(zip(tensors, self._boundaries(action), strict=True)):
+            value = (
+                boundary.empty(samples, self._device).zero_()
+                if tensor is None
+                else tensor.detach().contiguous()
+            )
+            if (codec := self._codec_of(value)) is not None:
+                value, like = codec.encode(value, (*towards, number)), value
+                self._charge_coding(codec, "encode", like)
+            self._sends.append(chain.isend(value, peer, _tag(towards)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values that codecs still owe."""
+        owed = {} if self._codec is None else self._codec.residuals
+        return {**super().state_dict(), "residuals": owed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
+        if self._codec is not None:
+            self._codec.residuals = dict(state["residuals"])
 
     def _boundaries(self, action: StagePass) -> list[Boundary]:
         cut = self._rank.cut

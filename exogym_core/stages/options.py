@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from exogym_core.names import shown_value
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document
 from netsim.files.schemas import Schema, validate_document
+from netsim.units import parse_fraction
 
-__all__ = ["StagePass", "Stages", "actions"]
+__all__ = ["BoundaryCodecOptions", "StagePass", "Stages", "actions"]
 
 _SPLITS = ("flops", "bytes")
+_NUMBER = {"anyOf": [{"type": "number"}, {"type": "string"}]}
 
 
 def _split(value: Any) -> Any:
@@ -24,6 +26,38 @@ def _split(value: Any) -> Any:
     raise InputError(
         f"{shown_value(value)} is no split: write flops or bytes, or pass f(model) -> list of modules"
     )
+
+
+def _share(value: Any) -> Any:
+    return parse_fraction(value) if isinstance(value, str) and value.rstrip().endswith("%") else value
+
+
+class BoundaryCodecOptions(Schema):
+    """Codec of what crosses from stage to stage: a name, or a mapping.
+
+    Attributes:
+        name: a codec such as `bf16` or `int8`; `top-k`: the largest values, with error feedback; `subspace`:
+            coordinates in a fixed subspace of the features.
+        share: of the values that `top-k` sends.
+        width: of the subspace.
+        seed: of the subspace.
+    """
+
+    name: str
+    share: Annotated[float, Field(gt=0, le=1), BeforeValidator(_share), WithJsonSchema(_NUMBER)] = 0.1
+    width: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, spec: Any) -> Any:
+        return {"name": spec} if isinstance(spec, str) else spec
+
+    @model_validator(mode="after")
+    def _has_width(self) -> BoundaryCodecOptions:
+        if self.name == "subspace" and self.width is None:
+            raise InputError("subspace: give its width, as in {name: subspace, width: 64}")
+        return self
 
 
 class Stages(Schema):
@@ -39,6 +73,7 @@ class Stages(Schema):
         split: `flops` or `bytes`: stages of about equal operations, or parameters; in Python also a function
             `model -> list of modules`.
         chunks: stages of each rank under `interleaved`.
+        codec: of activations and their gradients; None: as they are.
     """
 
     count: Annotated[int, Field(ge=1)]
@@ -46,6 +81,7 @@ class Stages(Schema):
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
     split: Annotated[Any, AfterValidator(_split), WithJsonSchema({"enum": list(_SPLITS)})] = "flops"
     chunks: Annotated[int, Field(ge=2)] = 2
+    codec: BoundaryCodecOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
