@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worlds import star_form
 
+import netgym
 from exogym_core import FitResult, Trainer
 from exogym_core.stages.options import Stages, actions
 from exogym_core.stages.split import StagePart
@@ -306,6 +307,12 @@ def test_chains_cross_the_longest_hop_least() -> None:
 def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError, match=line):
         fit(deep_mlp(), IMAGES, AllReduceStrategy(optim_spec=SGD), **{"batch_size": 8, **options})
+
+
+def test_plans_do_not_leave_stages_out_unseen() -> None:
+    experiment = {"task": "digits", "workers": {"count": 2}, "topology": "lan", "compute": "9 ms", "steps": 4}
+    with pytest.raises(InputError, match="stages are not planned"):
+        netgym.plan(experiment | {"stages": 2, "strategies": ["AllReduce"], "evaluate": {"every": 2}})
 
 
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:

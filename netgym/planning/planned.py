@@ -20,6 +20,7 @@ from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader, loss_and_count
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.run.request import unlike_hosts
+from exogym_core.stages.options import Stages
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides
 from netgym.planning.measure import Setting
@@ -244,6 +245,10 @@ class Request:
                 rate = parse_bits_per_second(wan_bandwidth)
             topology = with_wan_bandwidth(topology, rate)
         _refuse_measured(experiment)
+        if Stages.parse(settings.stages) is not None:
+            raise InputError(
+                "plan: workers that are chains of stages are not planned yet: leave stages out, or train"
+            )
         count, budget, failures = settings.workers.count, tokens, _checked("failures", settings)
         if tokens is None and is_file and options.get("dollars") is None:
             budget = float(settings.steps * settings.batch_size * count * model.length)
