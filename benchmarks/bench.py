@@ -203,6 +203,23 @@ def demo() -> float:
         return command("netgym", "compare", "examples/digits_wan.yaml", "--jobs", "2", "--out", folder)
 
 
+def launched_all_reduces(num_ranks: int, num_bytes: int, times: int) -> float:
+    """Processor seconds of `netgym launch` of a script that all-reduces fp32, start and end included."""
+    script = f"""
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+values = torch.ones({num_bytes // 4})
+for _ in range({times}):
+    dist.all_reduce(values)
+dist.destroy_process_group()
+"""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(script)
+        file.flush()
+        words = ["-n", str(num_ranks), "--topology", "wan-4-regions", "--compute", "marks", file.name]
+        return command("netgym", "launch", *words)
+
+
 def planned(strategy: str) -> float:
     """Processor seconds of `netgym plan` of 70B parameters on 64 workers; see benchmarks/plans.py."""
     import plans
@@ -254,11 +271,13 @@ ROWS: dict[str, Callable[[], float | None]] = {
             ("network", 8, 4_000, "ideal"),
             ("network", 64, 4_000_000, "ideal"),
             ("network", 64, 4_000_000, "linux-tcp"),
+            ("network", 256, 4_000, "gloo"),
             ("run_ranks", 8, 4_000, "ideal"),
             ("run_ranks", 64, 4_000, "linux-tcp"),
         )
     },
     "a rank's step, 8 ranks": equal_steps,
+    "launch, 4 ranks, 57 all-reduces of 123 MB": partial(launched_all_reduces, 4, 123_000_000, 57),
     "long run, 64 ranks, 1e6 rank-steps": partial(rank_steps, 200),
 }
 
