@@ -12,7 +12,8 @@ hardly changes them); of wall and processor milliseconds of a step of all worker
 are those of the models that `fit` returns, on the same samples.
 
 Both read samples in the order of torch's DistributedSampler, and NetGym's DiLoCo averages one step late (after steps
-21, 41, ...), as EXO Gym's does. Losses with AllReduce are equal; DiLoCo's differ after its rounds, and SPARTA draws
+21, 41, ...), as EXO Gym's does. Losses with AllReduce are equal. DiLoCo's differ from the second round on: on CPUs
+rank 0 of EXO Gym shares the storage of its outer parameters, so displacements are zero (docs/speed.md). SPARTA draws
 other indices.
 
 EXO Gym's newest commit, 9fa323c, names macOS's loopback interface: `--exo-gym` trains with a copy that names Linux's.

@@ -377,6 +377,32 @@ def test_the_sampler_of_torch_gives_the_losses_of_a_loop_with_it(num_nodes, batc
         torch.testing.assert_close(trained.state_dict()[name], parameter.data)
 
 
+def test_diloco_with_the_sampler_of_torch_gives_the_model_of_a_loop_with_an_outer_optimizer():
+    """Outer parameters share no storage with a rank's; on CPUs those of EXO Gym do, from its first round on."""
+    model, data = mlp(), samples(64)
+    loaders = [repeated(DataLoader(data, 8, sampler=DistributedSampler(data, 4, rank))) for rank in range(4)]
+    strategy = DiLoCoStrategy(OptimSpec(torch.optim.SGD, lr=0.3), H=3)
+    options = {"num_nodes": 4, "batch_size": 8, "max_steps": 12, "sampler": "torch"}
+    trained = fit(copy.deepcopy(model), data, strategy=strategy, **options)
+    replicas = [copy.deepcopy(model) for _ in loaders]
+    inner = [torch.optim.SGD(replica.parameters(), lr=0.3) for replica in replicas]
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(1, 13):
+        for replica, optimizer, loader in zip(replicas, inner, loaders, strict=True):
+            optimizer.zero_grad()
+            replica(next(loader)).backward()
+            optimizer.step()
+        if step % 3 == 0:
+            for name, parameter in model.named_parameters():
+                own = torch.stack([replica.get_parameter(name).data for replica in replicas])
+                parameter.grad = parameter.data - own.mean(0)
+            outer.step()
+            for replica in replicas:
+                replica.load_state_dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained.state_dict()[name], parameter.data)
+
+
 def test_the_sampler_of_torch_needs_one_dataset():
     with pytest.raises(
         InputError, match=r"sampler .torch. .* a factory makes each rank its own; leave sampler out"

@@ -294,11 +294,14 @@ class Trainer:
 
     def _run(self, options: RunConfig, recording: RecordedTraining | None = None) -> FitResult:
         """Train, or retime a recording."""
-        about = (FitRequest.check(options), self.model, self.train_dataset, self.val_dataset)
-        program = Program(*about, is_tried=recording is not None)
+        request = FitRequest.check(options)
         is_recorded = options.out is not None or options.resume_from is not None
-        with run_record(program) if is_recorded else nullcontext() as record:
-            result = self._train(program, record, recording)
+        # What a run leaves behind is found while it is young: not by searches of all that is imported.
+        with raised_gc_threshold(request.num_nodes):
+            about = (request, self.model, self.train_dataset, self.val_dataset)
+            program = Program(*about, is_tried=recording is not None)
+            with run_record(program) if is_recorded else nullcontext() as record:
+                result = self._train(program, record, recording)
         if recording is None and result.recording is not None:
             result.recording.trainer, result.recording.options = copy.copy(self), options
         return result
