@@ -1,13 +1,15 @@
 """This checkout against another commit, row by row: processor seconds, wall seconds and memory, in turns.
 
     make bench                    against the last release; AGAINST=COMMIT names another, ROWS=list some rows
-    make bench-gate               the same with nine rounds: fails, and names the rows, where one is 5 % worse
+    make bench-gate               the same with nine rounds: fails, and names rows and held figures 5 % worse
     python benchmarks/bench.py [ROW]... [--against CHECKOUT] [--rounds 3] [--limit 1.05]
 
 Each row runs in a process of its own, first by one checkout's code and then by the other's, and the best of some
 rounds counts. Wall time depends on what else the machine does, processor time less so: its ratio is printed, in bold
-above 1.1. With `--limit`, a row fails whose processor time or peak memory exceeds the other's by more than that
-factor both in the best rounds and in the medians, so that a busy moment of the machine fails no row.
+above 1.1. Figures that releases hold, most of them a row's over another's, follow with their goals, of the rows that
+were measured: ROW may be a part of such a figure's name. With `--limit`, a row fails whose processor time or peak
+memory exceeds the other checkout's by more than that factor both in the best rounds and in the medians, so that a
+busy moment of the machine fails no row; so does a held figure.
 """
 
 from __future__ import annotations
@@ -17,21 +19,26 @@ import contextlib
 import importlib
 import io
 import json
+import os
+import re
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import harness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+Figures: TypeAlias = dict[str, float] | None  # of a row; None where it cannot run
 MARKED = 1.1
 HERE = Path(__file__).parent
 
@@ -197,10 +204,10 @@ def equal_steps(num_steps: int = 2_000) -> float:
     return min(spent)
 
 
-def demo() -> float:
-    """`netgym compare` of the demo: twelve runs, two at a time."""
+def demo(jobs: int) -> float:
+    """`netgym compare` of the demo: twelve runs, `jobs` at a time."""
     with tempfile.TemporaryDirectory() as folder:
-        return command("netgym", "compare", "examples/digits_wan.yaml", "--jobs", "2", "--out", folder)
+        return command("netgym", "compare", "examples/digits_wan.yaml", "--jobs", str(jobs), "--out", folder)
 
 
 def launched_all_reduces(num_ranks: int, num_bytes: int, times: int) -> float:
@@ -244,8 +251,12 @@ ROWS: dict[str, Callable[[], float | None]] = {
     "netgym list": partial(command, "netgym", "list"),
     "netsim show lan": partial(command, "netsim", "show", "lan"),
     "netsim collective, 1,024 hosts": large_collective,
-    "netgym plan, 70 B, 64 workers, DiLoCo": partial(planned, "DiLoCo"),
-    "demo, two jobs": demo,
+    **{
+        f"netgym plan, 70 B, 64 workers, {strategy}": partial(planned, strategy)
+        for strategy in ("AllReduce", "DiLoCo")
+    },
+    "demo, one job": partial(demo, 1),
+    "demo, two jobs": partial(demo, 2),
     "first fit, GPT 1 M, 2 workers, 1 step": partial(trained, "byte", "threads", 2, 1),
     **{
         f"GPT 10 M, 4 workers, {kind}, {steps} step{'s' if steps > 1 else ''}": partial(
@@ -282,6 +293,34 @@ ROWS: dict[str, Callable[[], float | None]] = {
 }
 
 
+@dataclass(frozen=True)
+class Held:
+    """A figure that releases hold: `key` of a row, divided by that of another row unless it is None."""
+
+    key: str
+    row: str
+    over: str | None
+    goal: float
+
+    def of(self, figure: Callable[[list[float]], float], found: dict[str, list[Figures]]) -> float | None:
+        """The figure of the rounds of each row, such as the least; None where a row could not run."""
+        rows = [[each[self.key] for each in found[name] if each] for name in (self.row, self.over) if name]
+        return figure(rows[0]) / (figure(rows[1]) if self.over else 1.0) if all(rows) else None
+
+
+_LOOP, _PROCESSES = (f"GPT 10 M, 4 workers, {kind}, 12 steps" for kind in ("loop", "processes"))
+HELD = {
+    "GPT 10 M in processes, of the loop, wall": Held("wall", _PROCESSES, _LOOP, 0.56),
+    "GPT 10 M in processes, of the loop, memory": Held("all_mb", _PROCESSES, _LOOP, 1.2),
+    "tiny AllReduce stacked, of the loop, cpu": Held(
+        "cpu", *(f"digits MLP, 8 workers, AllReduce, {kind}" for kind in ("stacked", "loop")), 0.65
+    ),
+    "demo with two jobs, of one, wall": Held("wall", "demo, two jobs", "demo, one job", 0.55),
+    "plan of 70 B, cpu s": Held("cpu", "netgym plan, 70 B, 64 workers, AllReduce", None, 4.0),
+    "start-up, cpu s": Held("cpu", "netgym --help", None, 0.12),
+}
+
+
 def measured(name: str) -> dict[str, float]:
     """Processor and wall seconds of a row in this process and its children, and their peak memory in MB."""
     began = time.perf_counter()
@@ -296,27 +335,79 @@ def measured(name: str) -> dict[str, float]:
     }
 
 
-def in_process(checkout: Path, name: str) -> dict[str, float] | None:
+def descendants_mb() -> float:
+    """Memory of all processes that descend from this one, pages that several share counted once; 0 without /proc."""
+    total, found = 0, [os.getpid()]
+    for pid in found:
+        folder = Path(f"/proc/{pid}")
+        with contextlib.suppress(OSError):  # it has ended
+            found += [
+                int(child) for file in folder.glob("task/*/children") for child in file.read_text().split()
+            ]
+            size = re.search(r"Pss:\s+(\d+)", (folder / "smaps_rollup").read_text())
+            total += int(size[1]) if size and pid != os.getpid() else 0
+    return total * 1024 / 1e6
+
+
+@contextlib.contextmanager
+def sampled_memory() -> Iterator[list[float]]:
+    """`descendants_mb`, ten times a second within the block."""
+    ended, samples = threading.Event(), [0.0]
+
+    def sample() -> None:
+        while not ended.wait(0.1):
+            samples.append(descendants_mb())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+
+
+def in_process(checkout: Path, name: str) -> Figures:
     """A row by a checkout's code; None where that cannot run it."""
     try:
-        found: dict[str, float] = harness.in_process(__file__, "--measure", name, checkout=checkout)
+        with sampled_memory() as samples:
+            found: dict[str, float] = harness.in_process(__file__, "--measure", name, checkout=checkout)
     except subprocess.CalledProcessError:
         return None
-    return found
+    return {**found, "all_mb": max(samples)}
 
 
-def best(found: list[dict[str, float] | None]) -> dict[str, float] | None:
+def best(found: list[Figures]) -> Figures:
     """The least of each figure."""
     some = [each for each in found if each is not None]
     return {key: min(each[key] for each in some) for key in some[0]} if some else None
 
 
-def is_worse(rounds: list[list[dict[str, float] | None]], key: str, limit: float) -> bool:
+def is_worse(rounds: list[list[Figures]], key: str, limit: float) -> bool:
     """True if a figure exceeds the other checkout's by more than `limit`, both the best rounds' and the medians."""
     now, before = ([each[key] for each in found if each is not None] for found in zip(*rounds, strict=True))
     if not before:  # a row that the other checkout cannot run
         return False
     return not now or all(of(now) > limit * of(before) for of in (min, statistics.median))
+
+
+def show_held(found: list[dict[str, list[Figures]]], limit: float | None) -> list[str]:
+    """Print held figures of the rows that each checkout has run, with their goals; returns those beyond `limit`."""
+    worse: list[str] = []
+    chosen = {name: held for name, held in HELD.items() if {held.row, held.over} - {None} <= found[0].keys()}
+    if chosen:
+        print()
+        harness.heading("held", "now", "before", "goal")
+    for name, held in chosen.items():
+        now, before = [*(held.of(min, each) for each in found), None][:2]
+        cells = ["" if each is None else f"{each:.3g}" for each in (now, before, held.goal)]
+        harness.row(name, *cells)
+        medians = [held.of(statistics.median, each) for each in found]
+        if limit is not None and before is not None and medians[1] is not None:
+            pairs = ((now, before), medians)
+            if all(this is None or this > limit * other for this, other in pairs):
+                worse.append(name)
+    return worse
 
 
 def main() -> None:
@@ -336,12 +427,16 @@ def main() -> None:
         return
     checkouts = [HERE.parent] + ([given.against] if given.against else [])
     worse: list[str] = []
+    found: list[dict[str, list[Figures]]] = [{} for _ in checkouts]
     harness.heading("", "processor s", "before", "ratio", "wall s", "before", "MB", "before")
     for name in ROWS:
-        if given.rows and not any(part in name for part in given.rows):
+        names = [name, *(held for held, each in HELD.items() if name in (each.row, each.over))]
+        if given.rows and not any(part in each for part in given.rows for each in names):
             continue
         rounds = [[in_process(checkout, name) for checkout in checkouts] for _ in range(given.rounds)]
-        now, before = [*(best(list(each)) for each in zip(*rounds, strict=True)), None][:2]
+        for each, own in zip(found, zip(*rounds, strict=True), strict=True):
+            each[name] = list(own)
+        now, before = [*(best(each[name]) for each in found), None][:2]
         cells = [
             "" if each is None else f"{each[key]:.4g}"
             for key in ("cpu", "wall", "peak_mb")
@@ -352,6 +447,7 @@ def main() -> None:
         harness.row(name, *cells)
         if given.limit is not None:
             worse += [f"{name} ({key})" for key in ("cpu", "peak_mb") if is_worse(rounds, key, given.limit)]
+    worse += show_held(found, given.limit)
     if worse:
         sys.exit(f"worse by more than {given.limit - 1:.0%}: {'; '.join(worse)}")
 

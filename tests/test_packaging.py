@@ -181,6 +181,12 @@ bench.ROWS = {{
     "broken": lambda: figure(None, 1.0) or 1 / 0,
     "new": lambda: figure(1.0, None) or 1 / 0,
 }}
+bench.HELD = {{
+    "slower, of faster": bench.Held("cpu", "slower", "faster", 0.5),
+    "slower, of itself": bench.Held("cpu", "slower", "slower", 1.0),
+    "within's own": bench.Held("cpu", "within", None, 1.0),
+    "without before": bench.Held("cpu", "new", None, 1.0),
+}}
 bench.main()
 """
 
@@ -191,6 +197,8 @@ def test_the_gate_before_a_release_names_slower_and_broken_rows(tmp_path: Path) 
     program.write_text(ROWS.format(benchmarks=str(ROOT / "benchmarks")))
     command = [sys.executable, str(program), "--against", str(tmp_path), "--limit", "1.05", "--rounds", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    worse = "worse by more than 5%: slower (cpu); broken (cpu); broken (peak_mb)"
+    worse = "worse by more than 5%: slower (cpu); broken (cpu); broken (peak_mb); slower, of faster"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, worse)
+    assert "| slower, of faster | 1.06 | 0.5 | 0.5 |" in done.stdout
+    assert "| without before | 1 |  | 1 |" in done.stdout
     assert subprocess.run([*command, "within"], check=False).returncode == 0
