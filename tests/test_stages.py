@@ -16,6 +16,7 @@ from worlds import star_form
 
 import netgym
 from exogym_core import FitResult, Trainer
+from exogym_core.config import yaml_text
 from exogym_core.stages.options import Stages, actions
 from exogym_core.stages.split import StagePart
 from exogym_core.strategy import (
@@ -309,10 +310,12 @@ def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str
         fit(deep_mlp(), IMAGES, AllReduceStrategy(optim_spec=SGD), **{"batch_size": 8, **options})
 
 
-def test_plans_do_not_leave_stages_out_unseen() -> None:
+def test_plans_do_not_leave_stages_out_unseen(tmp_path: Path) -> None:
     experiment = {"task": "digits", "workers": {"count": 2}, "topology": "lan", "compute": "9 ms", "steps": 4}
+    more = {"stages": 2, "strategies": ["AllReduce"], "evaluate": {"every": 2}}
+    (tmp_path / "staged.yaml").write_text(yaml_text(experiment | more))
     with pytest.raises(InputError, match="stages are not planned"):
-        netgym.plan(experiment | {"stages": 2, "strategies": ["AllReduce"], "evaluate": {"every": 2}})
+        netgym.plan(tmp_path / "staged.yaml")
 
 
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:
