@@ -263,15 +263,15 @@ def compared(
     return code, captured.out.replace(str(out), "OUT"), captured.err
 
 
-@pytest.mark.parametrize("end", ["pass", "raise ValueError('no')"])
+@pytest.mark.parametrize(("end", "num_jobs"), [("pass", 3), ("raise ValueError('no')", 9)])
 def test_a_comparison_side_by_side_is_the_one_run_after_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, num_jobs: int
 ) -> None:
     """Also where a strategy fails: its runs with further seeds, which may train already, leave nothing."""
-    outputs = [compared(tmp_path, num_jobs, end, capsys)[:2] for num_jobs in (1, 3, 9)]
-    assert outputs[0] == outputs[1] == outputs[2]
-    assert outputs[0][0] == (0 if end == "pass" else 1)
-    assert files_of(tmp_path / "with-1") == files_of(tmp_path / "with-3") == files_of(tmp_path / "with-9")
+    alone, side_by_side = (compared(tmp_path, number, end, capsys)[:2] for number in (1, num_jobs))
+    assert alone == side_by_side
+    assert alone[0] == (0 if end == "pass" else 1)
+    assert files_of(tmp_path / "with-1") == files_of(tmp_path / f"with-{num_jobs}")
 
 
 def test_side_by_side_the_slowest_strategy_begins_a_further_seed(

@@ -159,28 +159,6 @@ def test_events_of_cuda_and_torchs_benchmark_read_it(
     assert set(map(tuple, said.values())) == {(125.0, 0.25)}
 
 
-def test_ranks_that_a_script_spawns_read_it_and_a_wrong_name_is_refused(
-    launch_here: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "spawns.py"
-    script.write_text(
-        "import json, time, torch.multiprocessing as mp, torch.distributed as dist, netgym\n"
-        "from time import perf_counter\n"
-        "def run(rank):\n"
-        f"    dist.init_process_group('gloo', init_method='file://{tmp_path}/meet', rank=rank, world_size=2)\n"
-        "    begin = perf_counter()\n"
-        "    time.sleep(100.0)\n"
-        "    dist.barrier()\n"
-        "    print(json.dumps({rank: [perf_counter() - begin, netgym.now()]}))\n"
-        "if __name__ == '__main__': mp.spawn(run, nprocs=2)\n"
-    )
-    _, said = output(launch_here, ["--topology", "lan", "--compute", "marks"], str(script))
-    assert [seconds for seconds, _ in said.values()] == [now for _, now in said.values()]
-    assert all(seconds > 100 for seconds, _ in said.values())
-    code, _, err = launch_here("-n", "1", "--clock", "wall", str(script))
-    assert (code, "--clock" in err) == (2, True)
-
-
 def test_the_lists_of_the_docs_are_those_of_the_program() -> None:
     """Who keeps host time is declared once."""
     text = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
@@ -191,8 +169,9 @@ def test_the_lists_of_the_docs_are_those_of_the_program() -> None:
         ]
 
 
-EXITS = """
-import atexit, os, sys, time, torch, torch.distributed as dist, torch.multiprocessing as mp
+SPAWNED = """
+import atexit, json, os, sys, time, torch.distributed as dist, torch.multiprocessing as mp, netgym
+from time import perf_counter
 
 def at_exit():
     before = time.time()
@@ -202,7 +181,10 @@ def at_exit():
 def train(rank):
     atexit.register(at_exit)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-    dist.all_reduce(torch.ones(1))
+    begin = perf_counter()
+    time.sleep(100.0)
+    dist.barrier()
+    print(json.dumps({rank: [perf_counter() - begin, netgym.now()]}), flush=True)
     time.sleep(0.5)
 
 if __name__ == "__main__":
@@ -210,11 +192,21 @@ if __name__ == "__main__":
 """
 
 
-def test_handlers_that_run_after_a_rank_has_left_the_run_read_its_last_time(
+def test_ranks_that_a_script_spawns_read_it_and_their_handlers_at_exit_its_last_time(
     launch_here: Launch, tmp_path: Path
 ) -> None:
+    """Handlers run after the rank has left the run."""
     script = tmp_path / "script.py"
-    script.write_text(EXITS)
+    script.write_text(SPAWNED)
     code, out, err = launch_here("--compute", "marks", str(script), str(tmp_path / "store"))
     assert (code, err) == (0, "")
+    said = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    for ((seconds, now),) in (each.values() for each in said):
+        assert seconds == now > 100
+    assert len(said) == 2
     assert re.findall(r"^[\d.]+$", out, re.MULTILINE) == ["0.0", "0.0"]
+
+
+def test_a_wrong_clock_is_refused(launch_here: Launch, tmp_path: Path) -> None:
+    code, _, err = launch_here("-n", "1", "--clock", "wall", str(tmp_path / "script.py"))
+    assert (code, "--clock" in err) == (2, True)

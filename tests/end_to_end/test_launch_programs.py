@@ -45,16 +45,11 @@ def launch(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def on_gloo(num_ranks: int, script: str) -> CompletedProcess[str]:
-    """Rank 0 of a program on the real backend."""
-    return ranks(num_ranks, run_script, script, "gloo", seconds=60.0)[0]
-
-
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
 def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script on gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
-    real = on_gloo(3, script)
+    real = ranks(3, run_script, script, "gloo", seconds=60.0)[0]
     # Its losses count, not its exit code: torch's gloo now and then aborts a process that has ended.
     assert len(LOSSES.findall(real.stdout)) == (4 if name == "ddp.py" else 3), real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
@@ -114,22 +109,30 @@ def _check_where_the_time_went(report: dict[str, Any]) -> None:
     assert 0 < report["steady_state"]["seconds"] < report["virtual_seconds"] / 4
 
 
+def both(num_ranks: int, script: str, prepare: Callable[[], Any]) -> tuple[list[CompletedProcess[str]], Any]:
+    """A program's ranks on gloo, and its launch: in forks of a process that has imported what each would."""
+
+    def run() -> None:
+        prepare()
+        real = ranks(num_ranks, run_script, script, "gloo", seconds=100.0)
+        launched = launch("-n", str(num_ranks), "--compute", "marks", script, "netsim")
+        print(json.dumps([[(each.stdout, each.stderr) for each in real], launched]))
+
+    real, (code, out, err) = json.loads(Fork(run).end().stdout)
+    assert code == 0, err
+    return [CompletedProcess([], 0, *each) for each in real], out
+
+
 def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
     """Hooks, sharded optimizers, meshes, tensor parallel, pipelines, checkpoints: gloo's results but for rounding."""
-    script = str(PROGRAMS / "features.py")
 
-    def both() -> None:
-        for name in ("checkpoint", "optim", "pipelining", "tensor.parallel"):  # here, and not in each rank
+    def prepare() -> None:
+        for name in ("checkpoint", "optim", "pipelining", "tensor.parallel"):
             importlib.import_module(f"torch.distributed.{name}")
-        real = on_gloo(4, script)
-        print(
-            json.dumps([real.stdout, real.stderr, *launch("-n", "4", "--compute", "marks", script, "netsim")])
-        )
 
-    real, failed, code, out, err = json.loads(Fork(both).end().stdout)
-    assert code == 0, err
-    results = [dict(FEATURES.findall(text)) for text in (real, out)]
-    assert len(results[0]) == 17, failed
+    real, out = both(4, str(PROGRAMS / "features.py"), prepare)
+    results = [dict(FEATURES.findall(text)) for text in (real[0].stdout, out)]
+    assert len(results[0]) == 17, real[0].stderr
     expected = {name: pytest.approx(float(value), rel=1e-4) for name, value in results[0].items()}
     assert {name: float(value) for name, value in results[1].items()} == expected
 
@@ -1158,11 +1161,11 @@ def test_compiled_code_breaks_its_graph_at_calls_as_on_gloo(tmp_path: Path) -> N
     def printed(text: str) -> list[str]:
         return sorted(line for line in text.splitlines() if line.startswith(("called", "loss")))
 
-    real = printed("".join(rank.stdout for rank in ranks(2, run_script, str(script), seconds=100.0)))
-    code, out, err = launch("-n", "2", "--compute", "marks", str(script))
-    assert code == 0, err
-    assert len(real) == 22
-    assert printed(out) == real
+    compiled = torch.compile(torch.neg, backend="eager")
+    real, out = both(2, str(script), lambda: compiled(torch.ones(1)))
+    expected = printed("".join(rank.stdout for rank in real))
+    assert len(expected) == 22
+    assert printed(out) == expected
 
 
 GPU_ANSWERS = """
