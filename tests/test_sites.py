@@ -450,6 +450,7 @@ def fit(
     given |= {
         "topology": TWO_SITES,
         "compute": {"fixed": "3 ms", "jitter": 0.2},
+        "collectives": "ring",
         "device": "cpu",
         "workers": "threads",
     }

@@ -306,6 +306,7 @@ def fit(
         correlation_interval=4,
         topology=topology(events, protocol),
         compute={"fixed": "1 s", "jitter": 0.1},
+        collectives="ring",
         device="cpu",
         **{"workers": "threads", **arguments},
     )

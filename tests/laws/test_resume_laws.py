@@ -105,7 +105,7 @@ def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitRe
         **{"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "minibatch_size": 2},
         **{"val_size": 8, "val_interval": 3, "correlation_interval": 2, "topology": "two-datacenters"},
         **{"protocol": "linux-tcp", "compute": {"fixed": "3 ms", "jitter": 0.2}, "workers": "threads"},
-        **{"device": "cpu"},
+        **{"device": "cpu", "collectives": "ring"},  # chosen ones are in test_choice_laws.py
     }
     trainer = Trainer(Model(), Augmented(), Augmented(noise=0.0))
     return fit_until(trainer, stop_at, strategy=strategy, **{**arguments, **options})
@@ -170,7 +170,7 @@ def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) 
         if workers == "threads":
             most = max(least, (stop_at - 1) // every * every)
             least = least if OPTIONS[number][0] in AT_OWN_PACE else most
-    resumed = fit(make(number), checkpoint_interval=NUM_STEPS, **where)
+    resumed = fit(make(number), checkpoint_interval=1, **where)
     assert least <= resumed.resumed_step <= most
     assert (outcome(resumed), last_checkpoint(resumed)) == expected
 
