@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -153,12 +154,12 @@ def combine(
     `reduce_scatter`, `scatter` (root only) and `all_to_all` take one tensor a member; the rest take one.
     `message` is member 0's tensor for member 1.
     """
-    firsts = [tensors[0] for tensors in inputs if tensors]
+    firsts = map(itemgetter(0), inputs)  # of members with one tensor each
     match name:
         case "all_reduce":
-            return Outcome(shared=(reduce(firsts, reduce_op),))
+            return Outcome(shared=(reduce(list(firsts), reduce_op),))
         case "reduce":
-            return Outcome(own={root: (reduce(firsts, reduce_op),)})
+            return Outcome(own={root: (reduce(list(firsts), reduce_op),)})
         case "broadcast":
             return Outcome(shared=(inputs[root][0],))
         case "all_gather":
@@ -404,6 +405,7 @@ class Exchange:
         elif members := slot.servable(member):
             slot.outcome = slot.outcome or self._outcome(signature, slot)
             self._serve(slot, members)
+            slot.waiters = [waiter for waiter in slot.waiters if waiter[1] not in slot.served]
         return slot
 
     def _finish(self, slot: Slot) -> None:
@@ -421,8 +423,6 @@ class Exchange:
             if member in slot.served:
                 self.unblock(rank)
         self._on_served(slot, members)
-        if slot.waiters:
-            slot.waiters = [waiter for waiter in slot.waiters if waiter[1] not in slot.served]
 
     def open_call(self, key: Key) -> Slot | None:
         """A call that some members have posted and not all."""

@@ -59,8 +59,7 @@ def batch_reader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | No
     """
     if collate is None:
         if type(dataset) is TensorDataset:
-            tensors = dataset.tensors
-            return lambda indices: tuple([tensor[indices] for tensor in tensors])
+            return dataset.__getitem__
         if type(dataset) is Subset:
             inner, chosen = batch_reader(dataset.dataset), torch.as_tensor(dataset.indices)
             return lambda indices: inner(chosen[indices])

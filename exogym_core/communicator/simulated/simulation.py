@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS, CollectiveCall
@@ -196,10 +197,10 @@ def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
     """Load that a member's call puts on the network among these ranks of the run."""
     name, signed = call.name, call.signed
     element_bytes = signed[0].element_size() if signed else 1
-    sizes = [tensor.nbytes for tensor in signed]
+    sizes = tuple(map(attrgetter("nbytes"), signed))
     num_bytes = sum(sizes)
     if name == "all_to_all":  # the sizes of the others' parts are theirs to say
-        return Call(name, ranks, num_bytes, call.root, element_bytes, (tuple(sizes),))
+        return Call(name, ranks, num_bytes, call.root, element_bytes, (sizes,))
     num_tensors = len(ranks) if name in ("all_gather", "gather", "scatter") else 1
     return Call(name, ranks, num_bytes * num_tensors, call.root, element_bytes)
 
