@@ -40,8 +40,13 @@ def retime(
         trust: Accept a RUN that another user made or changed.
     """
     from exogym_core.config import resolved_protocol
-    from exogym_core.results.run_folder import RunFolder, require_own
-    from netgym.experiment.experiment import Experiment, differing_training
+    from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
+    from netgym.experiment.experiment import (
+        Experiment,
+        apply_overrides,
+        differing_training,
+        opened_topology,
+    )
 
     if (folder / "launch.json").is_file():  # it names no code
         from netgym.launch.retiming import retime_launch
@@ -53,14 +58,16 @@ def retime(
     source = RunFolder.open(folder)
     flags = {"topology": topology, "protocol": protocol}
     changed: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
-    path = folder / "experiment.yaml"
-    stored = Experiment.load(path, trust=True)
+    stored = Experiment.load(folder / "experiment.yaml", trust=True)
     is_networks_own = stored.settings.protocol == resolved_protocol(None, stored.topology)
     if topology is not None and protocol is None and is_networks_own:
         # The stored form names it even where the experiment did not; another network has a protocol of its own.
-        there = Experiment.load(path, (), changed, trust=True).topology
+        there = opened_topology(
+            apply_overrides(stored.document, (), changed, folder=folder), topology, folder
+        )
         changed["protocol"] = resolved_protocol(None, there)
-    experiment = Experiment.load(path, overrides, changed, trust=True)
+    document = apply_overrides(stored.document, overrides, changed, folder=folder)
+    experiment = Experiment.from_document(document, folder, "experiment", code_folder_of(folder))
     if (key := differing_training(stored, experiment)) is not None:
         raise InputError(
             f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"

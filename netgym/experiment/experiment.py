@@ -58,6 +58,7 @@ __all__ = [
     "apply_overrides",
     "apply_values",
     "differing_training",
+    "opened_topology",
     "program_remedy",
     "retimable",
     "training_of",
@@ -136,11 +137,7 @@ class Experiment:
             raise document.error(("task",), f"is that of a Python program: continue there with {remedy}")
         settings = validate_document(Settings, document)
         name = settings.name or default_name
-        topology: Topology | None = None
-        if isinstance(settings.topology, str):
-            topology = _at(document, ("topology",), Topology.load, _place(settings.topology, folder))
-        elif settings.topology is not None:
-            topology = Topology.from_document(document.part(("topology",)))
+        topology = opened_topology(document, settings.topology, folder)
         resolved = {"name": name, "protocol": resolved_protocol(settings.protocol, topology)}
         settings = settings.model_copy(update={**resolved, **_resolved_seeds(settings, document)})
         labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
@@ -628,6 +625,23 @@ def differing_training(one: Experiment, other: Experiment) -> str | None:
     """First key in which two experiments train differently; None: they differ in times and bytes alone."""
     first, second = training_of(one), training_of(other)
     return next((key for key, value in first.items() if value != second[key]), None)
+
+
+def opened_topology(document: Document, given: object, folder: Path) -> Topology | None:
+    """Topology under its key of an experiment's document.
+
+    Args:
+        document: of the experiment.
+        given: name, path of a file, searched in `folder` first, or anything else but None for the content there.
+        folder: of the experiment.
+
+    Raises:
+        InputError: it does not exist, or has mistakes.
+    """
+    if isinstance(given, str):
+        found: Topology = _at(document, ("topology",), Topology.load, _place(given, folder))
+        return found
+    return None if given is None else Topology.from_document(document.part(("topology",)))
 
 
 def apply_overrides(

@@ -22,7 +22,7 @@ from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.run.request import unlike_hosts
 from exogym_core.stages.options import Stages
 from exogym_core.strategy.trials import coding_trials
-from netgym.experiment.experiment import Experiment, apply_overrides
+from netgym.experiment.experiment import Experiment, apply_overrides, opened_topology
 from netgym.planning.measure import Setting
 from netgym.planning.models import (
     MOST_PARAMETERS,
@@ -36,7 +36,6 @@ from netgym.planning.page import placement_text
 from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
 from netgym.tasks import MODELS, Task, TokenWindows
 from netgym.tasks.task import MissingDataError
-from netsim import Topology
 from netsim.errors import InputError, locate_errors, unknown_name
 from netsim.files.documents import Document, load_document
 from netsim.units import format_count, parse_bits_per_second
@@ -497,66 +496,31 @@ def _experiment_of(
 
     Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
     """
-    sets, bandwidth = [], None
-    for text in [*overrides, *(f"{key}={value}" for key, value in point.items())]:
-        key, _, value = text.partition("=")
-        if key == WAN_BANDWIDTH:
-            bandwidth = value
-        elif key.strip().startswith("wan."):
-            raise unknown_name("key of links between sites", key.strip(), [WAN_BANDWIDTH])
-        else:
-            sets.append(text)
+    sets, bandwidth = _without_bandwidth([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
-    remarks: tuple[str, ...] = ()
-    given_ways = {"--model": model, "--parameters": parameters, "--shapes": shapes}
-    if len(both := [flag for flag, value in given_ways.items() if value is not None]) > 1:
-        raise InputError(f"plan: {' and '.join(both)} exclude each other: leave one of them out")
-    payload = None
-    if parameters is not None:
-        payload = [[parse_parameters(parameters)]]
-    elif shapes is not None:
-        payload = read_shapes(shapes)
+    payload = _payload(model, parameters, shapes)
     is_run = path is not None and path.is_dir()
     if path is None:
-        model = model or (payload and _PAYLOAD) or point.get("model.name")
-        document, folder, name = _of_words(model, strategies, topology), Path(), "plan"
-        batch_size = batch_size or _BATCH_SIZE
+        document = _of_words(model or (payload and _PAYLOAD) or point.get("model.name"), strategies, topology)
+        folder, name, batch_size = Path(), "plan", batch_size or _BATCH_SIZE
     else:
         path = path / "experiment.yaml" if is_run else path  # of a run, with its measured times
         document, folder, name = load_document(path), path.parent, path.stem
-        computing = _mapping(document.data, "compute") if is_run else {}
-        if "updates" in computing:
-            sets = [*sets, "compute.updates=free"]
-            remarks = ("optimizers' steps are not charged, which the run did",)
-        if "shared_cores" in computing:
-            sets = [*sets, "compute.shared_cores=null"]
-            remarks += ("each worker has a machine of its own, while the run's ranks shared cores",)
-    if isinstance(document.data, dict):  # else the schema names the mistake
-        data = document.data
-        if model:
-            data["model"] = {**_mapping(data, "model"), "name": model}
-        if payload is not None:
-            data["model"] = {"name": _PAYLOAD, "shapes": payload}
-        if workers:
-            data["workers"] = {**_mapping(data, "workers"), "count": workers}
-        if batch_size:
-            data["batch_size"] = batch_size
-        if device is not None or flops is not None:
-            named = {**(flops or {}), **({} if device is None else {"device": device})}
-            compute = _mapping(data, "compute")  # other keys, such as jitter and coding, stay
-            kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
-            data["compute"] = {**kept, "flops": {**_mapping(compute, "flops"), **named}}
-    options = {"topology": topology, "protocol": protocol}
-    given = {key: value for key, value in options.items() if value is not None}
+    computing = _mapping(document.data, "compute") if is_run else {}
+    charged = [text for key, text in _NOT_PLANNED.items() if key in computing]
+    sets += [change for change, _ in charged]
+    named = flops if device is None else {**(flops or {}), "device": device}
+    _set_flags(document.data, model, payload, workers, batch_size, named)
+    replaced = {"topology": topology, "protocol": protocol}
+    given = {key: value for key, value in replaced.items() if value is not None}
     settled = apply_overrides(document, sets, given, None, folder)
     if path is None:
-        data = settled.data  # type: ignore[assignment]
+        data: dict[str, Any] = settled.data  # type: ignore[assignment]
         data.setdefault("compute", {"flops": {}})
         if "count" not in _mapping(data, "workers"):
-            is_name = isinstance(data["topology"], str)
-            inline = settled.part(("topology",))
-            network = Topology.load(data["topology"]) if is_name else Topology.from_document(inline)
+            network = opened_topology(settled, data["topology"], folder)
+            assert network is not None
             data["workers"] = {**_mapping(data, "workers"), "count": len(network.hosts)}
     code = code_folder_of(folder) if is_run and (trust or is_own(folder)) else None
     experiment = Experiment.from_document(settled, folder, name, code)
@@ -564,7 +528,66 @@ def _experiment_of(
         experiment.require_trusted(folder)
     if path is not None and strategies:
         experiment = experiment.only(*strategies)
-    return experiment, bandwidth, remarks
+    return experiment, bandwidth, tuple(remark for _, remark in charged)
+
+
+# What a run may charge and a plan does not: the setting that leaves it out, and a remark.
+_NOT_PLANNED = {
+    "updates": ("compute.updates=free", "optimizers' steps are not charged, which the run did"),
+    "shared_cores": (
+        "compute.shared_cores=null",
+        "each worker has a machine of its own, while the run's ranks shared cores",
+    ),
+}
+
+
+def _without_bandwidth(changes: Sequence[str]) -> tuple[list[str], str | None]:
+    """Changes of the experiment, as of `--set`, and the value of the one that is of the links between sites."""
+    sets, bandwidth = [], None
+    for text in changes:
+        key, _, value = text.partition("=")
+        if key == WAN_BANDWIDTH:
+            bandwidth = value
+        elif key.strip().startswith("wan."):
+            raise unknown_name("key of links between sites", key.strip(), [WAN_BANDWIDTH])
+        else:
+            sets.append(text)
+    return sets, bandwidth
+
+
+def _payload(model: str | None, parameters: str | None, shapes: Path | None) -> list[Any] | None:
+    """Shapes of a model without a name; None for one with a name."""
+    given_ways = {"--model": model, "--parameters": parameters, "--shapes": shapes}
+    if len(both := [flag for flag, value in given_ways.items() if value is not None]) > 1:
+        raise InputError(f"plan: {' and '.join(both)} exclude each other: leave one of them out")
+    if parameters is not None:
+        return [[parse_parameters(parameters)]]
+    return None if shapes is None else read_shapes(shapes)
+
+
+def _set_flags(
+    data: object,
+    model: str | None,
+    payload: list[Any] | None,
+    workers: int | None,
+    batch_size: int | None,
+    flops: Mapping[str, Any] | None,
+) -> None:
+    """Set keys of an experiment's data to the flags that are given; `flops` are keys of `compute.flops`."""
+    if not isinstance(data, dict):  # the schema names the mistake
+        return
+    if model:
+        data["model"] = {**_mapping(data, "model"), "name": model}
+    if payload is not None:
+        data["model"] = {"name": _PAYLOAD, "shapes": payload}
+    if workers:
+        data["workers"] = {**_mapping(data, "workers"), "count": workers}
+    if batch_size:
+        data["batch_size"] = batch_size
+    if flops is not None:
+        compute = _mapping(data, "compute")  # other keys, such as jitter and coding, stay
+        kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
+        data["compute"] = {**kept, "flops": {**_mapping(compute, "flops"), **flops}}
 
 
 def _mapping(data: object, key: str) -> dict[str, Any]:
