@@ -385,9 +385,5 @@ def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
 def close_logger(logger: Logger, error: type[BaseException] | None, *_: object) -> None:
     """End a logger as `error` ended the run; a failure of its own is a warning."""
     with warned(f"{type(logger).__name__}: has not taken the last rows"):
-        logger.close(_end_state(error))
-
-
-def _end_state(error: type[BaseException] | None) -> str:
-    """Status of a run that `error` ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
-    return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"
+        # In MLflow's words; signals and Ctrl-C are no `Exception`.
+        logger.close("FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED")

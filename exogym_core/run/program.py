@@ -429,13 +429,14 @@ class Program:
             return self.request.limit(self.data.shared_source(0).steps_per_epoch)
         return self.request.max_steps if self.request.num_epochs is None else None
 
+    def take_minibatch(self, size: int) -> None:
+        """Settle the micro-batch that was to be found: `size` samples."""
+        self.request = self.data.request = replace(self.request, minibatch_size=size, finds_minibatch=False)
+
     def prepare(self) -> None:
         """Measure open settings: the micro-batch that fits, a step's operations or its seconds here."""
         if self.request.finds_minibatch:
-            self.request = replace(
-                self.request, minibatch_size=self._fitting_minibatch(), finds_minibatch=False
-            )
-            self.data.request = self.request
+            self.take_minibatch(self._fitting_minibatch())
         request = self.request
         if all(request.device_of(rank).type == "cpu" for rank in range(request.num_nodes)):
             import_compiler()

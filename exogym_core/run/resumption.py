@@ -65,13 +65,12 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
         return None
     resumed = find_checkpoint(Path(request.resume_from))
     if resumed is not None and request.finds_minibatch:
-        found = resumed.identity["settings"]["minibatch_size"]
-        program.request = request = replace(request, minibatch_size=found, finds_minibatch=False)
+        program.take_minibatch(resumed.identity["settings"]["minibatch_size"])
     settled = resumed.identity["settings"]["compute"] if resumed is not None else None
     if settled is not None and request.compute is not None:
         found = Compute.parse(settled)
         if request.compute.may_become(found):
-            program.request = replace(request, compute=found)
+            program.request = replace(program.request, compute=found)
     return resumed
 
 
@@ -175,8 +174,7 @@ def follow(
         InputError: this rank's part of the checkpoint to resume from is not here, or not whole.
         RecordError: the checkpoint is damaged, or there can be no folder.
     """
-    size = planned["minibatch size"]
-    program.request = replace(program.request, minibatch_size=size, finds_minibatch=False)
+    program.take_minibatch(planned["minibatch size"])
     folder, resumed, own = planned["folder"], None, None
     if planned["home"] is not None:
         own = OwnParts.where_needed(Path(planned["home"]), planned["mark"], place, newest_complete)

@@ -217,8 +217,7 @@ class RecordedTraining:
             InputError: its times or losses are not those of the recording.
         """
         if program.request.finds_minibatch:
-            size = self.minibatch_size
-            program.request = replace(program.request, minibatch_size=size, finds_minibatch=False)
+            program.take_minibatch(self.minibatch_size)
         request = program.request
         asked, known, settled = request.compute, self.asked, self.compute
         if self.streams.refused:

@@ -351,7 +351,8 @@ class Stack:
                     self._clip(max_norm)
                 update()
             for _, values, column in self._columns:  # of the last step, which is ended by each rank
-                for own, gradient in zip(column, _rows_of(values.grad, column), strict=True):
+                rows = [None] * len(column) if values.grad is None else values.grad.unbind()
+                for own, gradient in zip(column, rows, strict=True):
                     own.grad = gradient
         return taken
 
@@ -408,10 +409,6 @@ def _flat_rows(gradient: Tensor | None) -> Tensor:
     """The gradient of each replica as a row, of a parameter of any shape."""
     assert gradient is not None
     return gradient.reshape(len(gradient), -1)
-
-
-def _rows_of(gradient: Tensor | None, column: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    return [None] * len(column) if gradient is None else gradient.unbind()
 
 
 _COUNT = "step"

@@ -87,7 +87,7 @@ class RankCalls:
     Attributes:
         bytes_sent, wan_bytes: payload that left it, and the part of it that went to other regions.
         startup_seconds: before its clock started.
-        first_step, last_step: first and last end of a step; None: it has marked none.
+        steps: first and last end of a step; None: it has marked none.
         site: the place and operation that it marked last.
         counted: exposed and network seconds that are counted already.
         since: the last change of its waiting or of its calls under way.
@@ -102,8 +102,7 @@ class RankCalls:
     bytes_sent: int = 0
     wan_bytes: int = 0
     startup_seconds: float = 0.0
-    first_step: Instant | None = None
-    last_step: Instant | None = None
+    steps: tuple[Instant, Instant] | None = None
     site: CallSite = _OUTSIDE
     counted: tuple[float, float] = (0.0, 0.0)
     since: float = 0.0
@@ -184,8 +183,8 @@ class CallSites:
                 self.history.append((row.rank, row.virtual_seconds, marked["place"]))
         elif "step" in marked:
             seconds = (row.virtual_seconds, row.compute_seconds, row.exposed_seconds, row.network_seconds)
-            own.last_step = Instant(marked["step"], *seconds)
-            own.first_step = own.first_step or own.last_step
+            end = Instant(marked["step"], *seconds)
+            own.steps = (own.steps[0] if own.steps else end, end)
         elif "group" in marked:
             self._groups[marked["group"]] = marked["name"]
         elif "startup_seconds" in marked:

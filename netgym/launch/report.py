@@ -248,7 +248,7 @@ def report_of(
                 network_seconds=at_network,
                 down_seconds=max(end - exposed - computing, 0.0),
                 bytes_sent=own.bytes_sent,
-                steps=own.last_step.step if own.last_step else 0,
+                steps=own.steps[1].step if own.steps else 0,
             )
         )
     whole = max(ends)
@@ -342,7 +342,7 @@ def _split(each: SiteTotals, size: int, group: str, place: str = "", op: str = "
 
 def _steady_state(ranks: Sequence[RankCalls]) -> SteadyState | None:
     """Means over ranks that have reported steps; None where one of them has reported only one."""
-    pairs = [(own.first_step, own.last_step) for own in ranks if own.first_step and own.last_step]
+    pairs = [own.steps for own in ranks if own.steps]
     fewest = min((end.step - begin.step for begin, end in pairs), default=0)
     if not fewest:
         return None

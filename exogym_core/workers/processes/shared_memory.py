@@ -181,7 +181,7 @@ class Arena:
         os.close(self.fd)
 
     def _allocate(self, num_bytes: int, *, once: bool = False) -> int:
-        size = _block_bytes(num_bytes)
+        size = 1 << max(12, (num_bytes - 1).bit_length())  # of pages
         place = self._free[size].pop() if self._free[size] else self._new_place(size, num_bytes)
         place.num_users, place.bytes_used, place.once = 1, num_bytes, once
         self._in_use[place.offset] = place
@@ -227,10 +227,6 @@ def _bytes_of(tensor: Tensor) -> bytes:
     # Not contiguous(): one element with another stride counts as such, and cannot be viewed as bytes.
     line = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
     return line.view(torch.uint8).numpy().tobytes()
-
-
-def _block_bytes(num_bytes: int) -> int:
-    return 1 << max(12, (num_bytes - 1).bit_length())
 
 
 def _anonymous_file(num_regions: int) -> int:
