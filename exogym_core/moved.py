@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +53,17 @@ def _warn(name: str, successor: str, level: int) -> None:
     warnings.warn(f"{name} has moved: write {successor}", FutureWarning, stacklevel=level)
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds former modules: importing one gives its successor."""
+class _Finder:
+    """Finds former modules: importing one gives its successor.
+
+    It does without the classes of importlib.abc, whose import would be a twentieth of `netgym --help`.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         is_ours = fullname.startswith("exogym_core.")  # it is asked for every import
-        return ModuleSpec(fullname, self) if is_ours and successor_of(fullname) else None
+        return ModuleSpec(fullname, self) if is_ours and successor_of(fullname) else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

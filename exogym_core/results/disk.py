@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import time
 import warnings
@@ -117,7 +116,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     # In the same folder, since only within one file system is a rename atomic.
-    temporary = path.with_name(f".writing-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".writing-{os.urandom(4).hex()}")
     with record_errors(path, "written"):
         try:
             # A number, since a Ctrl-C between opening and `with` would leave a file object open.
