@@ -22,6 +22,7 @@ from netgym.experiment import comparison
 EXPERIMENT = experiment(
     workers="{count: 3, kind: threads}",
     topology="two-datacenters",
+    collectives="ring",  # chosen ones take longer than all else: laws/test_choice_laws.py
     compute="50 ms",
     steps=12,
     batch_size=4,
