@@ -130,6 +130,7 @@ def test_the_estimate_times_steps_whose_rows_are_reported_at_once(
 
     monkeypatch.setattr(torch.nn.Linear, "forward", slow)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(sweep_module, "cpu_seconds", lambda: clock[0])
     given = {
         "steps": 9,
         "strategies": [{"name": "DiLoCo", "H": 9}],
@@ -257,6 +258,30 @@ def test_the_estimate_is_of_points_side_by_side(tmp_path: Path, monkeypatch: pyt
     assert (alone.at_once, pairs.at_once) == (1, 2)
     assert pairs.seconds == alone.seconds / 2
     assert "2 points at once with 1 MB of memory each" in str(pairs)
+
+
+def test_the_estimate_counts_what_is_trained_and_what_is_retimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Points that retime others wait for the longest training; a busy machine takes longer for all."""
+    measured = Probe(1.0, 1.0, 0.0, 1_000_000, retimed_seconds=(0.5, 0.25), slowdown=3.0)
+    monkeypatch.setattr(sweep_module, "probe", lambda _: measured)
+    text = experiment(
+        topology="lan",
+        compute="1 ms",
+        steps=4,
+        sweep="{topology: [lan, home-tiers, wan-4-regions], strategies.*.lr: [0.1, 0.2]}",
+    )
+    (tmp_path / "small.yaml").write_text(text)
+    study = Study.create(load_document(tmp_path / "small.yaml"), tmp_path, str(tmp_path / "out"), "small")
+    num_strategies = len(study.base().strategies)
+    trained, retimed = num_strategies * (1.0 + 4 * 1.0), num_strategies * (0.5 + 4 * 0.25)
+    for jobs, seconds in ((1, 2 * trained + 4 * retimed), (2, trained + 2 * retimed)):
+        found = estimated(study, jobs)[2]
+        assert found is not None
+        assert (found.num_runs, found.num_retimed) == (6 * num_strategies, 4 * num_strategies)
+        assert found.seconds == pytest.approx(3.0 * seconds)
+    study.folder.release()
 
 
 def test_a_network_next_to_the_file_travels_with_the_sweep(

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Sized
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exogym_core.names import visible
@@ -51,6 +51,7 @@ __all__ = [
     "PointRunner",
     "Probe",
     "SweepProgress",
+    "cpu_seconds",
     "estimate",
     "estimated",
     "failed_by",
@@ -425,7 +426,7 @@ class PointProgress:
 
 @dataclass(frozen=True)
 class Probe:
-    """Host seconds of the parts of one run, and its peak memory.
+    """Processor seconds of the parts of one run, and its peak memory.
 
     Attributes:
         start_seconds: until the end of the first step: data, processes, the first evaluation.
@@ -435,6 +436,7 @@ class Probe:
         steps_of: seconds of one step of the other strategies, by label.
         task_seconds: of loading data.
         retimed_seconds: of retiming a run of one step, and of each step more.
+        slowdown: host seconds that a processor second takes, with what else this machine does.
     """
 
     start_seconds: float
@@ -444,6 +446,7 @@ class Probe:
     steps_of: Mapping[str, float] = field(default_factory=dict)
     task_seconds: float = 0.0
     retimed_seconds: tuple[float, float] = (0.0, 0.0)
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -481,27 +484,28 @@ def probe(experiment: Experiment) -> Probe:
     steps may be reported at once.
     """
     experiment.build_task()  # imports what it needs
-    began = time.perf_counter()
+    began = cpu_seconds()
     task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
-    task_seconds = time.perf_counter() - began
+    task_seconds = cpu_seconds() - began
     took, stamps, retimed = list[float](), list[float](), list[float]()
-    evaluation_seconds = 0.0
+    evaluation_seconds = host_seconds = 0.0
     first, *others = experiment.strategies
     for steps in (1, 1, num_steps, num_steps):
-        stamps[:] = [time.perf_counter()]
+        began, stamps[:] = cpu_seconds(), [time.perf_counter()]
         result = _train(experiment, first, task, steps, lambda: stamps.append(time.perf_counter()))
         ended = time.perf_counter()
+        took.append(cpu_seconds() - began)
+        host_seconds += (of_run := ended - stamps[0])
+        evaluation_seconds = took[-1] * (ended - stamps[-1]) / of_run if of_run else 0.0
         retimed.append(_retiming_seconds(result))
-        took.append(ended - stamps[0])
-        evaluation_seconds = ended - stamps[-1]
-    # The faster of two: whatever else the machine does only adds to them.
+    # Processor time, the less of two: what else the machine does adds to host time, more than some steps take.
     step_seconds = max(min(took[2:]) - took[1], 0.0) / max(num_steps - 1, 1)
     start_seconds = max(took[1] - step_seconds - evaluation_seconds, 0.0)
     steps_of: dict[str, float] = {}
     for entry in others:
-        began = time.perf_counter()
+        began = cpu_seconds()
         _train(experiment, entry, task, num_steps, lambda: None)
-        of_steps = time.perf_counter() - began - start_seconds - evaluation_seconds
+        of_steps = cpu_seconds() - began - start_seconds - evaluation_seconds
         steps_of[str(entry.label)] = max(of_steps, 0.0) / num_steps
     # Memory at the peak of this process, and of as many of its largest child as run at once.
     workers, num_children = experiment.settings.workers, 0
@@ -517,16 +521,23 @@ def probe(experiment: Experiment) -> Probe:
         steps_of=steps_of,
         task_seconds=task_seconds,
         retimed_seconds=(retimed[1], max(min(retimed[2:]) - retimed[1], 0.0) / max(num_steps - 1, 1)),
+        slowdown=host_seconds / sum(took) if sum(took) else 1.0,
     )
 
 
+def cpu_seconds() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def _retiming_seconds(result: FitResult) -> float:
-    """Host seconds of retiming a result on its own network; those of nothing where it cannot be retimed."""
-    began = time.perf_counter()
+    """Processor seconds of retiming a result on its own network; of nothing where it cannot be retimed."""
+    began = cpu_seconds()
     with warnings.catch_warnings(), contextlib.suppress(InputError):
         warnings.simplefilter("ignore")
         result.retime(progress=False)
-    return time.perf_counter() - began
+    return cpu_seconds() - began
 
 
 def _train(
@@ -572,10 +583,9 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
     try:
         measured = probe(experiments[0])
         all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
-        found = estimate(measured, all_points, experiments[0], retimes=is_grid)
         num_free = len(all_points) if study.sweep.search != "optuna" else study.sweep.at_once or 1
         at_once = _at_once(experiments[0], num_free, jobs, measured)
-        found = replace(found, seconds=found.seconds / at_once, at_once=at_once)
+        found = estimate(measured, all_points, experiments[0], at_once, retimes=is_grid)
         text = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
         raise_lost_interrupt(error)
@@ -587,20 +597,29 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
 
 
 def estimate(
-    measured: Probe, experiments: Iterable[Experiment], measured_on: Experiment, *, retimes: bool = True
+    measured: Probe,
+    experiments: Iterable[Experiment],
+    measured_on: Experiment,
+    at_once: int = 1,
+    *,
+    retimes: bool = True,
 ) -> Estimate:
     """Scale a probe to a sweep: a step's seconds are taken to grow with workers and samples alone.
+
+    Points that retime others follow the trainings, and the longest point of either kind takes its time.
 
     Args:
         measured: the probe.
         experiments: one a point.
         measured_on: the experiment that was probed.
+        at_once: points side by side.
         retimes: equal trainings are done once.
     """
-    seconds, num_runs, num_retimed = 0.0, 0, 0
-    trained: set[str] = set()
+    num_runs = num_retimed = 0
+    of_points: dict[bool, list[float]] = {False: [], True: []}  # by whether they wait for others
+    first_with: dict[str, int] = {}  # by training, the point that has it first
     samples = measured_on.settings.workers.count * measured_on.settings.batch_size
-    for experiment in experiments:
+    for number, experiment in enumerate(experiments):
         settings, runs = experiment.settings, len(experiment.seeds)
         trainings = retimable(experiment) if retimes else {}
         work = (
@@ -608,15 +627,16 @@ def estimate(
         )  # in steps of the probe
         evaluations = settings.steps // settings.evaluate.every + 1
         one = measured.start_seconds + evaluations * measured.evaluation_seconds
-        seconds += measured.task_seconds
+        seconds, waits = measured.task_seconds, False
         for label in (str(entry.label) for entry in experiment.strategies):
             num_runs += runs
-            training = trainings.get(label)
-            if training in trained:
+            key = trainings.get(label)
+            if key is not None and first_with.setdefault(key, number) != number:
                 first, more = measured.retimed_seconds
-                num_retimed += runs
+                num_retimed, waits = num_retimed + runs, True
                 seconds += runs * (first + settings.steps * more)
             else:
                 seconds += runs * (one + work * measured.steps_of.get(label, measured.step_seconds))
-            trained |= {training} if training is not None else set()
-    return Estimate(seconds, measured.memory_bytes, num_runs, num_retimed=num_retimed)
+        of_points[waits].append(seconds)
+    total = sum(max(sum(each) / at_once, max(each, default=0.0)) for each in of_points.values())
+    return Estimate(total * measured.slowdown, measured.memory_bytes, num_runs, at_once, num_retimed)
