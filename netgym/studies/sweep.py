@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sized
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exogym_core.names import visible
@@ -65,6 +66,8 @@ __all__ = [
 
 _SECONDS_BETWEEN_LINES = 5.0
 _TIMED_STEPS = 8
+_MORE_STEPS = 40  # where one takes less than these seconds
+_SHORT_SECONDS = 0.2
 _BYTES_OF_A_POINT = 1e9  # where none was measured
 
 
@@ -433,8 +436,8 @@ class Probe:
         step_seconds: of one step of all workers.
         evaluation_seconds: of one evaluation and of the end, at most.
         memory_bytes: of this process and its children.
-        steps_of: seconds of one step of the other strategies, by label.
-        task_seconds: of loading data.
+        others_seconds: the first two of the other strategies, by label.
+        task_seconds: of loading data, and of checks before a point's first step.
         retimed_seconds: of retiming a run of one step, and of each step more.
         slowdown: host seconds that a processor second takes, with what else this machine does.
     """
@@ -443,7 +446,7 @@ class Probe:
     step_seconds: float
     evaluation_seconds: float
     memory_bytes: int
-    steps_of: Mapping[str, float] = field(default_factory=dict)
+    others_seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     task_seconds: float = 0.0
     retimed_seconds: tuple[float, float] = (0.0, 0.0)
     slowdown: float = 1.0
@@ -480,17 +483,20 @@ class Estimate:
 def probe(experiment: Experiment) -> Probe:
     """Run each strategy for a few steps and time them; nothing is written.
 
-    A run of one step goes first, so that imports and compilation are not timed. Whole runs are timed: rows of several
-    steps may be reported at once.
+    A run of one step of each goes first, so that imports and compilation are not timed. Whole runs are timed: rows of
+    several steps may be reported at once.
     """
     experiment.build_task()  # imports what it needs
+    experiment.check_runs()
     began = cpu_seconds()
     task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
+    experiment.check_runs()
     task_seconds = cpu_seconds() - began
     took, stamps, retimed = list[float](), list[float](), list[float]()
     evaluation_seconds = host_seconds = 0.0
     first, *others = experiment.strategies
-    for steps in (1, 1, num_steps, num_steps):
+    for is_short in (True, True, False, False):
+        steps = 1 if is_short else num_steps
         began, stamps[:] = cpu_seconds(), [time.perf_counter()]
         result = _train(experiment, first, task, steps, lambda: stamps.append(time.perf_counter()))
         ended = time.perf_counter()
@@ -498,15 +504,20 @@ def probe(experiment: Experiment) -> Probe:
         host_seconds += (of_run := ended - stamps[0])
         evaluation_seconds = took[-1] * (ended - stamps[-1]) / of_run if of_run else 0.0
         retimed.append(_retiming_seconds(result))
+        if is_short and took[-1] < _SHORT_SECONDS:
+            num_steps = min(_MORE_STEPS, experiment.settings.steps)
     # Processor time, the less of two: what else the machine does adds to host time, more than some steps take.
     step_seconds = max(min(took[2:]) - took[1], 0.0) / max(num_steps - 1, 1)
     start_seconds = max(took[1] - step_seconds - evaluation_seconds, 0.0)
-    steps_of: dict[str, float] = {}
+    others_seconds: dict[str, tuple[float, float]] = {}
     for entry in others:
-        began = cpu_seconds()
-        _train(experiment, entry, task, num_steps, lambda: None)
-        of_steps = cpu_seconds() - began - start_seconds - evaluation_seconds
-        steps_of[str(entry.label)] = max(of_steps, 0.0) / num_steps
+        times = [cpu_seconds()]
+        for steps in (1, 1, num_steps):
+            _train(experiment, entry, task, steps, lambda: None)
+            times.append(cpu_seconds())
+        _, of_one, of_all = (later - earlier for earlier, later in pairwise(times))
+        step = max(of_all - of_one, 0.0) / max(num_steps - 1, 1)
+        others_seconds[str(entry.label)] = max(of_one - step - evaluation_seconds, 0.0), step
     # Memory at the peak of this process, and of as many of its largest child as run at once.
     workers, num_children = experiment.settings.workers, 0
     if workers.kind not in IN_ONE_PROCESS:
@@ -518,7 +529,7 @@ def probe(experiment: Experiment) -> Probe:
         step_seconds=step_seconds,
         evaluation_seconds=evaluation_seconds,
         memory_bytes=(1 if sys.platform == "darwin" else 1024) * (own + child * num_children),
-        steps_of=steps_of,
+        others_seconds=others_seconds,
         task_seconds=task_seconds,
         retimed_seconds=(retimed[1], max(min(retimed[2:]) - retimed[1], 0.0) / max(num_steps - 1, 1)),
         slowdown=host_seconds / sum(took) if sum(took) else 1.0,
@@ -626,7 +637,6 @@ def estimate(
             settings.steps * settings.workers.count * settings.batch_size / samples
         )  # in steps of the probe
         evaluations = settings.steps // settings.evaluate.every + 1
-        one = measured.start_seconds + evaluations * measured.evaluation_seconds
         seconds, waits = measured.task_seconds, False
         for label in (str(entry.label) for entry in experiment.strategies):
             num_runs += runs
@@ -636,7 +646,10 @@ def estimate(
                 num_retimed, waits = num_retimed + runs, True
                 seconds += runs * (first + settings.steps * more)
             else:
-                seconds += runs * (one + work * measured.steps_of.get(label, measured.step_seconds))
+                start, step = measured.others_seconds.get(
+                    label, (measured.start_seconds, measured.step_seconds)
+                )
+                seconds += runs * (start + work * step + evaluations * measured.evaluation_seconds)
         of_points[waits].append(seconds)
     total = sum(max(sum(each) / at_once, max(each, default=0.0)) for each in of_points.values())
     return Estimate(total * measured.slowdown, measured.memory_bytes, num_runs, at_once, num_retimed)
