@@ -64,12 +64,14 @@ class RoundPlace(NamedTuple):
     Attributes:
         round: counted from 1.
         averaged_ranks: members of the round's average, in the row of the step that ends it.
+        healed_ranks: those of them that have taken over the others' state in it.
         missed_round: first round that the rank missed, in its first row after it has caught up.
         back_in_round: the round that it continues in; None: never.
     """
 
     round: int
     averaged_ranks: list[int] | None = None
+    healed_ranks: list[int] | None = None
     missed_round: int | None = None
     back_in_round: int | None = None
 

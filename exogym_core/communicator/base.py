@@ -35,6 +35,7 @@ __all__ = [
     "Communicator",
     "Delivery",
     "Handle",
+    "NextMeeting",
     "Traffic",
     "nothing",
     "reduce_op_name",
@@ -70,6 +71,23 @@ class Traffic:
             num_bytes, dtype = tensor.nbytes, _dtype_name(tensor.dtype)
             self.payload_bytes += num_bytes
             self.bytes_by_dtype[dtype] = self.bytes_by_dtype.get(dtype, 0) + num_bytes
+
+
+class NextMeeting(NamedTuple):
+    """A meeting of whoever came, see `Communicator.among_next`.
+
+    Attributes:
+        number: of the meeting, counted by the group.
+        ranks: that take part, in order; `weights` are theirs.
+        sources: those with the newest state, by their positions in `ranks`.
+        is_newest: the state has gone through more rounds than any before; else others have done them too.
+    """
+
+    number: int
+    ranks: list[int]
+    weights: list[float]
+    sources: list[int]
+    is_newest: bool
 
 
 class Handle(ABC, Generic[T]):
@@ -440,6 +458,31 @@ class Communicator(ABC):
                 calls off the clock; all are slow alike; or a real transport, which cannot do without a member.
         """
         raise self._not_here("among_present")
+
+    def among_next(
+        self,
+        work: Callable[[Communicator, NextMeeting], T],
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+    ) -> tuple[NextMeeting | None, T | None]:
+        """Run `work` in the next meeting of this group with this rank, again without ranks that then stop answering.
+
+        Meetings are formed of whoever comes, see `netsim.ranks.JoinNext`; ranks take part from their first
+        `keep_state`. Time-outs and `work(peers, meeting)` are as for `among_present`.
+
+        Returns:
+            The meeting, and what `work` returned, None on a rank that was left out; no meeting for a rank without
+            which the others have ended.
+
+        Raises:
+            InputError: as `among_present`.
+        """
+        raise self._not_here("among_next")
+
+    def keep_state(self) -> None:
+        """Keep this rank's state: a crash of its host loses what is computed later, which is then computed again."""
+        raise self._not_here("keep_state")
 
     def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
         """Average `tensor` over the ranks that arrive in time, in place for them; returns these ranks.

@@ -143,6 +143,8 @@ class Rounds:
             return  # of a round that ended without this rank
         ranks = self._held.setdefault(number, {}).setdefault(step, {})
         ranks[marked.rank] = marked
+        if present is not None:  # those that were behind have done other steps
+            present = [rank for rank in present if rank not in (place.healed_ranks or ())]
         if present is not None and all(rank in ranks for rank in present):
             self._end(number, step, present, max(ranks[rank].virtual_seconds for rank in present))
             yield from self._complete(number)

@@ -17,8 +17,8 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.diloco import DiLoCoStrategy
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec, without_updates
 from exogym_core.strategy.options import accepted_arguments, checked_options, positive_int
-from exogym_core.strategy.participation.absence import LOST
 from exogym_core.strategy.participation.site import (
+    LOST,
     ShardedReplica,
     Site,
     cut_by_torch,

@@ -30,6 +30,8 @@ from netsim.ranks import (
     FirstSent,
     HoldUntil,
     Join,
+    JoinNext,
+    Keep,
     Key,
     Mark,
     Post,
@@ -277,11 +279,25 @@ class Journal:
         ]
 
 
-#: Kind of a request in a line -> its class; a program alone asks others, and keeps no log.
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind
-    for kind in (Advance, Confirm, Fetch, Join, Mark, Post, Publish, Put, HoldUntil, Take, Wait, Withdraw)
-}
+# Requests that are logged; a program alone asks others, and keeps no log.
+_LOGGED = (
+    Advance,
+    Confirm,
+    Fetch,
+    Join,
+    JoinNext,
+    Keep,
+    Mark,
+    Post,
+    Publish,
+    Put,
+    HoldUntil,
+    Take,
+    Wait,
+    Withdraw,
+)
+#: Kind of a request in a line -> its class.
+_KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in _LOGGED}
 _KINDS["receive"] = FirstSent
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 

@@ -84,6 +84,25 @@ class DeadLinks:
 
 
 @final
+class Paused:
+    """Hosts whose processes are stopped: they neither send nor take in what arrives, and no connection is lost.
+
+    Attributes:
+        hosts: indices.
+        transfers: first ones of their connections that stand still, and the seconds left of their timers.
+    """
+
+    def __init__(self) -> None:
+        self.hosts: set[int] = set()
+        self.transfers: dict[Transfer, float] = {}
+
+    def stops(self, connection: Connection) -> bool:
+        """Return whether transfers of a connection stand still; background traffic is sent by other processes."""
+        route = connection.route
+        return (route.source in self.hosts or route.target in self.hosts) and not connection.is_background
+
+
+@final
 class Counts:
     """Counts of an engine.
 
@@ -124,6 +143,7 @@ class Engine:
         counts: of transfers and events.
         dead: links that carry nothing, and transfers held by them.
         singles: transfers in flight that were sent from above the network, by id.
+        paused: hosts whose processes are stopped, and the transfers that stand still meanwhile.
     """
 
     def __init__(
@@ -147,6 +167,7 @@ class Engine:
         self.has_called_out = False
         self.counts = Counts()
         self.singles: dict[int, Transfer] = {}
+        self.paused = Paused()
         self._heap = Heap()
         self._timers = Heap()
         self._has_changed = False  # something is to be done at this instant
@@ -170,6 +191,7 @@ class Engine:
         """All transfers that are not finished, in the order of sending."""
         in_use = {item.connection for item in self._heap.items() if isinstance(item, Transfer)}
         in_use.update([transfer.connection for transfer in self.dead.held])
+        in_use.update([transfer.connection for transfer in self.paused.transfers])
         for link in self.rates.gross.links:
             in_use.update([connection_of(claim) for claim in link.claims])
         found: list[Transfer] = []
@@ -213,6 +235,8 @@ class Engine:
             if size == 0.0:
                 transfer.timer += self.queues.seconds(route, connection, now)
             self._heap.move(transfer, transfer.timer)
+            if self.paused.stops(connection):
+                self._stop(transfer)
         if isinstance(owner, Outside):
             if owner.id < 0:
                 owner.id = transfer.number
@@ -468,6 +492,7 @@ class Engine:
         if transfer.is_held:
             del self.dead.held[transfer]
             transfer.is_held = False
+        self.paused.transfers.pop(transfer, 0.0)
         if transfer.drains:
             transfer.drains = False
             self.rates.leave(connection)
@@ -482,6 +507,8 @@ class Engine:
             if following.most == inf:
                 self.queues.enter(connection)
             self._heap.move(following, following.timer)
+            if self.paused.stops(connection):
+                self._stop(following)
 
     # -- rates -----------------------------------------------------------------------------------------------
 
@@ -543,7 +570,7 @@ class Engine:
         window = connection.window
         now = self.now
         transfer = connection.first
-        is_draining = transfer is not None and transfer.drains
+        is_draining = transfer is not None and transfer.drains and transfer not in self.paused.transfers
         if is_draining and connection.gross is not None:
             self.rates.change(connection, connection.gross.cap)
         if window is None:
@@ -570,7 +597,9 @@ class Engine:
     def _hold_if_cut(self, connection: Connection) -> None:
         """Hold a transfer with a window whose route is cut; without windows a rate of zero suffices."""
         transfer = connection.first
-        if transfer is None or transfer.is_held or not self.dead.is_cut(connection.route):
+        if transfer is None or transfer.is_held or transfer in self.paused.transfers:
+            return
+        if not self.dead.is_cut(connection.route):
             return
         window = transfer.window
         now = self.now
@@ -585,12 +614,70 @@ class Engine:
             return
         del self.dead.held[transfer]
         transfer.is_held = False
+        if self.paused.stops(transfer.connection):
+            transfer.timer = self.now
+            self._stop(transfer)
+            return
         window = transfer.window
         now = self.now
         if window is None or not transfer.drains:
             self._heap.move(transfer, now)
         else:
             transfer.since = now
+            window.start(now, transfer.remaining, None)
+            self._accept(transfer, window, transfer.remaining, now)
+
+    # -- hosts whose processes are stopped -------------------------------------------------------------------
+
+    def pause(self, host: int) -> None:
+        """Stop the processes of a host: what it sends and receives stands still, and nothing is lost."""
+        self.paused.hosts.add(host)
+        for transfer in self.in_flight():
+            connection = transfer.connection
+            is_under_way = connection.first is transfer and not transfer.is_held
+            if is_under_way and self.paused.stops(connection) and transfer not in self.paused.transfers:
+                self._stop(transfer)
+
+    def resume(self, host: int) -> None:
+        """Continue the processes of a host; under TCP a connection that was idle for long starts slowly."""
+        self.paused.hosts.discard(host)
+        self._has_changed = True
+        for transfer in sorted(self.paused.transfers, key=order_of):
+            if not self.paused.stops(transfer.connection):
+                self._go_on(transfer, self.paused.transfers.pop(transfer))
+
+    def _stop(self, transfer: Transfer) -> None:
+        """Stop the first transfer of a connection with what it has; a dead link holds none that is stopped."""
+        now = self.now
+        left = inf
+        if not transfer.drains:
+            left = max(transfer.timer - now, 0.0)
+        elif not self._drain(transfer, now):
+            window = transfer.window
+            if window is not None:
+                window.end(now, transfer.remaining)
+            transfer.stop = 0.0
+            self.rates.change(transfer.connection, 0.0)
+        else:
+            return  # it has arrived
+        self.paused.transfers[transfer] = left
+        transfer.timer = inf
+        self._heap.move(transfer, inf)
+        self._has_changed = self.has_called_out = True
+
+    def _go_on(self, transfer: Transfer, left: float) -> None:
+        """Resume a stopped transfer with `left` seconds of its timer."""
+        now = self.now
+        window = transfer.window
+        transfer.since = now
+        if not transfer.drains:
+            transfer.timer = now + left
+            self._heap.move(transfer, transfer.timer)
+        elif window is None:
+            self.rates.change(transfer.connection, transfer.most)
+        elif self.dead.is_cut(transfer.connection.route):
+            self._hold(transfer, now + self.dead.give_up_seconds)
+        else:
             window.start(now, transfer.remaining, None)
             self._accept(transfer, window, transfer.remaining, now)
 
@@ -604,7 +691,7 @@ class Engine:
 
     def is_stuck(self, transfer: Transfer) -> bool:
         """Return whether no byte of the first transfer of a connection moves, nor will as the links are now."""
-        if transfer.is_held:
+        if transfer.is_held or transfer in self.paused.transfers:
             return True
         return transfer.drains and (self.dead.is_cut(transfer.connection.route) or transfer.key == inf)
 

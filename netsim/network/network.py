@@ -401,7 +401,7 @@ class Network:
         source, target = (self._index("is_dead_end", "host", host) for host in (source, target))
         return self.engine.dead.is_cut(self.engine.route(source, target))
 
-    # -- hosts that crash ------------------------------------------------------------------------------------
+    # -- hosts that crash or pause -----------------------------------------------------------------------------
 
     def take_arrivals(self) -> None:
         """Deliver all transfers that have arrived by now."""
@@ -414,6 +414,14 @@ class Network:
         Those without `on_dropped` are sent once more, in the same order.
         """
         self.engine.drop_at(self._index("drop_transfers", "host", host))
+
+    def pause(self, host: int) -> None:
+        """Stop a host's processes: transfers from and to it stand still, and none is lost."""
+        self.engine.pause(self._index("pause", "host", host))
+
+    def resume(self, host: int) -> None:
+        """Continue a host's processes."""
+        self.engine.resume(self._index("resume", "host", host))
 
     # -- transfers that wait ---------------------------------------------------------------------------------
 
@@ -480,29 +488,41 @@ class Downtime:
     Attributes:
         outages: all that are over, in the order in which they ended.
         awaited: by host, how many processes wait for it.
-        hosts: those that are down.
-        on_crash: called with a host that goes down.
+        hosts: those that are down, paused ones included.
+        paused: those whose processes are stopped and lose nothing.
+        on_crash, on_pause: called with a host that crashes or is paused.
     """
 
     def __init__(self, env: simpy.Environment) -> None:
         self.outages: list[Outage] = []
         self.awaited: Counter[int] = Counter()
+        self.paused: set[int] = set()
         self.on_crash: Callable[[int], None] = lambda host: None
+        self.on_pause: Callable[[int], None] = lambda host: None
         self._env = env
         self._since: dict[int, float] = {}
         self.hosts: KeysView[int] = self._since.keys()
         self._returns: dict[int, simpy.Event] = {}
 
     def begin(self, host: int) -> None:
-        """Record that a host goes down, unless it is down already."""
+        """Record that a host crashes, unless it is down already; one that is paused loses its work."""
+        if host not in self._since or host in self.paused:
+            self.paused.discard(host)
+            self._since.setdefault(host, self._env.now)
+            self.on_crash(host)
+
+    def pause(self, host: int) -> None:
+        """Record that a host's processes are stopped, unless it is down already."""
         if host not in self._since:
             self._since[host] = self._env.now
-            self.on_crash(host)
+            self.paused.add(host)
+            self.on_pause(host)
 
     def end(self, host: int) -> None:
         """Record that a host is back, unless it was up."""
         if host not in self._since:
             return
+        self.paused.discard(host)
         self.outages.append(Outage(host, self._since.pop(host), self._env.now))
         returned = self._returns.pop(host, None)
         if returned is not None:

@@ -19,6 +19,7 @@ from netsim.ranks.kernel import (
     StampedRow,
 )
 from netsim.ranks.meetings import (
+    HEARTBEAT_SECONDS,
     SLOW_TIMES,
     Reach,
     largest_mesh,
@@ -36,8 +37,11 @@ from netsim.ranks.requests import (
     Fetch,
     Fetched,
     FirstSent,
+    Gathered,
     HoldUntil,
     Join,
+    JoinNext,
+    Keep,
     Key,
     MailboxMessage,
     Mark,
@@ -55,6 +59,7 @@ from netsim.ranks.requests import (
 
 __all__ = [
     "FROM_ROOT",
+    "HEARTBEAT_SECONDS",
     "SLOW_TIMES",
     "Advance",
     "Answer",
@@ -70,8 +75,11 @@ __all__ = [
     "Fetch",
     "Fetched",
     "FirstSent",
+    "Gathered",
     "HoldUntil",
     "Join",
+    "JoinNext",
+    "Keep",
     "Kernel",
     "Key",
     "MailboxMessage",

@@ -34,8 +34,11 @@ from netsim.ranks.requests import (
     Exit,
     Fetch,
     FirstSent,
+    Gathered,
     HoldUntil,
     Join,
+    JoinNext,
+    Keep,
     Key,
     MailboxMessage,
     Mark,
@@ -61,9 +64,10 @@ __all__ = ["Kernel", "RankSink", "RankSource", "StampedRow"]
 T = TypeVar("T")
 
 _MOST_NAMED = 8  # ranks in one line
+_PAUSE = "pause"  # cause of an interrupt
 _ROUNDING = 2.0**-31  # seconds, half of the grid's
 
-_TimedQuestion = Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
+_TimedQuestion = Join | JoinNext | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 
 
 class StampedRow(NamedTuple):
@@ -124,12 +128,14 @@ class _SharedCores:
         self._set_alarm()
         return event
 
-    def lose(self, event: simpy.Event) -> None:
-        """End the work of `event` without it."""
+    def stop(self, event: simpy.Event) -> float:
+        """End the work of `event` without it; returns the seconds of work left."""
         self._catch_up()
+        left = sum(each[0] - self._service for each in self._ends if each[2] is event)
         self._ends = [each for each in self._ends if each[2] is not event]
         heapify(self._ends)
         self._set_alarm()
+        return left
 
     @property
     def _slowdown(self) -> float:
@@ -159,13 +165,16 @@ class _SharedCores:
 
 
 class _Uptime:
-    """Computing of ranks, interrupted by crashes of their hosts.
+    """Computing of ranks, interrupted by crashes and pauses of their hosts.
 
     Attributes:
-        processes: the ranks' processes, which a crash interrupts.
+        processes: the ranks' processes, which a crash or a pause interrupts.
         paused: ranks whose hosts are down.
         lost: ranks that others have gone on without, for ever.
         hosts_down: hosts that are down.
+        unkept: of ranks that keep their state at times (`Keep`), the seconds computed since.
+        to_redo: of these, the seconds that a crash has lost, to be computed again.
+        on_lost: called with such a rank at a crash.
     """
 
     def __init__(
@@ -183,37 +192,75 @@ class _Uptime:
         self._clock, self._downtime, self._hosts = clock, downtime, hosts
         self._spans, self._cores = spans, cores
         self._busy: set[int] = set()
+        self._stopped: set[int] = set()  # ranks that have work left, paused
+        self.unkept: dict[int, float] = {}
+        self.to_redo: dict[int, float] = {}
+        self._redoing: set[int] = set()
+        self.on_lost: Callable[[int], None] = lambda rank: None
         if downtime is not None:
-            downtime.on_crash = self._crashed
+            downtime.on_crash, downtime.on_pause = self._crashed, self._paused
 
     def compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, float]:
         """Compute for `seconds` without a crash: a crash loses the work, which begins again when the host is up.
 
-        Returns the seconds by which others on shared cores slowed it down.
+        A pause interrupts it. Returns the seconds by which others on shared cores slowed it down.
         """
+        left, elapsed = seconds, 0.0
         while True:
             self._spans.begin(rank, "compute", "compute")
             self._busy.add(rank)
             begin = self._clock.now
-            end = self._clock.timeout(seconds) if self._cores is None else self._cores.begin(seconds)
+            due = on_grid(begin + left)
+            if self._cores is not None:
+                end = self._cores.begin(left)
+            else:
+                end = self._clock.timeout(left) if left == seconds else self._clock.at(due)
             try:
                 yield end
-            except Interrupt:
-                if self._cores is not None:
-                    self._cores.lose(end)
-                self._spans.end(rank, as_kind="lost")
-                yield from self.until_up(rank)
+            except Interrupt as interrupt:
+                left = due - self._clock.now if self._cores is None else self._cores.stop(end)
+                elapsed += self._clock.now - begin
+                if interrupt.cause == _PAUSE:
+                    self._stopped.add(rank)
+                self._spans.end(rank, as_kind=None if rank in self._stopped else "lost")
+                yield from self.restart(rank)
+                if rank not in self._stopped:  # a crash, perhaps during a pause
+                    left, elapsed = seconds, 0.0
+                self._stopped.discard(rank)
             else:
                 self._busy.discard(rank)
                 self._spans.end(rank)
-                return 0.0 if self._cores is None else self._clock.now - begin - seconds
+                return 0.0 if self._cores is None else elapsed + self._clock.now - begin - seconds
 
     def _crashed(self, host: int) -> None:
         """Interrupt the ranks of a host that compute while it goes down."""
+        self._stopped -= {rank for rank in self._stopped if self._hosts[rank] == host}
+        self._interrupt(host, None)
+        for rank, seconds in self.unkept.items():
+            if self._hosts[rank] == host:
+                if seconds and rank not in self._redoing:  # which begins again as all computing does
+                    self.to_redo[rank] = seconds
+                self.on_lost(rank)
+
+    def restart(self, rank: int) -> Generator[simpy.Event, None, None]:
+        """Wait until a rank's host is up, and compute again what a crash has lost since the rank kept its state."""
+        while self.is_down(rank) or self.to_redo.get(rank):
+            if self.is_down(rank):
+                yield from self.until_up(rank)
+            else:
+                self._redoing.add(rank)
+                yield from self.compute(rank, self.to_redo.pop(rank))
+                self._redoing.discard(rank)
+
+    def _paused(self, host: int) -> None:
+        """Interrupt the ranks of a host that compute while it is paused."""
+        self._interrupt(host, _PAUSE)
+
+    def _interrupt(self, host: int, cause: str | None) -> None:
         for rank in sorted(self._busy):
             if self._hosts[rank] == host:
                 self._busy.discard(rank)
-                self.processes[rank].interrupt()
+                self.processes[rank].interrupt(cause)
 
     def is_down(self, rank: int) -> bool:
         """True while the rank's host is down, unless the rank continues without it."""
@@ -378,6 +425,7 @@ class Kernel:
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls, sink)
+        self._uptime.on_lost = self._meetings.crashed
         self._asking: dict[int, str] = {}
         self._passed: dict[
             Hashable, int
@@ -390,6 +438,7 @@ class Kernel:
                 Mark: self._mark,
                 Ask: self._ask,
                 Publish: self._meetings.publish,
+                Keep: self._keep,
                 Put: lambda rank, request: self._mailboxes.put(request),
             },
             in_time={
@@ -403,6 +452,7 @@ class Kernel:
             },
             questions={
                 Join: lambda rank, request: self._meetings.join(request),
+                JoinNext: self._join_next,
                 Confirm: lambda rank, request: self._meetings.confirm(request),
                 Fetch: self._meetings.fetch,
                 Take: self._mailboxes.take,
@@ -459,6 +509,7 @@ class Kernel:
             and self._meetings.have_met
             and self._uptime.paused | self._meetings.waiting == self._running
         ):
+            self._uptime.lost |= self._meetings.waiting
             for rank in sorted(self._uptime.paused):
                 self._uptime.lost.add(rank)
                 self._uptime.processes[rank].interrupt()
@@ -525,6 +576,8 @@ class Kernel:
                 continue
             if uptime.hosts_down and uptime.is_down(rank):
                 yield from uptime.until_up(rank)
+            if uptime.to_redo:
+                yield from uptime.restart(rank)
             kind = type(request)
             if kind in questions:
                 yield from self._question(rank, cast("_TimedQuestion", request))
@@ -534,6 +587,8 @@ class Kernel:
                 self._progress(rank, Progress.STOPS)
                 self._running.discard(rank)
                 self._calls.gone(rank)
+                self._uptime.unkept.pop(rank, None)
+                self._meetings.leave(rank)
                 return
             if kind is not Ask:  # which changes nothing
                 served(rank, request)
@@ -566,6 +621,12 @@ class Kernel:
         self.seconds.compute[rank] += seconds
         if seconds:
             self.seconds.compute[rank] += yield from self._uptime.compute(rank, seconds)
+            if rank in self._uptime.unkept:
+                self._uptime.unkept[rank] += seconds
+
+    def _keep(self, rank: int, keep: Keep) -> None:
+        self._uptime.unkept[rank] = 0.0
+        self._meetings.take_part(rank, keep.group)
 
     def _question(self, rank: int, question: _TimedQuestion) -> Generator[simpy.Event, None, None]:
         self._sink.served(rank, question._replace(is_past=True))
@@ -591,6 +652,15 @@ class Kernel:
         # All ranks that one event answers have their answers before the kernel reads the first of them again, which
         # may need the others off the clock.
         yield self.clock.at(self.clock.now)
+
+    def _join_next(self, rank: int, join: JoinNext) -> Generator[simpy.Event, None, Gathered | None]:
+        """Join the next meeting of a group, after a crash once more; None: the others have ended without this rank."""
+        while rank not in self._uptime.lost:
+            gathered = yield from self._meetings.join_next(rank, join)
+            if gathered is not None:
+                return gathered
+            yield from self._uptime.restart(rank)
+        return None
 
     def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
         yield from self._calls.wait(rank, question.key, question.seconds)

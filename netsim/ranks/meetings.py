@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
-from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
+from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Gathered, Join, JoinNext, Key, Publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from netsim.ranks.calls import Calls
     from netsim.ranks.kernel import RankSink
 
-__all__ = ["AGAIN", "SLOW_TIMES", "Meetings", "Reach", "largest_mesh"]
+__all__ = ["AGAIN", "HEARTBEAT_SECONDS", "SLOW_TIMES", "Meetings", "Reach", "largest_mesh"]
 
 #: Source of a download that must begin again.
 AGAIN = -1
 
 #: Downloads of a rank that was too slow for two averages are not awaited, for this many times an average's time-out.
 SLOW_TIMES = 10
+
+
+#: A member that has been silent for so long does not answer (torchft's lighthouse: `heartbeat_timeout_ms`).
+HEARTBEAT_SECONDS = 5.0
 
 
 class _Download(NamedTuple):
@@ -59,6 +63,21 @@ class Reach:
         self._num_attempts = 0
         if network is not None:
             network.on_give_up = partial(self._given_up, network, network.on_give_up)
+
+    def answering(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """`together` of those of `ranks` whose hosts have a link that is up, or no links."""
+        network = self._network
+        if network is None or not network.dead_links:
+            return self.together(sorted(ranks))
+        dead, links = network.dead_links, network.topology.links
+        names = {rank: network.topology.hosts[self._hosts[rank]].name for rank in ranks}
+        at = {
+            name: {link.index for link in links if name in (link.source, link.target)}
+            for name in names.values()
+        }
+        return self.together(
+            [rank for rank in sorted(ranks) if not at[names[rank]] or at[names[rank]] - dead]
+        )
 
     def together(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The largest set of `ranks` on hosts that are up in which each reaches each other; () if there is none."""
@@ -221,6 +240,31 @@ class _Meeting:
 
 
 @dataclass(slots=True, eq=False)
+class _Series:
+    """Meetings of a group, each formed of whoever comes next.
+
+    Attributes:
+        members: ranks that take part in them, and have not ended.
+        silent: members that do not answer, and since when.
+        arrived: those that wait for the next one: what they asked, and the event of its forming, or of a crash.
+        since: when the first of them came.
+        last: ranks of the one before.
+        number: of the next one.
+        met: by rank, the last one that it was in.
+        weight: the greatest so far.
+    """
+
+    members: set[int] = field(default_factory=set)
+    silent: dict[int, float] = field(default_factory=dict)
+    arrived: dict[int, tuple[JoinNext, simpy.Event]] = field(default_factory=dict)
+    since: float = 0.0
+    last: frozenset[int] = frozenset()
+    number: int = 0
+    met: dict[int, int] = field(default_factory=dict)
+    weight: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class _Team:
     """Ranks present, until all have sent `Confirm` or their time is over; `left` are those that then remain."""
 
@@ -287,6 +331,80 @@ class Meetings:
         self._teams: dict[tuple[Key, int], _Team] = {}
         self._states: dict[Hashable, _State] = {}
         self._overdue: list[Callable[[], None]] = []  # calls that wait until a member is up
+        self._series: dict[Hashable, _Series] = {}
+
+    # --- meetings of whoever comes next -----------------------------------------------------------------
+
+    def take_part(self, rank: int, group: Hashable) -> None:
+        """Count a rank among those that the meetings of a group wait for."""
+        self._series.setdefault(group, _Series()).members.add(rank)
+        self._form(group)
+
+    def leave(self, rank: int) -> None:
+        """Forget a rank that has ended."""
+        for group, series in self._series.items():
+            series.members.discard(rank)
+            self._form(group)
+
+    def crashed(self, rank: int) -> None:
+        """Take back what a rank that waits for a meeting has asked."""
+        for series in self._series.values():
+            if rank in series.arrived:
+                series.arrived.pop(rank)[1].succeed(None)
+
+    def join_next(self, rank: int, join: JoinNext) -> Generator[simpy.Event, None, Gathered | None]:
+        """Join the next meeting of a group; None: the rank has crashed meanwhile, or the others have ended."""
+        self.have_met = True
+        series, formed = self._series[join.group], self._clock.event()
+        if not series.arrived:
+            series.since = self._clock.now
+            self._at_end(join.seconds, partial(self._form, join.group))
+        series.arrived[rank] = (join, formed)
+        self._form(join.group)
+        self.waiting.add(rank)
+        gathered: Gathered | None = yield formed
+        self.waiting.discard(rank)
+        return gathered
+
+    def _form(self, group: Hashable) -> None:
+        """Form the next meeting of a group if those that are there suffice."""
+        series, now = self._series[group], self._clock.now
+        answering = set(self._reach.answering(series.members))
+        silent = series.members - answering
+        for rank in silent - series.silent.keys():
+            self._at_end(HEARTBEAT_SECONDS, partial(self._form, group))
+            series.silent[rank] = now
+        series.silent = {rank: since for rank, since in series.silent.items() if rank in silent}
+        here = sorted(answering & series.arrived.keys())
+        awaited = answering | {
+            rank for rank, since in series.silent.items() if now < since + on_grid(HEARTBEAT_SECONDS)
+        }
+        if not here:
+            return
+        is_again = bool(series.last) and series.last & series.members <= set(here)
+        is_due = now >= series.since + on_grid(series.arrived[here[0]][0].seconds)
+        if not is_again and not (2 * len(here) > len(awaited) and (len(here) == len(awaited) or is_due)):
+            return
+        asked = [series.arrived.pop(rank) for rank in here]
+        joins = [join for join, _ in asked]
+        newest = max((join.weight, series.met.get(rank, -1)) for rank, join in zip(here, joins, strict=True))
+        sources = [
+            join.member
+            for rank, join in zip(here, joins, strict=True)
+            if (join.weight, series.met.get(rank, -1)) == newest
+        ]
+        present = tuple(sorted(Arrival(join.member, join.weight) for join in joins))
+        gathered = Gathered(series.number, present, tuple(sorted(sources)), newest[0] > series.weight)
+        series.last, series.weight = frozenset(here), max(newest[0], series.weight)
+        series.met.update(dict.fromkeys(here, series.number))
+        series.number, series.since = series.number + 1, now
+        first = joins[0]
+        if first.averaging_seconds < math.inf:
+            key = Key(group, gathered.number)
+            about = Join(key, first.member, first.ranks, first.seconds, first.averaging_seconds)
+            self._begin(about, 0, present)
+        for _, formed in asked:
+            formed.succeed(gathered)
 
     # --- presence ---------------------------------------------------------------------------------------
 
@@ -312,6 +430,8 @@ class Meetings:
         overdue, self._overdue = self._overdue, []
         for call in overdue:
             call()
+        for group in self._series:
+            self._form(group)
         for meeting in list(self._meetings.values()):
             self._settle_if_complete(meeting)
         self._reach.look_again()
@@ -511,6 +631,9 @@ class Meetings:
 
     def give_up(self) -> None:
         """Answer all ranks that wait for a state: it will never arrive."""
+        for series in self._series.values():
+            for rank in list(series.arrived):
+                self.crashed(rank)
         for state in self._states.values():
             self._wake(state, False)
         for rank in sorted(self.waiting):

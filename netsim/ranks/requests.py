@@ -22,8 +22,11 @@ __all__ = [
     "Fetch",
     "Fetched",
     "FirstSent",
+    "Gathered",
     "HoldUntil",
     "Join",
+    "JoinNext",
+    "Keep",
     "Key",
     "MailboxMessage",
     "Mark",
@@ -176,6 +179,54 @@ class Join(NamedTuple):
     is_past: bool = False
 
 
+class JoinNext(NamedTuple):
+    """Ask for the next meeting of a group with this rank; meetings are formed as torchft's lighthouse forms quorums.
+
+    One is formed as soon as all members of the one before are there; else when more than half of the members that
+    answer are, and all of these or `seconds` have passed since the first came. A member answers until it has been
+    down, paused or cut off for `HEARTBEAT_SECONDS`. Who comes later is in the next one. A crash takes back what the
+    rank has asked; once it is up, and has computed again what it has lost, it asks again.
+
+    Attributes:
+        group: whose meeting.
+        member, ranks, seconds, averaging_seconds, weight, is_past: as for `Join`; the weight grows from meeting to
+            meeting of one state.
+    """
+
+    group: Hashable
+    member: int
+    ranks: tuple[int, ...]
+    seconds: float
+    averaging_seconds: float
+    weight: float
+    is_past: bool = False
+
+
+class Gathered(NamedTuple):
+    """A meeting that has been formed.
+
+    Attributes:
+        number: of the meeting, from 0.
+        present: its members.
+        sources: those with the newest state, of the greatest weight; of states of equal weight the last to have met.
+        is_newest: no meeting before had this weight; else these members repeat what others have done without them.
+    """
+
+    number: int
+    present: tuple[Arrival, ...]
+    sources: tuple[int, ...]
+    is_newest: bool
+
+
+class Keep(NamedTuple):
+    """Take part in the meetings of `group` from now on, and keep the state: a crash loses what is computed later.
+
+    That is computed again when the rank's host is up, before anything else.
+    """
+
+    group: Hashable
+
+
 class Arrival(NamedTuple):
     """A member that joined in time, and its weight."""
 
@@ -311,10 +362,12 @@ class HoldUntil(NamedTuple):
     until: float
 
 
-Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
+Question = Ask | Join | JoinNext | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 """A request that is answered, at the rank's virtual time."""
 
-Answer = float | CallEnding | tuple[Arrival, ...] | tuple[MailboxMessage, ...] | Fetched | Key | None
+Answer = (
+    float | CallEnding | tuple[Arrival, ...] | Gathered | tuple[MailboxMessage, ...] | Fetched | Key | None
+)
 """None: the state to fetch can never arrive."""
 
 
@@ -322,7 +375,7 @@ class Exit(NamedTuple):
     """End of the rank's stream."""
 
 
-Request = Advance | Post | Wait | Mark | Question | Publish | Put | HoldUntil | Exit
+Request = Advance | Post | Wait | Mark | Question | Publish | Keep | Put | HoldUntil | Exit
 
 
 def gives_time(request: Request) -> bool:

@@ -243,13 +243,16 @@ class LinkEvent(OfLink):
 
 
 class HostEvent(Entry):
-    """A host crashes or returns at one instant.
+    """A host crashes or returns at one instant, or its processes pause.
+
+    A crash loses work and what is in flight. A pause (SIGSTOP) loses nothing: processes neither compute nor send nor
+    take in what arrives, their connections live on, and all of it continues when the pause is over.
 
     Attributes:
         at: virtual time of the event, in seconds.
         host: name of the host.
-        up, crash: exactly one.
-        for_: seconds from a crash to the return; None for good.
+        up, crash, pause: exactly one.
+        for_: seconds from a crash to the return, None for good; or of a pause.
         is_endless: False: an event is over.
     """
 
@@ -257,17 +260,22 @@ class HostEvent(Entry):
     host: Name
     up: Literal[True] | None = None
     crash: Literal[True] | None = None
-    for_: Interval | None = Field(None, alias="for")
+    pause: Literal[True] | None = None
+    for_: Duration | None = Field(None, alias="for")
 
     is_endless: ClassVar = False
     _hosts: ClassVar = ("host",)
 
     @pydantic.model_validator(mode="after")
     def _is_one_thing(self) -> Self:
-        if self.up == self.crash:
-            self._refuse("give exactly one of crash or up")
+        if sum(value is not None for value in (self.up, self.crash, self.pause)) != 1:
+            self._refuse("give exactly one of crash, pause or up")
         if self.up and self.for_ is not None:
             self._refuse(_UP_FOR_GOOD)
+        if self.pause and self.for_ is None:
+            self._refuse("a pause ends: add 'for'; a host that stays away crashes")
+        if self.crash and self.for_ == 0:
+            self._refuse("a crash takes time: give 'for' at least 1 us")
         return self
 
     def instants(self) -> Iterator[float]:
@@ -277,7 +285,8 @@ class HostEvent(Entry):
             yield self.at + self.for_
 
     def __str__(self) -> str:
-        return f"{'return' if self.up else 'crash'} of host {self.host}"
+        kind = "return" if self.up else "crash" if self.crash else "pause"
+        return f"{kind} of host {self.host}"
 
 
 class Trace(OfLink):

@@ -8,7 +8,8 @@
 Transfers in flight see a change at once. Over a dead link nothing moves: transfers wait, with what they have,
 until it is back; under TCP a connection that was cut for longer than its time-out then starts slowly. A host
 that crashes loses what is in flight from and to it; what is sent to or from it later waits for its return.
-Routes do not change.
+A host that is paused loses nothing: what is in flight from and to it stands still, and then continues. Routes do not
+change.
 
 Events and rows of traces come to an end, drift and background traffic do not. Where nothing else is left to
 happen, no transfer moves, and no event or row to come can revive a dead link, progress is impossible: the run ends at
@@ -261,10 +262,11 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Crash:
-    """Cause that keeps the links of a host down."""
+    """Cause that keeps the links of a host down; one that `pauses` it leaves them up."""
 
     host: int
     number: int
+    pauses: bool = False
 
 
 class Faults:
@@ -353,7 +355,8 @@ class Faults:
             return False
         if not env.only_weather_is_next() or self._moves():
             return False
-        return not self.may_come_back(self._network.dead_links, +self._network.downtime.awaited)
+        downtime = self._network.downtime
+        return not self.may_come_back(self._network.dead_links, {*+downtime.awaited, *downtime.paused})
 
     def blame(self) -> str:
         """Describe the links and hosts that block transfers for good; "" if there are none."""
@@ -448,7 +451,7 @@ class Faults:
     def _is_stuck(self) -> bool:
         """Return whether a transfer or rank waits for the network and no event to come can help."""
         network = self._network
-        dead, stand_still = network.dead_links, +network.downtime.awaited
+        dead, stand_still = network.dead_links, {*+network.downtime.awaited, *network.downtime.paused}
         # Cheap tests first: this runs at every turn of the weather.
         if not (dead or stand_still) or self.may_come_back(dead, stand_still):
             return False
@@ -501,7 +504,9 @@ class Faults:
         links = self._links_at(host)
         if event.up:
             return iter([_Step(event.at, lambda: self._bring_back(host), frozenset((*links, ~host)))])
-        crash = _Crash(host, number)
+        if event.pause and not event.for_:
+            return iter(())
+        crash = _Crash(host, number, pauses=bool(event.pause))
         return _begin_and_end(
             event, lambda: self._crash(crash), lambda: self._end_crash(crash), (*links, ~host)
         )
@@ -509,6 +514,10 @@ class Faults:
     def _crash(self, crash: _Crash) -> None:
         self._network.take_arrivals()
         self._crashes[crash.host].add(crash)
+        if crash.pauses:
+            self._network.pause(crash.host)
+            self._network.downtime.pause(crash.host)
+            return
         self._conditions.change(self._links_at(crash.host), lambda link: link.downs.add(crash))
         self._network.drop_transfers(crash.host)
         self._network.downtime.begin(crash.host)
@@ -516,6 +525,8 @@ class Faults:
     def _end_crash(self, crash: _Crash) -> None:
         causes = self._crashes[crash.host]
         causes.discard(crash)
+        if not any(cause.pauses for cause in causes):
+            self._network.resume(crash.host)
         self._conditions.change(self._links_at(crash.host), lambda link: link.downs.discard(crash))
         if not causes:
             self._network.downtime.end(crash.host)

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.base import CallState, Communicator, Handle, nothing, write_first
+from exogym_core.communicator.base import (
+    CallState,
+    Communicator,
+    Handle,
+    NextMeeting,
+    nothing,
+    write_first,
+)
 from exogym_core.communicator.exchange import Part, own_value
 from exogym_core.communicator.simulated.simulation import load_of
 from netsim.errors import BrokenCallError, InputError
@@ -34,8 +41,11 @@ from netsim.ranks import (
     Fetch,
     Fetched,
     FirstSent,
+    Gathered,
     HoldUntil,
     Join,
+    JoinNext,
+    Keep,
     Key,
     Mark,
     MessageGroup,
@@ -477,6 +487,48 @@ class SimulatedCommunicator(Communicator):
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
         join = Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight, wanted)
         present: tuple[Arrival, ...] = self._ask(join)
+        return self._work_among(key, present, work, averaging_seconds)
+
+    def among_next(
+        self,
+        work: Callable[[Communicator, NextMeeting], T],
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+    ) -> tuple[NextMeeting | None, T | None]:
+        self._check_present(seconds, averaging_seconds, weight)
+        self._check_on_clock("among_next")
+        about = (seconds, averaging_seconds, weight)
+        gathered: Gathered | None = self._ask(JoinNext(self._states, self.rank, self._ranks, *about))
+        if gathered is None:
+            return None, None
+        formed: NextMeeting | None = None
+
+        def work_on(peers: SimulatedCommunicator, weights: list[float]) -> T:
+            nonlocal formed
+            ranks = list(map(self._ranks.index, peers._ranks))
+            sources = [place for place, rank in enumerate(ranks) if rank in gathered.sources]
+            # Where all of them have gone, one of those that are left leads the others.
+            sources = sources or [weights.index(max(weights))]
+            formed = NextMeeting(gathered.number, ranks, weights, sources, gathered.is_newest)
+            return work(peers, formed)
+
+        key = Key(self._states, gathered.number)
+        _, result = self._work_among(key, gathered.present, work_on, averaging_seconds)
+        return formed, result
+
+    def keep_state(self) -> None:
+        self._request(Keep(self._states))
+
+    def _work_among(
+        self,
+        key: Key,
+        present: tuple[Arrival, ...],
+        work: Callable[[SimulatedCommunicator, list[float]], T],
+        averaging_seconds: float,
+    ) -> tuple[list[int], T | None]:
+        """Run `work` among the ranks present at the meeting `key`, again among those that are left."""
+        group, counted = key
         for attempt in itertools.count():
             members = [arrival.member for arrival in present]
             if self.rank not in members:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from exogym_core.events import RoundPlace
-from exogym_core.plain import decode, encode
-from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.participation.site import Everyone
+from exogym_core.strategy.options import Options, number, one_of, option
+from exogym_core.strategy.participation.rejoining import Rejoining
+from exogym_core.strategy.participation.site import LOST, Everyone
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError, locate_errors, unknown_name
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.parts.outer import OuterStep
 
 __all__ = [
-    "LOST",
     "Absence",
     "Patience",
     "PatienceOptions",
@@ -38,6 +33,7 @@ Seconds = float | str
 """A number of seconds, or text with a unit such as "10 min"."""
 
 _STRATEGIES = ("wait_for_all", "no_wait")
+_REJOIN = ("at_once", "next_round")
 
 # OpenDiLoCo's and hivemind's.
 _WAITING, _MATCHMAKING, _AVERAGING = 600.0, 15.0, 60.0
@@ -120,6 +116,9 @@ class PatienceOptions(Options):
         matchmaking_time: time that "no_wait" leaves others to arrive; 15 s if None. "wait_for_all" gives
             them so much longer.
         join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
+        rejoin: "next_round": a rank that returns downloads the newest state, and begins with the others' next round.
+            "at_once": it trains on at once as torchft's do, is healed where it meets the others, and commits alone
+            where it is alone; see `exogym_core.strategy.participation.rejoining:Rejoining`. By default next_round.
     """
 
     averaging_timeout: Seconds | None = option(None, _some_seconds)
@@ -127,6 +126,7 @@ class PatienceOptions(Options):
     timeout_waiting_for_peers: Seconds | None = option(None, _seconds)
     matchmaking_time: Seconds | None = option(None, _seconds)
     join_at: Mapping[int, Seconds] | None = option(None, _join_times)
+    rejoin: str = option("next_round", one_of(*_REJOIN))
 
     def check(self, where: str) -> None:
         """Refuse times without meaning."""
@@ -150,7 +150,8 @@ class PatienceOptions(Options):
                 f"{where}: timeout_waiting_for_peers goes with all_reduce_strategy='wait_for_all'; "
                 "use matchmaking_time"
             )
-        if waits and self.averaging_timeout is None and timeout is None and not self.join_at:
+        is_plain = self.averaging_timeout is None and timeout is None and not self.join_at
+        if waits and is_plain and self.rejoin != "at_once":
             return None
         times = (self.averaging_timeout, self.matchmaking_time, timeout)
         defaults = (_AVERAGING, 0.0 if waits else _MATCHMAKING, _WAITING if waits else 0.0)
@@ -162,12 +163,10 @@ class PatienceOptions(Options):
     def workers(self, strategy: Strategy) -> Everyone:
         """Membership of the rounds of a connected strategy."""
         patience = self.patience(strategy.where)
-        is_alone = patience is None or strategy.comm.world_size == 1
-        return Everyone(strategy) if is_alone or patience is None else Absence(strategy, patience)
+        if patience is None or strategy.comm.world_size == 1:
+            return Everyone(strategy)
+        return (Rejoining if self.rejoin == "at_once" else Absence)(strategy, patience)
 
-
-#: Round of a rank that can no longer reach any other: it has no steps left.
-LOST = 1 << 62
 
 #: Number of the meeting at which real ranks begin, the first time or after a stop.
 BEFORE_ROUNDS = -1
@@ -310,13 +309,13 @@ class Absence(Everyone):
 
     def _mine(self) -> list[Tensor]:
         """State published by this rank: empty if another rank of its site publishes the same."""
-        return _packed(self.strategy.outer) if self.strategy.site.is_first else []
+        return self.strategy.outer.packed() if self.strategy.site.is_first else []
 
     def _publish(self) -> None:
         self._meeting.publish(self.number, self._mine())
 
     def _take_over(self, state: list[Tensor]) -> None:
-        _unpack(self.strategy.outer, self.strategy.site.shared(state))
+        self.strategy.outer.unpack(self.strategy.site.shared(state))
         self.strategy.site.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
@@ -344,21 +343,3 @@ class Absence(Everyone):
         super().load_state_dict(state)
         if self._comm.members_change:  # other ranks may be present now
             self._has_begun = False
-
-
-def _packed(outer: OuterStep) -> list[Tensor]:
-    """Global parameters and the outer optimizer's state, flat: the state that a rank catches up to."""
-    tensors: dict[str, Tensor] = {}
-    plain = json.dumps(encode(outer.optim.state_dict(), tensors), separators=(",", ":"))
-    form = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
-    return [form, *outer.flats, *tensors.values()]
-
-
-@torch.no_grad()
-def _unpack(outer: OuterStep, packed: Sequence[Tensor]) -> None:
-    form, *tensors = packed
-    states = {str(number): tensor for number, tensor in enumerate(tensors[len(outer.flats) :])}
-    for flat, theirs in zip(outer.flats, tensors, strict=False):
-        flat.copy_(theirs)
-    outer.optim.load_state_dict(decode(json.loads(bytes(form.tolist())), states))
-    outer.reset_parameters()

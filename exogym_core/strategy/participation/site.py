@@ -248,6 +248,10 @@ class Site:
         in_buckets(tensors, spread)
 
 
+#: Round of a rank that can no longer reach any other: it has no steps left.
+LOST = 1 << 62
+
+
 class Everyone(Stateful):
     """Membership of rounds in which all ranks take part.
 

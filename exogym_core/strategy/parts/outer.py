@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from exogym_core.plain import decode, encode
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.parts.average import Flight, RoundAveraging, run
@@ -181,12 +183,20 @@ class OuterStep(GlobalModel):
         )
 
     @torch.no_grad()
-    def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
-        """The mean pseudo-gradients over the ranks of `peers`, flat; changes nothing but `residuals`.
+    def averaged(
+        self,
+        site: Site,
+        peers: Communicator,
+        residuals: Sequence[Tensor | None],
+        gradients: list[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """The mean pseudo-gradients over the ranks of `peers`, flat; changes nothing but `residuals` and `gradients`.
 
-        Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
+        `gradients` are this rank's; None: those of its parameters. Of a site whose ranks have the same values each has
+        the mean of its own part alone, see `spread`.
         """
-        gradients = self.pseudo_gradients(peers)
+        if gradients is None:
+            gradients = self.pseudo_gradients(peers)
         own = [None if residual is None else site.own(residual) for residual in residuals]
         parts = zip(map(site.own, gradients), own, strict=True)
         waits = len(gradients) == 1
@@ -213,6 +223,23 @@ class OuterStep(GlobalModel):
                 anchor.grad = gradient
         self.optim.step()
         self.optim.zero_grad()
+
+    def packed(self) -> list[Tensor]:
+        """Global parameters and the outer optimizer's state, flat: the state that a rank catches up to."""
+        tensors: dict[str, Tensor] = {}
+        plain = json.dumps(encode(self.optim.state_dict(), tensors), separators=(",", ":"))
+        form = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
+        return [form, *self.flats, *tensors.values()]
+
+    @torch.no_grad()
+    def unpack(self, packed: Sequence[Tensor]) -> None:
+        """Take over the state of another rank's `packed`, and the global parameters as this rank's."""
+        form, *tensors = packed
+        states = {str(number): tensor for number, tensor in enumerate(tensors[len(self.flats) :])}
+        for flat, theirs in zip(self.flats, tensors, strict=False):
+            flat.copy_(theirs)
+        self.optim.load_state_dict(decode(json.loads(bytes(form.tolist())), states))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set this rank's parameters to the global ones."""

@@ -1,0 +1,141 @@
+"""Rounds in which a rank that was away trains on at once, and takes part in the next one that is formed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from exogym_core.events import RoundPlace
+from exogym_core.strategy.participation.site import LOST, Everyone
+from exogym_core.strategy.parts.state import State
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from exogym_core.communicator.base import Communicator, NextMeeting
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.participation.absence import Patience
+    from exogym_core.strategy.parts.outer import OuterStep
+
+__all__ = ["Rejoining"]
+
+
+class _Averaged(NamedTuple):
+    """A rank's part of a round: mean pseudo-gradients, rounding errors, and the state that it has taken over if any."""
+
+    gradients: list[Tensor]
+    residuals: list[Tensor | None]
+    state: list[Tensor] | None
+
+
+class Rejoining(Everyone):
+    """Membership of rounds as in torchft's DiLoCo, with synchronous quorums: whoever comes is in the next one.
+
+    At the end of its `H` steps a rank joins the next meeting (see `netsim.ranks.JoinNext`). Ranks that answer do not
+    wait for one that is away, and a rank that is alone commits alone. A rank with fewer rounds behind it than others of
+    the meeting is healed there, before the mean: it downloads the state of the nearest rank with most, which is the
+    global parameters, the outer optimizer's state, and that rank's own parameters after its local steps. So it gives
+    the mean a second copy of that rank's pseudo-gradient in place of its own, has the same parameters and outer state
+    as all others after the outer step, and continues with their step. Its inner optimizer's state stays its own.
+
+    A crash ends a rank's process: the steps since its last round are computed again when its host is back. A pause or
+    a cut loses nothing; a rank that is left out of an average that was cut off takes its steps to the next meeting.
+
+    Args:
+        strategy: whose rounds these are, of `strategy.round_steps` steps each.
+        patience: waiting times.
+    """
+
+    state = State("number", present="_present", is_newest="_is_newest", has_begun="_has_begun")
+    number: int
+
+    def __init__(self, strategy: Strategy, patience: Patience) -> None:
+        super().__init__(strategy)
+        comm = strategy.comm
+        patience.check(strategy.where, comm, 1)
+        if comm.members_change or strategy.site.between.world_size != comm.world_size:
+            raise InputError(
+                f"{strategy.where}: rejoin='at_once' goes with simulated workers of one rank each; leave it out"
+            )
+        self.patience, self.steps_a_round = patience, strategy.round_steps or 1
+        self._present = [rank for rank in range(comm.world_size) if rank not in patience.join_at]
+        self.number = 0
+        self._is_newest = comm.rank in self._present
+        self._has_begun = False
+        self._news: dict[str, Any] = {}
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks of the last round; without this one while others have done its steps."""
+        is_behind = not self._is_newest or self.strategy.local_step < self.number * self.steps_a_round
+        return (
+            [rank for rank in self._present if rank != self._comm.rank] if is_behind else list(self._present)
+        )
+
+    def skips(self, step: int) -> bool:
+        """True if the others have done the step after `step` steps while this rank was away."""
+        self.join()
+        return step < self.number * self.steps_a_round
+
+    def join(self) -> None:
+        """Begin, late where `join_at` says so, with the parameters of the start; called before the first step."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if self._comm.rank in self.patience.join_at:
+            self._comm.arrive_at(self.patience.join_at[self._comm.rank])
+        self._comm.keep_state()
+
+    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
+        """Mean displacement over the next meeting, which heals this rank if it is behind; None: all have ended."""
+        published = set[int]()
+
+        def average(peers: Communicator, meeting: NextMeeting) -> _Averaged:
+            residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
+            gradients, state = outer.pseudo_gradients(peers), None
+            if len(meeting.sources) < peers.world_size:
+                if peers.rank not in meeting.sources:
+                    fetched = self._comm.fetch(meeting.number)
+                    if fetched is not None:
+                        state = fetched[1]
+                        theirs = zip(state[1:], state[-len(outer.flats) :], strict=False)
+                        gradients = [torch.sub(flat, own) for flat, own in theirs]
+                elif meeting.number not in published:  # as in an attempt before
+                    published.add(meeting.number)
+                    replica = [torch.sub(*each) for each in zip(outer.flats, gradients, strict=True)]
+                    self._comm.publish(meeting.number, [*outer.packed(), *replica])
+            return _Averaged(
+                outer.averaged(self.strategy.site, peers, residuals, gradients), residuals, state
+            )
+
+        while True:
+            waits = self.patience.waiting_seconds, self.patience.averaging_seconds
+            meeting, averaged = self._comm.among_next(average, *waits, weight=1.0 + self.number)
+            if meeting is None:
+                self._news = {"missed_round": self.number + 1, "back_in_round": None}
+                self.number = LOST
+                return None
+            if averaged is not None:
+                break
+        behind = [rank for place, rank in enumerate(meeting.ranks) if place not in meeting.sources]
+        if averaged.state is not None:
+            outer.unpack(averaged.state)
+        rounds = int(max(meeting.weights)) - 1
+        if self._comm.rank in behind:
+            self._news = {"missed_round": self.number + 1, "back_in_round": rounds + 2}
+        elif meeting.is_newest:
+            self._news = {"averaged_ranks": meeting.ranks, "healed_ranks": behind}
+        self._present, self._is_newest, self.number = meeting.ranks, meeting.is_newest, rounds
+        outer.residuals = averaged.residuals
+        return averaged.gradients
+
+    def publish(self, outer: OuterStep) -> None:
+        """Count the round, and keep the state to which it has led."""
+        self.number += 1
+        self._comm.keep_state()
+
+    def round_place(self, step: int) -> RoundPlace:
+        """Place of a step among the rounds, with the news since the last call: its members, or this rank's return."""
+        news, self._news = self._news, {}
+        return RoundPlace(-(-step // self.steps_a_round), **news)
