@@ -381,7 +381,7 @@ def _refuse_measured(experiment: Experiment) -> None:
     """Raise InputError, with the option to set, where a step's time would have to be measured."""
     compute = experiment.compute
     plain = {
-        key: value for key, value in compute.to_mapping().items() if key not in ("updates", "shared_cores")
+        key: value for key, value in compute.to_mapping().items() if key != "updates"
     }
     if plain.pop("measured", None) is not None:
         words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
@@ -389,8 +389,6 @@ def _refuse_measured(experiment: Experiment) -> None:
             f"plan: the time of a step is measured by running it, which a plan does not do; add "
             f"--set compute='{{{words}}}' with your seconds, or plan a run folder, which holds the measured time"
         )
-    if compute.shared_cores is not None:
-        raise InputError("plan: each worker has a machine of its own; add --set compute.shared_cores=null")
     if compute.updates.speeds or compute.updates.is_measured:
         raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
 
@@ -534,10 +532,6 @@ def _experiment_of(
 # What a run may charge and a plan does not: the setting that leaves it out, and a remark.
 _NOT_PLANNED = {
     "updates": ("compute.updates=free", "optimizers' steps are not charged, which the run did"),
-    "shared_cores": (
-        "compute.shared_cores=null",
-        "each worker has a machine of its own, while the run's ranks shared cores",
-    ),
 }
 
 

@@ -514,6 +514,7 @@ class SimulatedRounds:
             placement=_places(self._strategy, setting),
             protocol=setting.protocol,
             collectives=chosen_algorithms(self._strategy, setting),
+            shared_cores=setting.compute.shared_cores,
         )
 
     def _figures(self, run: RunResult[None]) -> RoundFigures:
@@ -548,7 +549,8 @@ def _places(strategy: Strategy, setting: Setting) -> Sequence[str] | None:
 
 def _world(strategy: Strategy, setting: Setting) -> World:
     num_ranks, places = setting.num_ranks + strategy.num_servers, _places(strategy, setting)
-    return World.build(num_ranks, setting.topology, places, setting.protocol, setting.collectives)
+    where = (setting.topology, places, setting.protocol, setting.collectives)
+    return World.build(num_ranks, *where, setting.compute.shared_cores)
 
 
 def _first_rounds(strategy: Strategy, setting: Setting) -> Recording | None:

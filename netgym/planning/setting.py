@@ -190,7 +190,7 @@ class Setting:
     def _slowdown(self, host: int) -> float:
         """Slowdown of a step, and reduction of a worker's memory, where workers share a host's devices."""
         machine = self.topology.hosts[host]
-        if machine.devices is None:
+        if machine.devices is None or self.compute.shared_cores is not None:  # then ranks compute on those
             return 1.0
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
         return machine.slowdown(self.hosts.count(host) * devices)

@@ -148,9 +148,9 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
         remarks.append(
             "crashes are so frequent that several hosts are often away at once: their cost is an estimate"
         )
-    if measured.rounds.has_absences:
+    if measured.rounds.has_absences and measured.strategy.patience.rejoin == "next_round":
         remarks.append(
-            "a worker that returns waits for the next common round; torchft's trains on and commits alone"
+            "a worker that returns begins with the next common round; rejoin: at_once plans torchft's, which trains on"
         )
     if loss.fatal:
         remarks.append(
