@@ -313,6 +313,12 @@ class CheckpointWriter:
                 arriving.files.update(self._write(step, messages))
             for _ in self.stages(step, arriving.files, arriving.lengths, arriving.num_timed):
                 pass
+            for earlier in [
+                each for each in self._arriving if each < step
+            ]:  # some rank has none of that step
+                del self._arriving[earlier]
+                if self._folder is not None:
+                    shutil.rmtree(self._folder / f".{step_name(earlier)}", ignore_errors=True)
             self.on_complete(step)
 
     def _write(self, step: int, messages: Mapping[MessageName, tuple[Tensor, ...]]) -> FileFacts:

@@ -267,7 +267,11 @@ class Loop(Role):
         else:
             self.do(step)
         every = self.checkpoints.every
-        if every is not None and self.local_step % every == 0:
+        if (
+            every is not None
+            and self.local_step % every == 0
+            and self.strategy.workers.can_save(self.local_step)
+        ):
             self._save(self.local_step)
         return True
 

@@ -276,6 +276,7 @@ class _Team:
     num_confirmed: int = 0
     num_asked: int = 0
     is_overdue: bool = False  # its time is over, and no member is up
+    since: float = 0.0  # when its time began: at its beginning, or the end of a member's last download
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -537,12 +538,19 @@ class Meetings:
 
     def _begin(self, join: Join, attempt: int, present: tuple[Arrival, ...]) -> None:
         team = self._teams[join.key, attempt] = _Team(join, attempt, present, self._clock.event())
+        team.since = self._clock.now
         self._calls.assemble((join.key.group, team.ranks))
         self._at_end(join.averaging_seconds, partial(self._end, team))
 
     def _end(self, team: _Team) -> None:
         """Time out: drop unreachable ranks, else the slowest; the others may continue."""
         if team.ended.triggered:
+            return
+        if any(map(self._reach.is_downloading, team.ranks)):
+            team.since = self._clock.now
+        due = team.since + on_grid(team.join.averaging_seconds)
+        if self._clock.now < due:
+            self._at_end(due - self._clock.now, partial(self._end, team))
             return
         left = self._reach.together(team.ranks)
         team.is_overdue = not left
@@ -613,6 +621,9 @@ class Meetings:
             del state.in_use[rank]
             meeting = self._meetings.get(Key(fetch.group, number))
             if source is not None and source != AGAIN:
+                for team in self._teams.values():
+                    if rank in team.ranks and team.join.key.group == fetch.group:
+                        team.since = self._clock.now
                 later = self._clock.now - published
                 state.fetched[rank] = (number, later)
                 if meeting is not None and meeting.due < math.inf:

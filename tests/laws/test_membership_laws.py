@@ -263,10 +263,12 @@ class Model(nn.Module):
         return ((self.layers(batch[0]) - batch[1]) ** 2).mean()
 
 
-def event(host: str, at: float, lasts: float | None, crash: bool) -> dict[str, Any]:
+def event(host: str, at: float, lasts: float | None, crash: bool, pause: bool = False) -> dict[str, Any]:
     what: dict[str, Any] = (
         {"host": host, "crash": True} if crash else {"link": [host, "switch"], "down": True}
     )
+    if pause and lasts is not None:
+        what = {"host": host, "pause": True}
     return {**what, "at": f"{at} s", **({} if lasts is None else {"for": f"{lasts} s"})}
 
 
@@ -279,6 +281,7 @@ def fit(
     events: Sequence[Mapping[str, Any]],
     protocol: str = "linux-tcp",
     stop_at: int | None = None,
+    rejoin: str = "next_round",
     **arguments: Any,
 ) -> FitResult:
     inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
@@ -290,6 +293,7 @@ def fit(
         join_at=None if events else {2: "7 s"},
         averaging_timeout=4,
         timeout_waiting_for_peers=2,
+        rejoin=rejoin,
         codec="int8",
         error_feedback=True,
         lr_scheduler="lambda_cosine",
@@ -312,9 +316,11 @@ def fit(
     )
 
 
-def end_of(events: Sequence[Mapping[str, Any]], protocol: str) -> FitResult | DeadlockError:
+def end_of(
+    events: Sequence[Mapping[str, Any]], protocol: str, rejoin: str = "next_round"
+) -> FitResult | DeadlockError:
     try:
-        return fit(events, protocol)
+        return fit(events, protocol, rejoin=rejoin)
     except DeadlockError as error:
         return error
 
@@ -325,27 +331,31 @@ OUTAGES: dict[str, list[dict[str, Any]]] = {
     "crash": [event("home", 5.0, 9.0, crash=True)],
     "the first rank": [event("a", 5.0, 9.0, crash=False)],
     "for ever": [event("home", 5.0, None, crash=True)],
+    "pause": [event("home", 5.0, 9.0, crash=False, pause=True)],
 }
+REJOIN = ["next_round", "at_once"]
 
 
 @cache
-def undisturbed(name: str) -> Any:
-    result = fit(OUTAGES[name])
+def undisturbed(name: str, rejoin: str) -> Any:
+    result = fit(OUTAGES[name], rejoin=rejoin)
     assert result.dropped_peers
     return outcome(result)
 
 
+@pytest.mark.parametrize("rejoin", REJOIN)
 @pytest.mark.parametrize("name", OUTAGES)
-def test_processes_give_what_threads_give(name: str) -> None:
-    assert outcome(fit(OUTAGES[name], workers=PROCESSES)) == undisturbed(name)
+def test_processes_give_what_threads_give(name: str, rejoin: str) -> None:
+    assert outcome(fit(OUTAGES[name], workers=PROCESSES, rejoin=rejoin)) == undisturbed(name, rejoin)
 
 
+@pytest.mark.parametrize("rejoin", REJOIN)
 @pytest.mark.parametrize("name", OUTAGES)
-def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None:
+def test_stopped_and_resumed_is_never_stopped(name: str, rejoin: str, tmp_path: Path) -> None:
     """Several times, as the run goes on."""
     kept, where = 0, {"save_dir": tmp_path}
     for stop_at in (3, 6, 8, 11, 16, None):
-        result = fit(OUTAGES[name], stop_at=stop_at, checkpoint_interval=3, **where)
+        result = fit(OUTAGES[name], stop_at=stop_at, checkpoint_interval=3, rejoin=rejoin, **where)
         assert result.resumed_step == kept
         assert result.complete == (stop_at is None)
         assert result.checkpoint_folder is not None
@@ -353,7 +363,7 @@ def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None
         if found is not None:  # before the first there is nothing to go on from
             where = {"resume_from": result.checkpoint_folder}
         kept = found.step if isinstance(found, StoredCheckpoint) else 0
-    assert outcome(result) == undisturbed(name)
+    assert outcome(result) == undisturbed(name, rejoin)
 
 
 def test_if_all_are_gone_the_run_ends_with_the_cause() -> None:
@@ -412,3 +422,30 @@ def test_every_run_ends_and_reports_the_sites_present(events: list[dict[str, Any
             if row["step"] <= step and (row["back_step"] is None or step <= row["back_step"])
         }
         assert ranks == [rank for rank in range(3) if rank not in away]
+
+
+@given(
+    st.lists(
+        st.builds(
+            event,
+            st.sampled_from(["a", "b", "home"]),
+            st.sampled_from([0.5, 1.0, 2.0, 3.7, 6.0, 9.5]),
+            st.sampled_from([None, 0.5, 3.0, 8.0, 20.0]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(["ideal", "linux-tcp", "gloo"]),
+)
+@settings(max_examples=12)
+def test_every_run_with_ranks_that_train_on_ends(events: list[dict[str, Any]], protocol: str) -> None:
+    result = end_of(events, protocol, "at_once")
+    if isinstance(result, DeadlockError):
+        assert any("for" not in entry for entry in events)
+        assert re.search("never comes? back", str(result))
+        return
+    assert result.complete
+    assert [row["step"] for row in result.history] == list(range(1, STEPS + 1))
+    assert list(result.averaged_ranks) == list(range(H, STEPS + 1, H))
+    assert all(result.averaged_ranks.values())

@@ -34,7 +34,7 @@ class Rejoining(Everyone):
 
     At the end of its `H` steps a rank joins the next meeting (see `netsim.ranks.JoinNext`). Ranks that answer do not
     wait for one that is away, and a rank that is alone commits alone. A rank with fewer rounds behind it than others of
-    the meeting is healed there, before the mean: it downloads the state of the nearest rank with most, which is the
+    the meeting is healed there, before the mean: it downloads the state of the first rank with most, which is the
     global parameters, the outer optimizer's state, and that rank's own parameters after its local steps. So it gives
     the mean a second copy of that rank's pseudo-gradient in place of its own, has the same parameters and outer state
     as all others after the outer step, and continues with their step. Its inner optimizer's state stays its own.
@@ -87,6 +87,10 @@ class Rejoining(Everyone):
             self._comm.arrive_at(self.patience.join_at[self._comm.rank])
         self._comm.keep_state()
 
+    def can_save(self, step: int) -> bool:
+        """False for steps that the others did before they healed this rank: it has a later state from then on."""
+        return step >= self.number * self.steps_a_round
+
     def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
         """Mean displacement over the next meeting, which heals this rank if it is behind; None: all have ended."""
         published = set[int]()
@@ -101,7 +105,9 @@ class Rejoining(Everyone):
                         state = fetched[1]
                         theirs = zip(state[1:], state[-len(outer.flats) :], strict=False)
                         gradients = [torch.sub(flat, own) for flat, own in theirs]
-                elif meeting.number not in published:  # as in an attempt before
+                elif (
+                    peers.rank == meeting.sources[0] and meeting.number not in published
+                ):  # in an attempt before
                     published.add(meeting.number)
                     replica = [torch.sub(*each) for each in zip(outer.flats, gradients, strict=True)]
                     self._comm.publish(meeting.number, [*outer.packed(), *replica])

@@ -294,6 +294,10 @@ class Everyone(Stateful):
         """True if others did the step after `step` steps while this rank was absent."""
         return False
 
+    def can_save(self, step: int) -> bool:
+        """True if this rank's state after `step` steps is one to continue from together with the others' then."""
+        return True
+
     def announced(self, step: int) -> RoundPlace | None:
         """Place of a step whose row is also marked before the exchange; None if it is not.
 

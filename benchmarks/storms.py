@@ -1,0 +1,87 @@
+"""Step efficiency of DiLoCo in two storms of failures, against what ft-diloco measured with torchft.
+
+    python benchmarks/storms.py
+
+Steps of committed rounds of both replicas in a storm, over those of a run without faults in the same time. Replicas
+share one GPU, on which a step takes 406 ms alone and 812 ms beside the other's. `tests/golden/storms/` has the faults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.run.optimizer import DiLoCoOptimizer
+from netsim import HostEvent, Topology, Weather
+
+FOLDER = Path(__file__).parent.parent / "tests" / "golden" / "storms"
+#: Name of a storm: seconds of the window, and the efficiency that its authors state.
+STORMS = {"k120": (2691.6, 0.882), "k60": (2695.6, 0.850)}
+ROUND_SECONDS = 50 * 0.406  # 50 steps alone on the GPU
+
+
+class Storm(NamedTuple):
+    """Rounds that replicas have committed in a window: in all, and alone."""
+
+    committed: int
+    alone: int
+
+
+def storm(topology: Topology, until: float, rejoin: str) -> Storm:
+    """Train two replicas on one device in `topology` until the virtual time `until`, in seconds."""
+    waits = {} if rejoin == "at_once" else {"all_reduce_strategy": "no_wait", "matchmaking_time": "10 s"}
+
+    def rounds(comm: Communicator) -> list[int]:
+        weight = nn.Parameter(torch.zeros(1000))
+        optimizer = DiLoCoOptimizer(
+            batch_size=1,
+            num_inner_steps=1,
+            inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            params=[weight],
+            communicator=comm,
+            averaging_timeout="60 s",
+            rejoin=rejoin,
+            **waits,
+        )
+        members = list[int]()
+        while True:
+            comm.advance(ROUND_SECONDS)
+            weight.grad = torch.zeros_like(weight)
+            optimizer.step()
+            if comm.now() > until:
+                return members
+            if comm.rank in optimizer.averaged_ranks or rejoin == "at_once":
+                members.append(max(len(optimizer.averaged_ranks), 1))
+
+    sizes = [size for own in run_ranks(rounds, 2, topology, shared_cores=1).results for size in own]
+    return Storm(len(sizes), sizes.count(1))
+
+
+def efficiency(name: str, rejoin: str = "at_once", *, stops: bool = True) -> tuple[float, float]:
+    """Committed rounds over those without faults, and the share of them that was committed alone.
+
+    `stops`: the pauses of the schedule take place. In ft-diloco's logs the replicas that it stopped go on.
+    """
+    until, _ = STORMS[name]
+    topology = Topology.load(FOLDER / f"{name}.yaml")
+    events = topology.weather.events
+    kept = [event for event in events if stops or not (isinstance(event, HostEvent) and event.pause)]
+    stormy = storm(replace(topology, weather=Weather().with_events(kept)), until, rejoin)
+    calm = storm(replace(topology, weather=Weather()), until, rejoin)
+    return stormy.committed / calm.committed, stormy.alone / stormy.committed
+
+
+if __name__ == "__main__":
+    print("storm  measured  at_once        without stops  next_round")
+    for name, (_, measured) in STORMS.items():
+        settings = [("at_once", True), ("at_once", False), ("next_round", True)]
+        found = [efficiency(name, rejoin, stops=stops)[0] for rejoin, stops in settings]
+        print(
+            f"{name:5}  {measured:.1%}    "
+            + "  ".join(f"{each:.1%} ({each / measured - 1:+.1%})" for each in found)
+        )

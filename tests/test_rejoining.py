@@ -1,0 +1,351 @@
+"""Ranks that return train on at once, as torchft's do; pauses lose nothing: values, bytes, exact times, equal bits."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from experiments import Squares, fitted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_absent_ranks import samples
+from test_planned_weather import assert_same, both, network
+from torch import nn
+from worlds import star_form
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.results.fit_result import FitResult
+from exogym_core.run.optimizer import DiLoCoOptimizer
+from exogym_core.strategy import DiLoCoStrategy
+from netsim import HostEvent
+from netsim.errors import InputError
+from netsim.ranks import HEARTBEAT_SECONDS
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import storms
+
+H, VALUES = 5, 5000
+AT_ONCE = {"averaging_timeout": 30, "rejoin": "at_once"}
+HOSTS = ("a", "b", "c")
+
+
+def star(*events: Mapping[str, Any], protocol: str = "ideal") -> dict[str, Any]:
+    rates = dict.fromkeys(HOSTS, "80 Mbit/s")
+    return star_form(rates, rates, events=list(events), protocol=protocol)
+
+
+def away(kind: str, host: str, at: float, seconds: float) -> dict[str, Any]:
+    return {"host": host, "at": f"{at} s", kind: True, "for": f"{seconds} s"}
+
+
+# --- values, against a loop in plain torch -----------------------------------------------------------------
+
+
+class Committed(NamedTuple):
+    """A round as a rank saw it: local steps done, ranks, first value of the parameters, time, bytes sent."""
+
+    step: int
+    ranks: list[int]
+    value: float
+    seconds: float
+    bytes_sent: int
+
+
+def gradient(weight: torch.Tensor, rank: int) -> torch.Tensor:
+    """Every rank goes towards a value of its own."""
+    return weight.detach() - (1.0 + rank)
+
+
+def train(comm: Communicator, steps: int = 40, **options: Any) -> list[Committed]:
+    """DiLoCo, a second a step."""
+    weight = nn.Parameter(torch.zeros(VALUES))
+    optimizer = DiLoCoOptimizer(
+        batch_size=1,
+        num_inner_steps=H,
+        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        params=[weight],
+        communicator=comm,
+        **(options or AT_ONCE),
+    )
+    seen: list[Committed] = []
+    while optimizer.local_step < steps:
+        comm.advance(1.0)
+        weight.grad = gradient(weight, comm.rank)
+        optimizer.step()
+        if optimizer.local_step % H == 0:
+            about = (optimizer.local_step, optimizer.averaged_ranks, float(weight[0].detach()))
+            seen.append(Committed(*about, comm.now(), comm.traffic.bytes_sent))
+    return seen
+
+
+class Replica:
+    """torchft's DiLoCo in plain torch: local parameters, `original_parameters`, the outer optimizer, the step."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.step = rank, 0
+        self.weight, self.original = torch.zeros(1), nn.Parameter(torch.zeros(1))
+        self.outer = torch.optim.SGD([self.original], lr=0.7, momentum=0.9, nesterov=True)
+
+    def train(self) -> None:
+        for _ in range(H):
+            self.weight = self.weight - 0.1 * gradient(self.weight, self.rank)
+
+    def heal(self, donor: Replica) -> None:
+        """`manager.start_quorum`: the state dict of a member at the greatest step, applied before the all-reduce."""
+        self.weight, self.step = donor.weight.clone(), donor.step
+        self.original.data.copy_(donor.original)
+        self.outer.load_state_dict(copy.deepcopy(donor.outer.state_dict()))
+
+
+def commit(replicas: Sequence[Replica]) -> None:
+    """A quorum heals those behind, `prepare_sync` averages pseudo-gradients, `perform_sync` takes the outer step."""
+    newest = max(replica.step for replica in replicas)
+    donor = next(replica for replica in replicas if replica.step == newest)
+    for replica in replicas:
+        if replica.step < newest:
+            replica.heal(donor)
+    mean = torch.stack([replica.original.detach() - replica.weight for replica in replicas]).mean(0)
+    for replica in replicas:
+        replica.original.grad = mean.clone()
+        replica.outer.step()
+        replica.weight = replica.original.detach().clone()
+        replica.step += 1
+
+
+@pytest.mark.parametrize("kind", ["crash", "pause"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_rank_that_returns_is_healed_as_by_torchft(num_ranks: int, kind: str) -> None:
+    topology = star(away(kind, "b", 12, 20))
+    result = run_ranks(train, num_ranks, topology).results
+    others = [rank for rank in range(num_ranks) if rank != 1]
+    # Rank 1 is away from 12 to 32 s; it has ended its third round before the others have ended their seventh.
+    members = [list(range(num_ranks))] * 2 + [others] * 4 + [list(range(num_ranks))] * 2
+    assert [each.ranks for each in result[0]] == members
+    assert [each.step for each in result[0]] == [H * number for number in range(1, 9)]
+    assert [each.step for each in result[1]] == [5, 10, 35, 40]
+    replicas = [Replica(rank) for rank in range(num_ranks)]
+    trained = set[int]()
+    for number, ranks in enumerate(members):
+        for rank in range(num_ranks):  # rank 1 trains its third round while it is out of step
+            if rank in ranks or (rank, number) == (1, 2):
+                if rank not in trained:
+                    replicas[rank].train()
+                trained.add(rank)
+        commit([replicas[rank] for rank in ranks])
+        trained -= set(ranks)
+        expected = float(replicas[0].weight)
+        assert result[0][number].value == pytest.approx(expected, rel=1e-6)
+        for rank in ranks:
+            (same,) = [each for each in result[rank] if each.step == H * (number + 1)]
+            assert same.value == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_others_wait_for_a_heartbeat_and_never_for_the_steps_of_a_rank_that_is_away() -> None:
+    result = run_ranks(train, 2, star(away("crash", "b", 12, 20)))
+    first, second = result.results
+    third = first[2]
+    assert third.seconds == 12 + HEARTBEAT_SECONDS  # it has ended its steps at 15.1 s
+    later = [each.seconds for each in first[2:6]]
+    assert [b - a for a, b in pairwise(later)] == [5.0] * 3
+    assert second[2].seconds == first[6].seconds
+
+
+def test_healing_is_charged_by_the_bytes_of_the_state() -> None:
+    """Global parameters, momentum and the source's own parameters, to the one that is healed."""
+    first, second = run_ranks(train, 2, star(away("crash", "b", 12, 20))).results
+    an_average = 4 * VALUES  # of two ranks: 2 (n - 1) / n of the parameters
+    form = (second[2].bytes_sent - second[1].bytes_sent) - an_average - 3 * 4 * VALUES
+    assert 0 < form < 400  # the outer optimizer's state dict without tensors
+    assert first[6].bytes_sent - first[5].bytes_sent == an_average
+    healed = first[6].seconds - (first[5].seconds + 5.0)
+    # At 10 MB/s, after two links of 10 ms; the first half of the source's average goes over the same link.
+    wire = (3 * 4 * VALUES + form + 2 * VALUES) / 10e6 + 0.02
+    assert healed == pytest.approx(wire + (first[1].seconds - first[0].seconds - 5.0), abs=1e-6)
+
+
+def test_a_rank_that_is_alone_commits_alone_and_the_newest_state_wins() -> None:
+    """b goes on while a is down, c never was; where they meet, those with fewer rounds take over."""
+    events = [away("crash", "a", 7, 40), away("pause", "b", 8, 12)]
+    results = run_ranks(lambda comm: train(comm, 60), 2, star(*events)).results
+    alone = [each for each in results[1] if each.ranks == [1]]
+    assert alone
+    assert results[0][-1].value == results[1][-1].value
+    (met,) = [each for each in results[0] if each.step == results[0][1].step]
+    assert met.value == next(each.value for each in results[1] if each.step == met.step)
+
+
+def test_next_round_stays_the_default_and_other_words_are_refused() -> None:
+    assert DiLoCoStrategy(averaging_timeout=3).patience.rejoin == "next_round"
+    with pytest.raises(InputError, match="rejoin='soon' must be one of 'at_once', 'next_round'"):
+        DiLoCoStrategy(rejoin="soon")
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------
+
+
+def fit(*events: Mapping[str, Any], rejoin: str = "at_once", **arguments: Any) -> FitResult:
+    given: dict[str, Any] = {
+        **{"num_nodes": 3, "max_steps": 80, "val_interval": 8, "topology": star(*events), "compute": 1.0},
+        "strategy": DiLoCoStrategy("sgd", lr=0.01, H=H, averaging_timeout=9, rejoin=rejoin, **WAITS[rejoin]),
+    }
+    return fitted(Squares(8), samples(), samples(), **{**given, **arguments})
+
+
+WAITS: dict[str, dict[str, Any]] = {
+    "at_once": {},
+    "next_round": {"all_reduce_strategy": "no_wait", "matchmaking_time": HEARTBEAT_SECONDS},
+}
+STORM = [
+    away("crash", "b", 12, 20),
+    away("pause", "c", 44, 9),
+    {"link": ["a", "switch"], "at": "55 s", "down": True, "for": "12 s"},
+]
+
+
+def test_a_run_reports_rounds_and_absences() -> None:
+    result = fit(*STORM)
+    assert [row["step"] for row in result.history] == list(range(1, 81))
+    assert [row["step"] for row in result.validation] == list(range(0, 81, 8))
+    assert list(result.averaged_ranks) == list(range(H, 81, H))
+    assert {len(ranks) for ranks in result.averaged_ranks.values()} == {2, 3}
+    assert {each["rank"] for each in result.dropped_peers or ()} == {0, 1, 2}
+    assert all(each["back_step"] is not None for each in result.dropped_peers or ())
+    first, *others = [state["layer.weight"] for state in result.rank_states]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["b", "c"]), st.integers(6, 60), st.integers(1, 25)), min_size=1, max_size=3
+    )
+)
+@settings(max_examples=8, deadline=None)
+def test_training_on_at_once_costs_no_goodput(pauses: list[tuple[str, int, int]]) -> None:
+    """Contributions to rounds in the same time: those that ranks gave which waited for the next round, or more."""
+    topology = star(*(away("pause", *each) for each in pauses))
+    done = {}
+    for rejoin, waits in WAITS.items():
+        options = {"averaging_timeout": 30, "rejoin": rejoin, **waits}
+        results = run_ranks(lambda comm, options=options: train(comm, 80, **options), 3, topology).results
+        until = 75.0
+        done[rejoin] = sum(
+            each.seconds <= until and rank in each.ranks for rank, own in enumerate(results) for each in own
+        )
+    assert done["at_once"] >= done["next_round"]
+
+
+# --- pauses -------------------------------------------------------------------------------------------------
+
+
+def exchange(comm: Communicator) -> list[float]:
+    """Steps of half a second and all-reduces of a megabyte, and when each ended."""
+    ends = []
+    for _ in range(3):
+        comm.advance(0.5)
+        comm.all_reduce(torch.zeros(250_000))
+        ends.append(comm.now())
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([away("pause", "b", 1.5, 10)], [1.0, 12.0, 13.0]),  # nothing is lost
+        ([away("pause", "b", 0, 10)], [11.0, 12.0, 13.0]),
+        ([away("pause", "b", 1.25, 5), away("pause", "b", 2.5, 10)], [1.0, 13.25, 14.25]),  # one in the other
+        ([away("pause", "b", 1.5, 10), away("crash", "b", 3, 20)], [1.0, 24.0, 25.0]),  # a crash loses it all
+        ([away("crash", "b", 1.5, 10), away("pause", "b", 3, 20)], [1.0, 24.0, 25.0]),
+        ([away("pause", "b", 3.5, 1)], [1.0, 2.0, 3.0]),
+    ],
+)
+def test_a_pause_interrupts_computing(events: list[dict[str, Any]], expected: list[float]) -> None:
+    def compute(comm: Communicator) -> list[float]:
+        ends = []
+        for _ in range(3):
+            comm.advance(1.0)
+            ends.append(comm.now())
+        return ends
+
+    run = run_ranks(compute, 3, star(*events))
+    assert run.results[1] == expected
+    assert run.results[0] == run.results[2] == [1.0, 2.0, 3.0]
+    assert run.compute_seconds[1] == 3.0
+
+
+@given(st.integers(0, 2**12), st.integers(1, 2**14))
+@settings(max_examples=25, deadline=None)
+def test_a_pause_of_all_shifts_all_that_comes_later_by_its_length(at: int, seconds: int) -> None:
+    """Bytes in flight stand still, too."""
+    instant, length = at / 2**10, seconds / 2**10
+    calm = run_ranks(exchange, 3, star()).results[0]
+    paused = run_ranks(exchange, 3, star(*(away("pause", host, instant, length) for host in HOSTS))).results[
+        0
+    ]
+    for before, after in zip(calm, paused, strict=True):
+        assert after == pytest.approx(before + length * (before > instant), abs=2**-29)
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_the_others_wait_for_a_paused_rank_in_their_call(protocol: str) -> None:
+    calm = run_ranks(exchange, 3, star(protocol=protocol)).results
+    paused = run_ranks(exchange, 3, star(away("pause", "b", 0.7, 8), protocol=protocol))
+    for before, after in zip(calm, paused.results, strict=True):
+        assert after[-1] == pytest.approx(before[-1] + 8, abs=0.5)  # TCP begins slowly after an idle time
+    assert paused.exposed_seconds[0] > 8
+
+
+def test_a_pause_of_zero_seconds_changes_nothing() -> None:
+    nothing = [HostEvent(at=at, host="b", pause=True, for_=0.0) for at in (0.3, 0.55, 1.0)]
+    assert run_ranks(exchange, 3, star(*(away("pause", "b", event.at, 0) for event in nothing))).results == (
+        run_ranks(exchange, 3, star()).results
+    )
+
+
+def test_a_paused_rank_is_slowed_down_by_others_on_its_cores_only_while_it_computes() -> None:
+    def compute(comm: Communicator) -> float:
+        comm.advance(2.0)
+        return comm.now()
+
+    run = run_ranks(compute, 2, star(away("pause", "b", 1, 10)), shared_cores=1)
+    # Half of the core until 1 s, then a has it alone until 2.5 s; b has 1.5 s of its work left at 11 s.
+    assert run.results == [2.5, 12.5]
+    assert run.compute_seconds == [2.5, 2.5]
+
+
+def test_a_pause_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="a pause ends: add 'for'"):
+        HostEvent(at=1.0, host="a", pause=True)
+    with pytest.raises(InputError, match="exactly one of crash, pause or up"):
+        HostEvent(at=1.0, host="a", pause=True, crash=True)
+    with pytest.raises(InputError, match="a crash takes time"):
+        HostEvent(at=1.0, host="a", crash=True, for_=0.0)
+
+
+# --- plans, and what was measured --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, AT_ONCE], ids=["waits", "at_once"])
+@pytest.mark.parametrize("cores", [1, 3, 4])
+def test_shared_cores_are_planned_as_they_train(cores: int, options: dict[str, Any]) -> None:
+    compute = {"fixed": "50 ms", "shared_cores": cores}
+    assert_same(*both("DiLoCo", {"H": 5, **options}, 30, network(), compute))
+
+
+def test_storms_are_planned_as_they_train() -> None:
+    events = [{"host": "a.1", "at": "0.4 s", "crash": True, "for": "2 s"}]
+    events += [{"host": "b.0", "at": "3 s", "pause": True, "for": "1 s"}]
+    assert_same(*both("DiLoCo", {"H": 5, **AT_ONCE}, 100, network(events=events)), rounds=False)
+
+
+@pytest.mark.parametrize("name", list(storms.STORMS))
+def test_storms_of_failures_have_the_measured_step_efficiency(name: str) -> None:
+    """The two of ft-diloco within 5 %, from their schedules; ranks that wait for the next round are far from it."""
+    measured = storms.STORMS[name][1]
+    assert storms.efficiency(name)[0] == pytest.approx(measured, rel=0.05)
+    assert storms.efficiency(name, "next_round")[0] < 0.9 * measured
