@@ -230,7 +230,8 @@ FRONTS = {
     ),
     "netsim.ranks": (
         "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
-        "Fetched FirstSent Gathered HEARTBEAT_SECONDS HoldUntil Join JoinNext Keep Kernel Key MailboxMessage Mark MessageGroup Post Progress Publish Put "
+        "Fetched FirstSent Gathered HEARTBEAT_SECONDS HoldUntil "
+        "Join JoinNext Keep Kernel Key MailboxMessage Mark MessageGroup Post Progress Publish Put "
         "Question RankSink RankSource Reach Request SLOW_TIMES StampedRow Take Wait Withdraw call_at gives_time "
         "group_of largest_mesh "
         "needs_nobody on_grid start_at_once "

@@ -528,7 +528,7 @@ class SimulatedCommunicator(Communicator):
         averaging_seconds: float,
     ) -> tuple[list[int], T | None]:
         """Run `work` among the ranks present at the meeting `key`, again among those that are left."""
-        group, counted = key
+        group, counted = key.group, cast("int", key.number)
         for attempt in itertools.count():
             members = [arrival.member for arrival in present]
             if self.rank not in members:
