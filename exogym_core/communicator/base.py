@@ -469,7 +469,13 @@ class Communicator(ABC):
         """Run `work` in the next meeting of this group with this rank, again without ranks that then stop answering.
 
         Meetings are formed of whoever comes, see `netsim.ranks.JoinNext`; ranks take part from their first
-        `keep_state`. Time-outs and `work(peers, meeting)` are as for `among_present`.
+        `keep_state`. `work(peers, meeting)` is as for `among_present`.
+
+        Args:
+            work: is done among the meeting's ranks, perhaps several times.
+            seconds: for which ranks that are there wait for others that answer, once they are more than half.
+            averaging_seconds: time-out of `work`, as for `among_present`; from the end of a member's last download.
+            weight: number of states that this rank's has gone through, greater from meeting to meeting.
 
         Returns:
             The meeting, and what `work` returned, None on a rank that was left out; no meeting for a rank without
