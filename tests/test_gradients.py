@@ -18,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from exogym_core import Trainer
+from exogym_core import learner as minibatch
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
 from exogym_core.learner import fitting_size, memory_limit, saved_bytes
 from exogym_core.results.fit_result import FitResult
-from exogym_core.run import learner as minibatch
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
