@@ -61,6 +61,9 @@ _aten = torch.ops.aten
 _COUNTING = {_aten.arange, _aten.linspace, _aten.logspace, _aten.scalar_tensor}
 
 
+_DEVICE = torch.ops.prim.device.default
+
+
 def run_without_values() -> None:
     """Give this process, and those that it forks, tensors without values, in this thread."""
     _ShapesAlone().__enter__()  # type: ignore[no-untyped-call]
@@ -135,10 +138,12 @@ class _ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # by its parts, which come here too
         if is_shape_inference():
             return func(*args, **kwargs)
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # nearly half of all
+            return args[0].fake_device
         given = list(_tensors([*args, *kwargs.values()]))
         if all(map(has_values, given)):
             if not given and func.overloadpacket not in _COUNTING:
-                made = self._shapes.__torch_dispatch__(func, types, args, kwargs)
+                made = self._shapes.dispatch(func, types, args, kwargs)
                 if isinstance(made, Tensor) and made.numel() > 1 and made.is_floating_point():
                     return made
             return func(*args, **kwargs)
@@ -149,7 +154,7 @@ class _ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "_c10d_functional":
             return self._communicate(func, types, args, kwargs)
         try:
-            made = self._shapes.__torch_dispatch__(func, types, args, kwargs)
+            made = self._shapes.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise _refused(f"the values of a tensor decide the result of {func} here") from None
         return self._overwritten(func, args, kwargs, made) if func._schema.is_mutable else made
@@ -181,7 +186,7 @@ class _ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = args[0]
         else:
             made = getattr(given, "out", None)
-            made = self._shapes.__torch_dispatch__(func, types, args, kwargs) if made is None else made
+            made = self._shapes.dispatch(func, types, args, kwargs) if made is None else made
         outputs = made if isinstance(made, list | tuple) else [made]
         group = group_named(given.group_name)
         op = getattr(dist.ReduceOp, given.reduce_op.upper()) if hasattr(given, "reduce_op") else None
