@@ -9,6 +9,7 @@ import glob
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed.rpc
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.processes.shared_memory import Arena
@@ -41,7 +43,6 @@ from netgym.launch.script import become_launched, run_rank, run_script
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
@@ -178,11 +179,17 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
     RandomStates.of_ranks(0, [0])  # numpy's generators take 5 MB of a process that seeds its first
     gc.collect()
     gc.freeze()  # forks share memory that no collection writes to
-    body = partial(run_rank, script=launch.script, launched=launched, clocks=imported_clocks())
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    body = partial(run_rank, script=launch.script, launched=launched, clocks=imported_clocks(), port=port)
     with (
         launched_run(launch, launch.world(num_ranks), warn) as (run, arena_fd),
         Children(partial(_be_rank, num_ranks, body), num_ranks) as children,
     ):
+        # Programs may connect to the store that torchrun hosts. It has a thread, so it starts after the forks.
+        _store = TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         for channel in children.channels:
             channel.send_fd(arena_fd)
         with _PassedSignals(children.pids) as signals:

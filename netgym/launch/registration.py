@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -107,14 +108,61 @@ def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -
 
     answer_for_nccl()
     wrap_function("_new_process_group_helper", around)
-    construct = (
-        dist.ProcessGroupGloo.__init__
-    )  # by the program itself: such a group's calls are not simulated
+    _simulate_groups_made_by_hand()
 
-    def constructed(*arguments: Any, **options: Any) -> None:
-        construct(*arguments, **options)
-        _note_uncharged("gloo, by ProcessGroupGloo")
 
+class _GroupByHand(NetsimGroup):
+    """A group that the program makes without `init_process_group`, as torchft does: `ProcessGroup(store, rank, size)`.
+
+    Its members find each other's ranks of the simulation by its store. The backend that the program adds to it is
+    not used.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:  # type: ignore[name-defined]
+        session = current_session()
+        assert session is not None
+        store.set(f"netgym rank {rank}", str(session.comm.rank))
+        members = [int(store.get(f"netgym rank {member}")) for member in range(size)]
+        session.begin()
+        super().__init__(session, session.comm.group(members), store)
+        self.is_gloos = True
+        self._set_group_desc("made by hand")
+
+    def _register_backend(self, device: Any, kind: Any, backend: Any) -> None:
+        pass
+
+    def _set_default_backend(self, kind: Any) -> None:
+        pass
+
+
+def _simulate_groups_made_by_hand() -> None:
+    """Give ranks `_GroupByHand` where their program calls `ProcessGroup(store, rank, size)`.
+
+    A `ProcessGroupGloo` that is no such group's is the program's own: its calls are not simulated, which is noted.
+    """
+    make, construct = dist.ProcessGroup.__new__, dist.ProcessGroupGloo.__init__
+    made: list[_GroupByHand] = []
+
+    def make_by_hand(cls: type[dist.ProcessGroup], *arguments: Any, **options: Any) -> Any:
+        is_by_hand = (
+            cls is dist.ProcessGroup
+            and current_session() is not None
+            and len(arguments) == 3
+            and sys._getframe(1).f_globals.get("__name__") != dist.distributed_c10d.__name__
+        )
+        group = make(_GroupByHand if is_by_hand else cls, *arguments, **options)  # type: ignore[call-arg]
+        if is_by_hand:
+            made[:] = [group]
+        return group
+
+    def constructed(gloo: Any, store: Any, rank: int, size: int, *timeout: Any, **options: Any) -> None:
+        construct(gloo, store, rank, size, *timeout, **options)
+        if not made or made[0].get_group_store() is not store:
+            _note_uncharged("gloo, by ProcessGroupGloo")
+        elif timeout:
+            made[0].set_timeout(timeout[0])
+
+    dist.ProcessGroup.__new__ = make_by_hand  # type: ignore[method-assign, assignment]
     dist.ProcessGroupGloo.__init__ = constructed  # type: ignore[method-assign]
 
 

@@ -102,9 +102,13 @@ def run_script(script: Script) -> None:
 
 
 def run_rank(
-    comm: SimulatedCommunicator, script: Script, launched: Launched, clocks: list[tuple[ModuleType, str]]
+    comm: SimulatedCommunicator,
+    script: Script,
+    launched: Launched,
+    clocks: list[tuple[ModuleType, str]],
+    port: int,
 ) -> None:
-    """Run a script as a child of torchrun would, as a rank of the simulation."""
+    """Run a script as a child of torchrun would, as a rank of the simulation; torchrun's store listens at `port`."""
     rank, size = comm.rank, comm.world_size
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(size))
@@ -112,7 +116,8 @@ def run_rank(
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "netgym",

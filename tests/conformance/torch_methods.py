@@ -1,9 +1,10 @@
 """Runs methods of PyTorch's own DistributedTest: on gloo as they are, or with `netsim` where they ask for gloo.
 
-    python tests/conformance/torch_methods.py {gloo,netsim} [--part K/N] [--verbose] [METHOD ...]
+    python tests/conformance/torch_methods.py {gloo,netsim,cuda} [--part K/N] [--verbose] [METHOD ...]
 
-Prints a line a method, `METHOD: passed | skipped | failed | timeout`, with what a failure said. The methods are those
-of the installed torch, unchanged; ranks are forked from this process, so that torch is imported once.
+Prints a line a method, `METHOD: passed | skipped | failed | timeout`, with what a failure said, or torch's reason for
+skipping it. With `cuda` they ask for nccl, and CUDA devices are the CPU, as under `netgym launch --cuda-as-cpu`. The
+methods are those of the installed torch, unchanged; ranks are forked from this process, so that torch is imported once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SKIPS = range(70, 100)  # exit codes of torch's TEST_SKIPS
 def load(backend: str) -> Any:
     """torch's test case over DistributedTest's methods, for a backend."""
     os.environ |= {
-        "BACKEND": "gloo",
+        "BACKEND": "nccl" if backend == "cuda" else "gloo",
         "WORLD_SIZE": str(WORLD_SIZE),
         "TEMP_DIR": tempfile.mkdtemp(prefix="torch-methods-"),
         "INIT_METHOD": "env://",
@@ -37,12 +38,15 @@ def load(backend: str) -> Any:
     import torch
 
     torch.set_num_threads(1)
-    from torch.testing._internal.distributed import distributed_test
-
-    if backend == "netsim":
+    if backend != "gloo":
         from netgym.launch.registration import replace_backends
 
-        replace_backends()
+        replace_backends(cuda_as_cpu=backend == "cuda")
+    if backend == "cuda":
+        from netgym.launch.cuda_on_cpu import stand_in_for_cuda
+
+        stand_in_for_cuda(WORLD_SIZE)
+    from torch.testing._internal.distributed import distributed_test
 
     class Methods(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         """All of DistributedTest's methods, on processes."""
@@ -89,7 +93,9 @@ def run(case: Any, name: str) -> tuple[str, str]:
     if all(code == 0 for code in codes):
         return "passed", ""
     if all(code in _SKIPS for code in codes):
-        return "skipped", output
+        reasons = {skip.exit_code: skip.message for skip in distributed_test.TEST_SKIPS.values()}
+        said = re.search(r"skipping test \S+ for following reason: (.*)", output)
+        return "skipped", said[1] if said else reasons.get(codes[0], f"exit code {codes[0]}")
     return "failed", f"exit codes {codes}\n" + "\n".join(texts) + output
 
 
@@ -120,7 +126,7 @@ def _rank(case: Any, rank: int, name: str, folder: str, pipe: Any) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("backend", choices=["gloo", "netsim"])
+    parser.add_argument("backend", choices=["gloo", "netsim", "cuda"])
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--part", default="0/1", help="every n-th method from k on: k/n")
     parser.add_argument("methods", nargs="*")
@@ -135,7 +141,7 @@ def main() -> None:
             for line in output.splitlines()
             if re.match(r"^\w*(Error|Exception)\b|^\w+(\.\w+)*Error", line)
         ]
-        short = lines[-1][:200] if lines and how != "skipped" else ""
+        short = output if how == "skipped" else lines[-1][:200] if lines else ""
         print(f"{name}: {how} ({time.monotonic() - began:.1f} s) {short}", flush=True)
         if options.verbose and how not in ("passed",):
             print(output, flush=True)

@@ -592,6 +592,36 @@ def test_coalesced_calls_write_their_tensors(launch_here: Launch, tmp_path: Path
     )
 
 
+BY_HAND = """
+import datetime, os, torch, torch.distributed as dist
+address, rank = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["RANK"])
+store = dist.TCPStore(*address, is_master=False, wait_for_workers=False)
+for members in ([0, 1, 2], [2, 0]):
+    if rank in members:
+        own = dist.PrefixStore(str(members), store)
+        group = dist.ProcessGroup(own, members.index(rank), len(members))
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        gloo = dist.ProcessGroupGloo(own, members.index(rank), len(members), datetime.timedelta(seconds=60))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        tensor = torch.tensor([float(rank)])
+        group.broadcast([tensor], dist.BroadcastOptions()).wait()
+        assert (tensor.item(), group.size()) == (members[0], len(members))
+"""
+
+
+def test_groups_made_by_hand_are_simulated_and_torchruns_store_is_there(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    """torchft makes its groups so, at every change of its members, and finds torchrun's store for that."""
+    script = tmp_path / "program.py"
+    script.write_text(BY_HAND)
+    code, out, err = launch_here("-n", "3", "--compute", "marks", "--json", str(script))
+    assert code == 0, err
+    report = json.loads(out)
+    assert [group["group"] for group in report["groups"]] == ["made by hand"]
+    assert report["virtual_seconds"] > 0.0
+
+
 def test_ranks_of_mpi_are_the_launchers(launch_here: Launch, tmp_path: Path) -> None:
     text = "x = torch.ones(2)\ndist.all_reduce(x, group=dist.new_group([0, 1]))\nprint(dist.get_backend(), x[0].item())"
     script = Path(failing(tmp_path, text))
