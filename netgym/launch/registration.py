@@ -150,7 +150,7 @@ def _simulate_groups_made_by_hand() -> None:
             and len(arguments) == 3
             and sys._getframe(1).f_globals.get("__name__") != dist.distributed_c10d.__name__
         )
-        group = make(_GroupByHand if is_by_hand else cls, *arguments, **options)  # type: ignore[call-arg]
+        group: Any = make(_GroupByHand if is_by_hand else cls, *arguments, **options)
         if is_by_hand:
             made[:] = [group]
         return group
@@ -163,7 +163,7 @@ def _simulate_groups_made_by_hand() -> None:
             made[0].set_timeout(timeout[0])
 
     dist.ProcessGroup.__new__ = make_by_hand  # type: ignore[method-assign, assignment]
-    dist.ProcessGroupGloo.__init__ = constructed  # type: ignore[method-assign]
+    dist.ProcessGroupGloo.__init__ = constructed  # type: ignore[method-assign, assignment]
 
 
 def _note_uncharged(backend: str) -> None:
