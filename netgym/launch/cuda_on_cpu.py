@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import os
 import time
 from collections import defaultdict
 from types import SimpleNamespace
@@ -60,6 +62,8 @@ def stand_in_for_cuda(num_devices: int) -> None:
     Tensor.record_stream = _always(None)  # type: ignore[method-assign]
     _synchronize_batch_norm()
     prefer_foreach_on_cpu()
+    if "CUDA_HOME" in os.environ:  # a torch without CUDA does not look for the program's compiler
+        importlib.import_module("torch.utils.cpp_extension").CUDA_HOME = os.environ["CUDA_HOME"]
 
 
 def _on_cpu(value: Any, *, are_numbers: bool = False) -> Any:
@@ -229,15 +233,17 @@ def _patch_cuda(num_devices: int) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+        if hasattr(torch.cuda.random, name):
+            setattr(torch.cuda.random, name, answer)
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _always(0))
     of_accelerator: dict[str, Callable[..., Any]] = {
-        **{name: answers[name] for name in ("is_available", "device_count", "current_stream")},
-        **dict.fromkeys(("set_device_index", "set_device_idx"), answers["set_device"]),
-        **dict.fromkeys(("current_device_index", "current_device_idx"), answers["current_device"]),
+        **{name: _anew(answers[name]) for name in ("is_available", "device_count", "current_stream")},
+        **{name: _anew(set_device) for name in ("set_device_index", "set_device_idx")},
+        **{name: _anew(answers["current_device"]) for name in ("current_device_index", "current_device_idx")},
         **{name: _always(None) for name in ("synchronize", "empty_cache", "set_stream")},
         "current_accelerator": _always(torch.device("cuda")),
-        "device_index": answers["stream"],
+        "device_index": lambda given: contextlib.nullcontext(),
     }
     for name, answer in of_accelerator.items():
         setattr(torch.accelerator, name, answer)
@@ -246,6 +252,11 @@ def _patch_cuda(num_devices: int) -> None:
 def _always(answer: Any) -> Callable[..., Any]:
     """A new function that returns `answer`: torch.compile keeps rules by function."""
     return lambda *arguments, **options: answer
+
+
+def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A new function that calls `function`."""
+    return lambda *arguments, **options: function(*arguments, **options)
 
 
 _TRUE = ("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported", "can_device_access_peer")

@@ -622,6 +622,27 @@ def test_groups_made_by_hand_are_simulated_and_torchruns_store_is_there(
     assert report["virtual_seconds"] > 0.0
 
 
+COMPILED_FOR_CUDA = """
+import torch, torch.distributed as dist, torch.utils.cpp_extension
+dist.init_process_group("nccl")
+compiled = torch.compile(lambda values: torch.tanh(values) * 2, backend="eager")
+values = compiled(torch.zeros(2, device="cuda"))
+dist.all_reduce(values)
+assert torch.equal(torch.cuda.random.get_rng_state("cuda"), torch.get_rng_state())
+assert torch.accelerator.device_count() == 2 and torch.utils.cpp_extension.CUDA_HOME == "/a/toolkit"
+"""
+
+
+def test_code_compiled_for_cuda_runs_and_its_toolkit_is_found(
+    launch_here: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", "/a/toolkit")
+    script = tmp_path / "program.py"
+    script.write_text(COMPILED_FOR_CUDA)
+    code, _, err = launch_here("-n", "2", "--cuda-as-cpu", "--compute", "marks", str(script))
+    assert code == 0, err
+
+
 def test_ranks_of_mpi_are_the_launchers(launch_here: Launch, tmp_path: Path) -> None:
     text = "x = torch.ones(2)\ndist.all_reduce(x, group=dist.new_group([0, 1]))\nprint(dist.get_backend(), x[0].item())"
     script = Path(failing(tmp_path, text))
