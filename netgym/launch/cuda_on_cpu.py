@@ -63,7 +63,8 @@ def stand_in_for_cuda(num_devices: int) -> None:
     _synchronize_batch_norm()
     prefer_foreach_on_cpu()
     if "CUDA_HOME" in os.environ:  # a torch without CUDA does not look for the program's compiler
-        importlib.import_module("torch.utils.cpp_extension").CUDA_HOME = os.environ["CUDA_HOME"]
+        extensions: Any = importlib.import_module("torch.utils.cpp_extension")
+        extensions.CUDA_HOME = os.environ["CUDA_HOME"]
 
 
 def _on_cpu(value: Any, *, are_numbers: bool = False) -> Any:
