@@ -310,12 +310,30 @@ def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str
         fit(deep_mlp(), IMAGES, AllReduceStrategy(optim_spec=SGD), **{"batch_size": 8, **options})
 
 
-def test_plans_do_not_leave_stages_out_unseen(tmp_path: Path) -> None:
-    experiment = {"task": "digits", "workers": {"count": 2}, "topology": "lan", "compute": "9 ms", "steps": 4}
-    more = {"stages": 2, "strategies": ["AllReduce"], "evaluate": {"every": 2}}
-    (tmp_path / "staged.yaml").write_text(yaml_text(experiment | more))
-    with pytest.raises(InputError, match="stages are not planned"):
-        netgym.plan(tmp_path / "staged.yaml")
+@pytest.mark.parametrize(
+    ("stages", "strategies"),
+    [
+        (
+            {"count": 2, "microbatches": 4},
+            [{"name": "DiLoCo", "H": 4}, {"name": "AllReduce", "max_norm": 1.0}],
+        ),
+        ({"count": 3, "schedule": "gpipe", "microbatches": 8, "codec": "int8"}, [{"name": "DiLoCo", "H": 8}]),
+        ({"count": 2, "schedule": "interleaved", "microbatches": 2}, [{"name": "NoLoCo", "H": 4}, "DeMo"]),
+    ],
+)
+def test_a_plan_is_the_run(tmp_path: Path, stages: Any, strategies: list[Any]) -> None:
+    """Days to the end and bytes: seconds within what rounds on warming connections differ by."""
+    experiment = {"task": "text", "model": {"name": "gpt", "preset": "byte", "num_layers": 4, "width": 32}}
+    experiment |= {"workers": {"count": 2}, "topology": "wan-4-regions", "compute": "40 ms", "steps": 8}
+    experiment |= {"batch_size": 8, "stages": stages, "strategies": strategies}
+    experiment |= {"evaluate": {"every": 8, "samples": 8}}
+    (tmp_path / "staged.yaml").write_text(yaml_text(experiment))
+    runs = {row["name"]: row for row in netgym.compare(experiment).summary}
+    for plan in netgym.plan(tmp_path / "staged.yaml"):
+        run = runs[plan["strategy"]]
+        assert plan["days"] * 86_400 == pytest.approx(run["virtual_seconds"], rel=0.01)
+        rounds = 8 / plan["steps_per_round"]
+        assert plan["bytes_per_worker"] * rounds == pytest.approx(run["bytes_sent_per_worker"], rel=1e-6)
 
 
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["PlannedRank", "PlannedRounds", "planned_rank", "take_rounds", "without_updates"]
+__all__ = ["PlannedRank", "PlannedRounds", "arrive", "planned_rank", "take_rounds", "without_updates"]
 
 
 class _WithoutUpdates(TorchFunctionMode):
@@ -47,7 +47,7 @@ def without_updates(strategy: Strategy) -> AbstractContextManager[Any]:
     return _WithoutUpdates() if strategy.overlaps_backward else nullcontext()
 
 
-def _arrive(parameter: Tensor) -> None:
+def arrive(parameter: Tensor) -> None:
     """Set a meta gradient on a parameter, and call its hooks as a backward pass does."""
     if parameter._backward_hooks:  # torch calls these itself
         torch.autograd.backward(parameter, torch.empty_like(parameter))
@@ -110,7 +110,7 @@ class PlannedRank:
             if overlaps:
                 share = (1 - _FORWARD_SHARE) * parameter.numel() / self._total
                 self._computing(context.number, share)
-                _arrive(parameter)
+                arrive(parameter)
             elif parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
         return math.nan

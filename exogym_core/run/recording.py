@@ -300,6 +300,15 @@ class Recording:
         """Recording with the copies of steps that marks ask for, see `copied`; `most` at most."""
         return replace(self, streams=[_with_copies(stream, most) for stream in self.streams])
 
+    def with_all_copies(self) -> Recording:
+        """Recording with all copies that marks ask for, and those with few where each mark asks for as many."""
+        rows = (request.row for stream in self.streams for request in stream if isinstance(request, Mark))
+        numbers = {row["copies"] for row in rows if row.get("copies") is not None}
+        few = None
+        if len(numbers) == 1 and (most := numbers.pop()) > REPEATS[1]:
+            few = [(self.with_copies(number), most - number) for number in REPEATS]
+        return replace(self.with_copies(), with_few_copies=few)
+
     @cached_property
     def shortened(self) -> list[tuple[Recording, int]] | None:
         """Recordings with the longest repetition of calls cut to two and to four, and the number omitted from each.
@@ -463,12 +472,7 @@ def record_kinds(
         groups=(of_kinds, groups),
         reads=frozenset().union(*(alone.reads for alone in streams)),
     )
-    rows = (request.row for stream in made.streams for request in stream if isinstance(request, Mark))
-    numbers = {row["copies"] for row in rows if row.get("copies") is not None}
-    few = None
-    if len(numbers) == 1 and (most := numbers.pop()) > REPEATS[1]:
-        few = [(made.with_copies(number), most - number) for number in REPEATS]
-    return replace(made.with_copies(), with_few_copies=few)
+    return made.with_all_copies()
 
 
 #: By the group of a key: the group to write in its place, its members, and the rank's place among them.

@@ -106,6 +106,8 @@ class _ChainSite(Site):
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of all stages' gradients together; returns the norm before."""
         assert self.chain is not None
+        if any(each.is_meta for each in self.counted[:1]):  # of plans, which have no values
+            return self.chain.all_reduce(torch.empty((), device="meta"))  # type: ignore[no-any-return]
         norm = get_total_norm([each.grad for each in self.counted if each.grad is not None])
         squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
         self.chain.all_reduce(squares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -104,6 +105,18 @@ class Stages(Schema):
     def num_stages(self) -> int:
         """Stages of the whole model."""
         return self.count * (self.chunks if self.schedule == "interleaved" else 1)
+
+    @property
+    def most_alive(self) -> int:
+        """Most micro-batches whose activations a rank holds at once, once `microbatches` are settled."""
+        return max(
+            max(
+                accumulate(
+                    1 if each.is_forward else -1 for each in actions(self, position, self.microbatches or 1)
+                )
+            )
+            for position in range(self.count)
+        )
 
     def settle_microbatches(self, batch_size: int, minibatch_size: int | None) -> int:
         """Number of micro-batches of a step.

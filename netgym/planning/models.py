@@ -46,6 +46,7 @@ class SequenceModel:
         sequence_flops: None: counted.
         activation_bytes: None: counted with `sequence_flops`, else 0.
         checkpointed_bytes: None: all activations.
+        samples: a batch; None: two rows of tokens and targets.
 
     Attributes:
         num_parameters: all of them.
@@ -62,10 +63,12 @@ class SequenceModel:
         sequence_flops: int | None = None,
         activation_bytes: int | None = None,
         checkpointed_bytes: int | None = None,
+        samples: Any = None,
     ) -> None:
         self.model, self.length = model, length
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+        self.samples = (tokens, tokens) if samples is None else samples
         if sequence_flops is None:
             sequence_flops = int(count_flops(model, (tokens, tokens)).total)
             activation_bytes = kept_bytes(model, (tokens, tokens), length)

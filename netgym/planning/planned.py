@@ -34,6 +34,7 @@ from netgym.planning.models import (
 )
 from netgym.planning.page import placement_text
 from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
+from netgym.planning.stages import stages_text
 from netgym.tasks import MODELS, Task, TokenWindows
 from netgym.tasks.task import MissingDataError
 from netsim.errors import InputError, locate_errors, unknown_name
@@ -85,7 +86,7 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
         _, count = loss_and_count(model(shapes), "plan")
     if count is not None:
         remarks += ("its model returns counts: that ranks sum them, by 4 bytes a step, is not in this plan",)
-    return SequenceModel(model, length, flops, kept), remarks
+    return SequenceModel(model, length, flops, kept, samples=shapes), remarks
 
 
 def _first_samples(task: Task, num_workers: int) -> Any:
@@ -244,10 +245,11 @@ class Request:
                 rate = parse_bits_per_second(wan_bandwidth)
             topology = with_wan_bandwidth(topology, rate)
         _refuse_measured(experiment)
-        if Stages.parse(settings.stages) is not None:
-            raise InputError(
-                "plan: workers that are chains of stages are not planned yet: leave stages out, or train"
-            )
+        stages = Stages.parse(settings.stages)
+        if stages is not None:
+            size = settings.minibatch_size
+            number = stages.settle_microbatches(settings.batch_size, size if isinstance(size, int) else None)
+            stages = stages.model_copy(update={"microbatches": number})
         count, budget, failures = settings.workers.count, tokens, _checked("failures", settings)
         if tokens is None and is_file and options.get("dollars") is None:
             budget = float(settings.steps * settings.batch_size * count * model.length)
@@ -266,6 +268,7 @@ class Request:
             seed=settings.seed,
             failures=None if failures is None else Crashes(failures["mtbf"], failures["repair"]),
             until=_checked("until", settings),
+            stages=stages,
             remarks=(*of_model, *shared, *remarks),
             known=known,
             **options,
@@ -293,6 +296,8 @@ class Request:
         name = settings.model.name if settings.model is not None else f"the model of {settings.task.name}"
         preset = None if settings.model is None else settings.model.options.get("preset")
         workers = format_count(self.setting.num_ranks, "worker")
+        if self.setting.stages is not None:
+            workers += f" of {self.setting.ranks_a_worker} stages"
         return f"{name}{f'-{preset}' if preset else ''} on {self.setting.topology.name}: {workers}"
 
     def facts(self) -> list[tuple[str, str]]:
@@ -324,6 +329,7 @@ class Request:
                 "a step",
                 f"{setting.num_ranks * batch:,} sequences ({batch:,} a worker) of {length:,}, {a_step:,} tokens",
             ),
+            *([] if setting.cut is None else [("stages", stages_text(setting.cut, batch))]),
             ("computing", computing),
             *budget,
             ("a worker's hour", hour),

@@ -37,6 +37,7 @@ from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
 from netgym.command_options import first_line
 from netgym.planning.models import worker_memory
+from netgym.planning.stages import planned_stages
 from netsim.errors import InputError, RankError
 from netsim.ranks import Post, Wait
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.run.planned_rank import PlannedRank
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.run import RunResult
     from netgym.planning.setting import Setting
@@ -284,7 +286,7 @@ class SimulatedRounds:
     ) -> None:
         self._strategy, self._setting, self._apart = strategy, setting, apart
         self._rounds, self.num_rounds = rounds, rounds.number
-        self._num_ranks = setting.num_ranks + strategy.num_servers
+        self._num_ranks = setting.num_ranks * setting.ranks_a_worker + strategy.num_servers
         self._model = setting.model.model
         self._memory: dict[str, int] = {}
         self._schedules: Schedules | None = None
@@ -293,7 +295,14 @@ class SimulatedRounds:
         # Of `collectives` requests depend on the algorithm of encoded means alone.
         averaging = without_network(self._num_ranks, setting.collectives).averaging_algorithm
         parts = (self._model, averaging, setting.compute.coding)
-        plain = (self._num_ranks, rounds, apart, setting.max_steps, *map(known.number_of, parts))
+        plain = (
+            known.number_of(setting.stages),
+            self._num_ranks,
+            rounds,
+            apart,
+            setting.max_steps,
+            *map(known.number_of, parts),
+        )
         key = ("requests", known.key_of(strategy), *plain)
         found = known.once(key, lambda: (*self._record_alone(), self._memory, self.has_absences))
         recording, asks_for_time, *_ = found
@@ -312,13 +321,14 @@ class SimulatedRounds:
         def times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:
             return lambda step: seconds(step) * factor
 
-        pairs = zip(setting.durations(), factors or [1.0] * setting.num_ranks, strict=True)
+        durations = setting.durations()
+        pairs = zip(durations, factors or [1.0] * len(durations), strict=True)
         workers = [times(each.seconds, factor) for each, factor in pairs]
         return [*workers, *[no_time] * self._strategy.num_servers]
 
     def _record_alone(self) -> tuple[Recording | None, bool]:
         """Requests of one rank per kind, None if they depend on other ranks; and whether they depend on time."""
-        if self._apart:
+        if self._apart or self._setting.stages is not None:  # ranks of a chain send to each other
             return None, False
         if not self._strategy.is_synchronous:
             return None, True
@@ -344,7 +354,7 @@ class SimulatedRounds:
                 f"plan: {type(self._strategy).__name__} computes with values, which a plan does not have, so its "
                 f"messages cannot be planned; plan another strategy, or run it on a small model ({first_line(error)})"
             ) from error
-        return None if made.asks_for_time or self.has_absences else made
+        return None if made.asks_for_time or self.has_absences else made.with_all_copies()
 
     def _body(
         self,
@@ -360,18 +370,27 @@ class SimulatedRounds:
             setting, coding = self._setting, self._setting.compute.coding
             rounds = self._rounds if num_rounds is None else self._rounds._replace(number=num_rounds)
             max_steps = max(setting.max_steps, rounds.start + rounds.num_steps)
-            runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
+            runner: PlannedRank | None
+            if setting.cut is None:
+                runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
+            else:
+                runner = planned_stages(comm, setting, self._strategy, computing, max_steps)
             if runner is None:
                 return
             mine = runner.strategy
             self.has_absences = mine.workers.number is not None
-            if comm.rank:
+            is_measured = comm.rank < setting.ranks_a_worker  # of the first worker
+            if not is_measured:
                 runner.still_optimizers()
 
             def after_step(step: int) -> None:
-                if comm.rank == 0 and step in (1, rounds.period):
+                if is_measured and step in (1, rounds.period):
                     # Its optimizers make their states when they step for the first time: one step is enough.
-                    self._memory.update(worker_memory(own, mine))
+                    memory = worker_memory(own if setting.stages is None else mine.model, mine)
+                    if comm.rank == 0 or memory["total"] > self._memory.get(
+                        "total", 0
+                    ):  # the largest stage's
+                        self._memory.update(memory)
                     runner.still_optimizers(1 if step < rounds.period else None)
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
@@ -395,8 +414,14 @@ class SimulatedRounds:
     @property
     def has_pairs(self) -> bool:
         """True if some calls have fewer members than all ranks."""
-        recording = self._recording
-        return recording is not None and recording.kinds is None and recording.calls_some
+        recording, count = self._recording, self._setting.ranks_a_worker
+        if recording is None or recording.kinds is not None:
+            return False
+        return any(
+            len(call.ranks) < self._setting.num_ranks
+            for call in recording.calls
+            if len({rank // count for rank in call.ranks}) > 1  # else within a worker
+        )
 
     @property
     def peers_change(self) -> bool:
@@ -518,7 +543,7 @@ class SimulatedRounds:
         )
 
     def _figures(self, run: RunResult[None]) -> RoundFigures:
-        num_workers = self._setting.num_ranks
+        num_workers = self._setting.num_ranks * self._setting.ranks_a_worker
         rows: list[list[StampedRow]] = [[] for _ in range(num_workers)]
         for stamped in run.rows:
             rows[stamped.rank].append(stamped)
@@ -543,17 +568,21 @@ class SimulatedRounds:
 
 
 def _places(strategy: Strategy, setting: Setting) -> Sequence[str] | None:
-    """Host of each worker, then of each server."""
+    """Host of each rank that trains, then of each server."""
+    if setting.stages is not None:
+        return [setting.topology.hosts[host].name for host in setting.hosts]
     return with_servers(setting.topology, setting.num_ranks, setting.placement, strategy.server_groups)
 
 
 def _world(strategy: Strategy, setting: Setting) -> World:
-    num_ranks, places = setting.num_ranks + strategy.num_servers, _places(strategy, setting)
-    where = (setting.topology, places, setting.protocol, setting.collectives)
+    num_ranks = setting.num_ranks * setting.ranks_a_worker + strategy.num_servers
+    where = (setting.topology, _places(strategy, setting), setting.protocol, setting.collectives)
     return World.build(num_ranks, *where, setting.compute.shared_cores)
 
 
 def _first_rounds(strategy: Strategy, setting: Setting) -> Recording | None:
+    if setting.stages is not None:
+        return None  # as in training
     known, model, coding = setting.known, setting.model.model, setting.compute.coding
     about = (setting.num_ranks, setting.max_steps, coding, setting.collectives)
     key = ("first rounds", known.key_of(strategy), *map(known.number_of, (model, *about)))

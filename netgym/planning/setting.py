@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.cost.compute import Compute, Flops, StepDurations
 from exogym_core.cost.devices import find_device
+from exogym_core.stages.placement import hosts_of
+from exogym_core.stages.split import Cut
 from netgym.planning.models import memory_in_use
+from netgym.planning.stages import batch_of
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from exogym_core.stages.options import Stages
     from exogym_core.strategy.base import Strategy
     from netgym.planning.models import SequenceModel
     from netsim import Topology
@@ -133,6 +137,7 @@ class Setting:
         devices_per_worker: devices that compute a worker's batch together, without loss, or by its host or region.
         batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
         failures: how often workers' hosts crash; None: never.
+        stages: ranks of each worker, which hold a stage of the model each; None: one rank a worker.
         until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
         utilisation: share of the devices' peak by host or region; None: compute's.
         memory: how workers keep less in memory, of `MEMORY_CHOICES`.
@@ -159,6 +164,7 @@ class Setting:
     batch_by_speed: bool = False
     failures: Crashes | None = None
     until: float | None = None
+    stages: Stages | None = None
     utilisation: Mapping[str, float] | None = None
     memory: tuple[str, ...] = ()
     micro_batch: int = 1
@@ -168,16 +174,45 @@ class Setting:
 
     @property
     def hosts(self) -> Sequence[int]:
-        """Host of each worker."""
-        return self.topology.place(self.num_ranks, self.placement)
+        """Host of each rank that trains: of each worker, or of each rank of its chain of stages."""
+        return hosts_of(self.topology, self.num_ranks, self.stages, self.placement)
+
+    @property
+    def ranks_a_worker(self) -> int:
+        """Ranks of a worker."""
+        return 1 if self.stages is None else self.stages.count
+
+    @property
+    def cut(self) -> Cut | None:
+        """Cut of the model into stages; None without stages.
+
+        Raises:
+            InputError: the model cannot be cut so.
+        """
+        stages, model = self.stages, self.model
+        if stages is None:
+            return None
+        number = self.batch_size // (stages.microbatches or 1)
+        samples = batch_of(model.samples, number)
+        key = ("cut", self.known.number_of(stages), self.known.number_of(model.model), number)
+        return self.known.once(key, lambda: Cut.of(stages, model.model, samples, number, None))
+
+    def _shares(self) -> list[float]:
+        """Share of its worker's computing of each rank that trains."""
+        cut, count = self.cut, self.ranks_a_worker
+        own = [1.0] if cut is None else [sum(cut.shares[place::count]) for place in range(count)]
+        return own * self.num_ranks
 
     def durations(self) -> list[StepDurations]:
         """Compute time of each rank's step, by its host's device."""
         hosts = self.hosts
         return [
             StepDurations(self.compute, self._step_seconds(host, batch), self.seed, hosts.index(host))
-            for host, batch in zip(hosts, self.batches(), strict=True)
+            for host, batch in zip(hosts, self._batches_of_ranks(), strict=True)
         ]
+
+    def _batches_of_ranks(self) -> list[int]:
+        return [batch for batch in self.batches() for _ in range(self.ranks_a_worker)]
 
     def _step_seconds(self, host: int, batch: float) -> float:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
@@ -197,7 +232,7 @@ class Setting:
 
     def cut_sequences(self) -> str | None:
         """Remark on batches that devices cannot divide into whole sequences, or None."""
-        for host, batch in zip(self.hosts, self.batches(), strict=True):
+        for host, batch in zip(self.hosts, self._batches_of_ranks(), strict=True):
             devices = self._of_site("devices per worker", self.devices_per_worker, host)
             if batch % devices:
                 longer = math.ceil(batch / devices) * devices / batch
@@ -217,9 +252,10 @@ class Setting:
         if self.compute.flops is None or not seconds_per_step:
             return {}
         found: dict[str, list[float]] = {}
-        for host, batch in zip(self.hosts, self.batches(), strict=True):
+        ranks = zip(self.hosts, self._batches_of_ranks(), self._shares(), strict=True)
+        for host, batch, of_worker in ranks:
             # Computing alone reaches the utilisation; waiting takes its share away.
-            share = self._step_seconds(host, batch) / seconds_per_step * self._utilisation(host)
+            share = self._step_seconds(host, batch) * of_worker / seconds_per_step * self._utilisation(host)
             found.setdefault(self.topology.region_of(host), []).append(share)
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
@@ -238,6 +274,11 @@ class Setting:
         )
         at_once = min(number * self.micro_batch, max(self.batches()))
         kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
+        if self.stages is not None:
+            alive = self.stages.most_alive * self.batch_size // (self.stages.microbatches or 1)
+            share = max(self._shares())
+            kept = math.ceil(alive * share * self.model.activation_bytes)
+            few = math.ceil(alive * share * self.model.checkpointed_bytes)
         if self.half:
             kept, few = kept // 2, few // 2
         return memory_in_use(states, kept, few, self.memory if choices is None else choices)

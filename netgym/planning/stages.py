@@ -1,0 +1,175 @@
+"""Ranks with stages in plans: their messages and computing, without values."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from exogym_core.data.samples import StepSamples
+from exogym_core.run.planned_rank import PlannedRank, arrive
+from exogym_core.run.recording import copied
+from exogym_core.stages.boundaries import boundary_codec
+from exogym_core.stages.learner import StageLearner, StageRank
+from netsim.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.compute import Coding
+    from exogym_core.stages.options import StagePass
+    from exogym_core.stages.split import Boundary, Cut
+    from exogym_core.strategy.base import StepContext, Strategy
+    from netgym.planning.setting import Setting
+
+__all__ = ["PlannedStages", "batch_of", "planned_stages", "stages_text"]
+
+
+def batch_of(samples: Any, number: int) -> Any:
+    """Batch of `number` samples on the meta device, shaped as those of another batch."""
+    return tree_map_only(
+        Tensor, lambda each: each.new_empty((number, *each.shape[1:]), device="meta"), samples
+    )
+
+
+class _Shares:
+    """Clock of a plan: computing in shares of a step."""
+
+    def __init__(self, rank: int, computing: Callable[[int, float], None]) -> None:
+        self.rank, self.computing, self.step = rank, computing, 0
+
+    def advance(self, seconds: float, work: tuple[Any, ...] = ()) -> None:
+        """Compute this share of the step."""
+        self.computing(self.step, seconds)
+
+
+class _WholeStep:
+    """Duration of a step in steps."""
+
+    def seconds(self, step: int, samples: int | None = None) -> float:
+        """One step."""
+        return 1.0
+
+
+class _PlannedLearner(StageLearner):
+    """Learner whose passes compute nothing."""
+
+    def _forward_pass(self, action: StagePass, batch: Any, samples: int, context: StepContext) -> float:
+        boundaries, key = self._rank.cut.boundaries, (action.stage, action.micro)
+        if action.stage:
+            self._entered[key] = self._receive(action, boundaries[action.stage], samples)
+        if action.stage < len(boundaries) - 1:
+            self._left[key] = tuple(
+                each.empty(samples, self._device) for each in boundaries[action.stage + 1]
+            )
+        return 0.0
+
+    def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
+        boundaries = self._rank.cut.boundaries
+        if action.stage < len(boundaries) - 1:
+            entering = [each for each in boundaries[action.stage + 1] if each.has_gradient]
+            if entering:
+                self._receive(action, entering, samples)
+        own = [each for part in self._rank.held.modules[action.stage] for each in part.parameters()]
+        for parameter in reversed(own):
+            if parameter.requires_grad:
+                arrive(parameter)
+        for tensor in self._entered.get((action.stage, action.micro), ()):
+            if tensor.is_floating_point():
+                tensor.requires_grad_()
+                tensor.grad = tensor.detach()
+
+
+class PlannedStages(PlannedRank):
+    """A rank with stages in a plan.
+
+    Args:
+        comm: connects all ranks.
+        cut: of the model.
+        model: whole, on the meta device; changed.
+        strategy: its own, not set up.
+        computing: called with (step, share of a worker's whole step).
+        micro_batches: samples of each micro-batch of a step.
+        max_steps, coding: as for `PlannedRank`.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        cut: Cut,
+        model: nn.Module,
+        strategy: Strategy,
+        computing: Callable[[int, float], None],
+        micro_batches: list[int],
+        max_steps: int,
+        coding: Coding | None = None,
+    ) -> None:
+        stage = StageRank(cut, comm, cut.held_by(model, comm.rank % cut.stages.count))
+        self._clock = _Shares(comm.rank, computing)
+        self._step_samples = StepSamples(
+            [(None, samples) for samples in micro_batches], sum(micro_batches), sum(micro_batches)
+        )
+        super().__init__(stage.peers, stage.held.model, strategy, computing, max_steps, coding)
+        whole: Any = _WholeStep()
+        stage.clip_together(strategy)
+        clock: Any = self._clock
+        self._learner = _PlannedLearner(stage, clock, strategy, whole, None)
+
+    def _gradients(self, step: None, context: StepContext) -> float:
+        self._clock.step = context.number
+        return self._learner.gradients(self._step_samples, context)
+
+    def take_alike(self, most: int, *, copies: bool) -> int:
+        """Take one step whose requests are copied, as its messages are those of all steps between exchanges."""
+        strategy, comm = self.strategy, self.strategy.comm
+        number = max(min(strategy.steps_to_exchange - 1, most), 0)
+        if number < 2:
+            return 0
+        comm.mark(copied(comm, None))
+        self.step(strategy.local_step)
+        comm.mark(copied(comm, number - 1))
+        strategy.local_step += number - 1
+        return number
+
+
+def planned_stages(
+    comm: Communicator,
+    setting: Setting,
+    strategy: Strategy,
+    computing: Callable[[int, float], None],
+    max_steps: int,
+) -> PlannedStages:
+    """A rank of a plan's worker, with a copy of the strategy."""
+    mine = copy.deepcopy(strategy)
+    mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
+    assert setting.cut is not None
+    assert setting.stages is not None
+    number = setting.stages.microbatches or 1
+    micro_batches = [setting.batch_size // number] * number
+    about = (copy.deepcopy(setting.model.model), mine, computing, micro_batches, max_steps)
+    return PlannedStages(comm, setting.cut, *about, setting.compute.coding)
+
+
+def stages_text(cut: Cut, batch_size: int) -> str:
+    """Stages of a plan in a line: schedule, least idle share of a step, and bytes over each boundary both ways."""
+    stages, device = cut.stages, torch.device("meta")
+    number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
+    idle = (stages.count - 1) / (chunks * number + stages.count - 1)
+    codec = boundary_codec(stages.codec)
+
+    def size(boundary: Boundary) -> int:
+        values = boundary.empty(batch_size // number, device)
+        message = codec.message_like(values) if codec is not None and values.is_floating_point() else values
+        return message.nbytes * (2 if boundary.has_gradient else 1) * number
+
+    most = max(sum(map(size, entering)) for entering in cut.boundaries[1:])
+    return (
+        f"{stages.count} ranks a worker, {stages.schedule}, {number} micro-batches: idle for "
+        f"{idle:.0%} of a step at least; up to {format_bytes(most)} a step cross a boundary"
+    )
