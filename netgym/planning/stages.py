@@ -14,7 +14,7 @@ from exogym_core.run.planned_rank import PlannedRank, arrive
 from exogym_core.run.recording import copied
 from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.learner import StageLearner, StageRank
-from netsim.units import format_bytes, format_count
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
