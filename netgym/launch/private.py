@@ -32,6 +32,7 @@ __all__ = [
     "pickle_objects_by",
     "prefer_foreach_on_cpu",
     "rendezvous_by",
+    "swap_contents",
     "wrap_function",
 ]
 
@@ -114,6 +115,12 @@ def group_named(name: Any) -> Any:
 def pickle_objects_by(pickler: Any, unpickler: Any) -> None:
     """Have collectives of objects pickle by other classes than Python's."""
     core._pickler, core._unpickler = pickler, unpickler
+
+
+def swap_contents(first: Any, second: Any) -> None:
+    """Swap two tensors of one class under their names."""
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    torch._C._swap_tensor_impl(first, second)
 
 
 def answer_for_nccl() -> None:

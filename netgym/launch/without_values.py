@@ -37,6 +37,7 @@ from netgym.launch.private import (
     is_shape_inference,
     let_foreach_take,
     pickle_objects_by,
+    swap_contents,
 )
 from netgym.launch.session import program_place, session_of_thread
 
@@ -74,6 +75,7 @@ def run_without_values() -> None:
     scaler: Any = torch.amp.GradScaler
     scaler._maybe_opt_step = _step
     torch.save = _skip_unknown(torch.save)
+    torch.utils.swap_tensors = _swapped(torch.utils.swap_tensors)
     let_foreach_take(FakeTensor)
     pickle_objects_by(_Pickler, _Unpickler)
     _load_data_in_threads()
@@ -362,6 +364,19 @@ def _load_data_in_threads() -> None:
         return iterator
 
     loaders._get_iterator = iterator_of
+
+
+def _swapped(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
+    """Swap two tensors, as `Module.to` does; those without values though torch keeps weak references to them."""
+
+    @functools.wraps(swap)
+    def swap_any(first: Any, second: Any) -> None:
+        if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
+            swap(first, second)
+        elif (first.dtype, first.fake_device) != (second.dtype, second.fake_device):
+            swap_contents(first, second)
+
+    return swap_any
 
 
 def _step(scaler: Any, optimizer: Any, state: Any, *arguments: Any, **options: Any) -> Any:

@@ -97,6 +97,7 @@ import torch, torch.distributed as dist
 dist.init_process_group()
 rank, size = dist.get_rank(), dist.get_world_size()
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+model.to(torch.bfloat16).cpu().float().to("cpu")
 inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
 shared = [each.detach().clone() for each in model.parameters()]
 for each in shared:
