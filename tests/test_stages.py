@@ -347,3 +347,27 @@ def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:
 
     with pytest.raises(InputError, match="does not say how it is cut"):
         fit(Own(), IMAGES, AllReduceStrategy(optim_spec=SGD), 2)
+
+
+def test_parts_that_compute_something_else_are_refused() -> None:
+    class Swapped(Batches):
+        def pipeline_parts(self) -> list[nn.Module]:
+            first, *middle, last = super().pipeline_parts()
+            return [first, *reversed(middle), last]
+
+    torch.manual_seed(3)
+    model = Swapped(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), Mean()))
+    with pytest.raises(
+        InputError, match=r"the parts of Swapped have loss 0\.\d+ in a first batch, and the model 0"
+    ):
+        fit(model, IMAGES, AllReduceStrategy(optim_spec=SGD), 2)
+
+
+def test_a_model_that_counts_its_tokens_is_refused() -> None:
+    class Counts(Batches):
+        def forward(self, batch: Any) -> Any:
+            return super().forward(batch), 7
+
+    model = Counts(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), Mean()))
+    with pytest.raises(InputError, match="return the mean loss over samples"):
+        fit(model, IMAGES, AllReduceStrategy(optim_spec=SGD), 2)

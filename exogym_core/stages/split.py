@@ -161,11 +161,19 @@ class Cut:
                 ):
                     value = part(value, batch) if index == len(parts) - 1 else part(value)
                 costs.append(float(counted[0]))
-        _, count = loss_and_count(value, "fit: stages: a first batch", with_gradient=True)
-        if count is not None:
+        loss, count = loss_and_count(value, "fit: stages: a first batch", with_gradient=True)
+        with kept_rng(device), autocast_to(autocast, device), torch.no_grad():
+            whole, whole_count = loss_and_count(replica(batch), "fit: stages: a first batch")
+        if count is not None or whole_count is not None:
             raise InputError(
                 f"fit: stages: {type(model).__name__} returns a count with its loss, which only the last stage knows: "
                 "return the mean loss over samples"
+            )
+        near = 1e-3 if autocast is None else 1e-2
+        if not (whole.is_meta or torch.allclose(loss.detach(), whole, near, 1e-6, equal_nan=True)):
+            raise InputError(
+                f"fit: stages: the parts of {type(model).__name__} have loss {loss.item():.6g} in a first batch, and "
+                f"the model {whole.item():.6g}: the parts must compute what its forward does, drawing in its order"
             )
         if stages.split == "bytes" or not any(costs):
             costs = [float(sum(each.nbytes for each in part.parameters())) for part in parts]
