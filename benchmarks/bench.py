@@ -309,12 +309,11 @@ class Held:
 
 
 _LOOP, _PROCESSES = (f"GPT 10 M, 4 workers, {kind}, 12 steps" for kind in ("loop", "processes"))
+_STACKED, _LOOP_TINY = (f"digits MLP, 8 workers, AllReduce, {kind}" for kind in ("stacked", "loop"))
 HELD = {
     "GPT 10 M in processes, of the loop, wall": Held("wall", _PROCESSES, _LOOP, 0.56),
     "GPT 10 M in processes, of the loop, memory": Held("all_mb", _PROCESSES, _LOOP, 1.2),
-    "tiny AllReduce stacked, of the loop, cpu": Held(
-        "cpu", *(f"digits MLP, 8 workers, AllReduce, {kind}" for kind in ("stacked", "loop")), 0.65
-    ),
+    "tiny AllReduce stacked, of the loop, cpu": Held("cpu", _STACKED, _LOOP_TINY, 0.65),
     "demo with two jobs, of one, wall": Held("wall", "demo, two jobs", "demo, one job", 0.55),
     "plan of 70 B, cpu s": Held("cpu", "netgym plan, 70 B, 64 workers, AllReduce", None, 4.0),
     "start-up, cpu s": Held("cpu", "netgym --help", None, 0.12),
@@ -405,7 +404,7 @@ def show_held(found: list[dict[str, list[Figures]]], limit: float | None) -> lis
         medians = [held.of(statistics.median, each) for each in found]
         if limit is not None and before is not None and medians[1] is not None:
             pairs = ((now, before), medians)
-            if all(this is None or this > limit * other for this, other in pairs):
+            if all(this is None or (other is not None and this > limit * other) for this, other in pairs):
                 worse.append(name)
     return worse
 

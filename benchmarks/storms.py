@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -34,7 +34,9 @@ class Storm(NamedTuple):
 
 def storm(topology: Topology, until: float, rejoin: str) -> Storm:
     """Train two replicas on one device in `topology` until the virtual time `until`, in seconds."""
-    waits = {} if rejoin == "at_once" else {"all_reduce_strategy": "no_wait", "matchmaking_time": "10 s"}
+    waits: dict[str, Any] = (
+        {} if rejoin == "at_once" else {"all_reduce_strategy": "no_wait", "matchmaking_time": "10 s"}
+    )
 
     def rounds(comm: Communicator) -> list[int]:
         weight = nn.Parameter(torch.zeros(1000))
