@@ -71,9 +71,10 @@ release:
 	$(MAKE) wheels
 	git tag --annotate --message "NetGym $(VERSION)" v$(VERSION)
 
-# A wheel for each Python that is here, installed in an empty environment.
+# A wheel for each of these Pythons that is here, installed in an empty environment.
+PYTHONS ?= 3.11 3.12 3.13 3.14
 wheels:
-	bash tests/wheels.sh
+	bash tests/wheels.sh $(PYTHONS)
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Build a wheel with each Python from 3.11 to 3.14 that is here, install it in an empty environment, and use it from another folder.
+# Build a wheel with each named Python that is here, install it in an empty environment, and use it from another folder.
 # torch is installed where pip has it on this machine; elsewhere the wheel goes without it, and what needs no torch is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-if [ $# = 0 ]; then  # two at a time, each by itself, from one copy: the checkout may be compiled meanwhile
+if [ "$1" != --from ]; then  # two at a time, each by itself, from one copy: the checkout may be compiled meanwhile
   copy=$(mktemp -d)
   trap 'rm -rf "$copy"' EXIT
   mkdir "$copy/source"
@@ -12,10 +12,10 @@ if [ $# = 0 ]; then  # two at a time, each by itself, from one copy: the checkou
     exogym_core netgym netsim topologies pyproject.toml setup.py README.md LICENSE | tar x -C "$copy/source"
   python3 -m venv --without-pip "$copy/pip"
   python3 -m pip --python "$copy/pip/bin/python" install --quiet --no-compile --constraint constraints.txt 'pip>=26'
-  printf '%s\n' 3.11 3.12 3.13 3.14 | xargs -P 2 -n 1 bash tests/wheels.sh "$copy"
+  printf '%s\n' "$@" | xargs -P 2 -n 1 bash tests/wheels.sh --from "$copy"
   exit
 fi
-copy=$1 version=$2
+copy=$2 version=$3
 python=$(ls -d "$HOME/.pyenv/versions/$version".*/bin/python 2>/dev/null | tail -1 || true)
 python=${python:-$(command -v "python$version" || true)}
 if [ -z "$python" ] || ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
@@ -50,6 +50,6 @@ else
   add empty --no-deps ./netgym-*.whl
   empty/bin/netgym list >/dev/null
 fi
-empty/bin/python -c 'import netsim; assert "compiled" in netsim.engine_state(), netsim.engine_state()'
+empty/bin/python -c 'from netsim.network.build import engine_state; assert engine_state() == "compiled", engine_state()'
 empty/bin/netsim collective wan-4-regions all_reduce --bytes 100MB >/dev/null
 echo "Python $version: $(ls netgym-*.whl) works"
