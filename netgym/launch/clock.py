@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLOCKS",
+    "DATES",
     "HOST_TIME",
-    "MOST_EQUAL_READINGS",
+    "MOST_READINGS",
     "POLL_SECONDS",
+    "READINGS_A_POLL",
     "VIRTUAL_TIME",
     "RankClock",
     "imported_clocks",
@@ -42,6 +44,9 @@ __all__ = [
 
 CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 """Functions of Python's `time` that become virtual, each with its form in nanoseconds."""
+
+DATES = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
+"""Functions of Python's `time` that take the present by default, each with the position of the argument that gives it."""
 
 HOST_TIME = (
     *("netsim", "exogym_core", "netgym", "torch"),
@@ -70,9 +75,9 @@ VIRTUAL_TIME = (
 POLL_SECONDS = 1e-3
 """Least virtual seconds between two polls of an unfinished call: a loop that only polls ends."""
 
-MOST_EQUAL_READINGS = 100_000
-"""Readings between two calls that may show the time of the one before; each later one takes `POLL_SECONDS`, so that a
-loop which only reads ends."""
+MOST_READINGS, READINGS_A_POLL = 100_000, 100
+"""Readings in a row without a call, or `2 * POLL_SECONDS` of computing between two, that take no time; and those after
+them that show one time: the next one waits for `POLL_SECONDS` of computing, so that a loop which only reads ends."""
 
 _MOST_HOST_SECONDS = 0.01  # of a sleep: a loop that waits for a thread or file does not spin
 _TICKS = 64  # of host time a second, in whole microseconds (of datetime) and exact in floats
@@ -82,10 +87,11 @@ _sleep = time.sleep
 
 
 class RankClock:
-    """A rank's virtual time as its own process knows it. Readings take no virtual time and change none.
+    """A rank's virtual time as its own process knows it. Readings change none, and take none but in a loop of them.
 
     The kernel is asked for the time of the rank's last request once after each call of the simulation: until the next
-    call the time is that answer and the computing since, which stays uncharged.
+    call the time is that answer and the computing since, which stays uncharged. Where the rank only reads, it lets time
+    pass, as polls do.
 
     Attributes:
         computed: seconds of computing charged so far.
@@ -99,7 +105,8 @@ class RankClock:
         self.computed = self._next_poll = 0.0
         self.ticks: dict[str, int] = {}
         self._answer: float | None = None
-        self.last, self._num_equal = 0.0, 0
+        self.last = 0.0
+        self._num_readings, self._read_at = 0, 0.0  # in a row; seconds of computing at the last one
 
     def begin(self) -> None:
         """Note host time, from which virtual time goes on."""
@@ -115,24 +122,27 @@ class RankClock:
 
     def forget(self) -> None:
         """Note a call of the simulation, in which time may pass."""
-        self._answer, self._num_equal = None, 0
+        self._answer, self._num_readings = None, 0
 
-    def read(self) -> float:
-        """Virtual seconds, between two calls of the simulation."""
+    def read(self, is_computing: bool = False) -> float:
+        """Virtual seconds, between two calls of the simulation; or seconds of computing alone."""
         since = self._compute.measure()
-        if self._answer is None:
-            self._answer = self._comm.instant()
-        read = self._answer + on_grid(self._comm.pending_seconds + since)
-        self._num_equal += read <= self.last
-        if self._num_equal > MOST_EQUAL_READINGS:
+        if self.computed + since - self._read_at >= 2 * POLL_SECONDS:
+            self._num_readings = 0
+        self._num_readings += 1
+        if self._num_readings > MOST_READINGS and self._num_readings % READINGS_A_POLL == 1:
             self.spend(POLL_SECONDS)
-        self.last = max(read, self.last)
+            self._answer = self._comm.now()  # others may do meanwhile what the rank waits for
+        self._read_at = self.computed + since
+        if is_computing:
+            seconds = self._read_at
+        else:
+            if self._answer is None:
+                self._answer = self._comm.instant()
+            self.last = max(self._answer + on_grid(self._comm.pending_seconds + since), self.last)
+            seconds = self.last
         self._compute.skip(since)
-        return self.last
-
-    def read_computing(self) -> float:
-        """Seconds of computing, with those that are not charged yet."""
-        return self.computed + self._compute.measure()
+        return seconds
 
     # --- polling -------------------------------------------------------------------------------------------
 
@@ -175,6 +185,7 @@ def imported_clocks() -> list[tuple[ModuleType, str]]:
     Found before a fork: in one, reading the names of all modules copies 31 MB that processes share.
     """
     clocks = {_sleep, *(getattr(time, name + unit) for name in CLOCKS for unit in ("", "_ns"))}
+    clocks |= {getattr(time, name) for name in DATES}
     return [
         (module, name)
         for module in list(sys.modules.values())
@@ -215,6 +226,19 @@ def virtualize(current: Callable[[], RankSession | None], imported: list[tuple[M
 
         replaced[real], replaced[real_nanoseconds] = seconds, nanoseconds
 
+    def date(name: str, position: int) -> None:
+        real, local = getattr(time, name), time.localtime
+
+        def of_now(*arguments: Any) -> Any:
+            session = session_of(sys._getframe(1))
+            if session is None or arguments[position:] not in ((), (None,)):
+                return real(*arguments)
+            seconds = session.clock.ticks["time"] / _TICKS + session.read()
+            takes_seconds = name in ("localtime", "gmtime", "ctime")
+            return real(*arguments[:position], seconds if takes_seconds else local(seconds))
+
+        replaced[real] = of_now
+
     def sleep(seconds: float) -> None:
         session = session_of(sys._getframe(1))
         if session is None or not seconds > 0:
@@ -237,6 +261,8 @@ def virtualize(current: Callable[[], RankSession | None], imported: list[tuple[M
     replaced: dict[Any, Callable[..., Any]] = {_sleep: sleep}
     for name in CLOCKS:
         clock(name)
+    for name, position in DATES.items():
+        date(name, position)
     for module, name in imported:
         setattr(module, name, replaced[getattr(module, name)])
     for function in (timeit.timeit, timeit.repeat, timeit.Timer.__init__):

@@ -179,14 +179,16 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
     RandomStates.of_ranks(0, [0])  # numpy's generators take 5 MB of a process that seeds its first
     gc.collect()
     gc.freeze()  # forks share memory that no collection writes to
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    body = partial(run_rank, script=launch.script, launched=launched, clocks=imported_clocks(), port=port)
+    body = partial(run_rank, script=launch.script, launched=launched, clocks=imported_clocks())
     with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
         launched_run(launch, launch.world(num_ranks), warn) as (run, arena_fd),
-        Children(partial(_be_rank, num_ranks, body), num_ranks) as children,
+        Children(
+            partial(_be_rank, num_ranks, partial(body, port=listener.getsockname()[1])), num_ranks
+        ) as children,
     ):
         # Programs may connect to the store that torchrun hosts. It has a thread, so it starts after the forks.
+        port = listener.getsockname()[1]
         _store = TCPStore(
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )

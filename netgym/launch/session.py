@@ -155,13 +155,11 @@ class RankSession:
         if self.has_ended or not self._calling.acquire(blocking=False):
             return self.clock.last
         try:
-            if is_computing:
-                return self.clock.read_computing() if self._depth == 0 else self.clock.computed
             if self._depth:  # of torch's own logs
-                return self.clock.last
+                return self.clock.computed if is_computing else self.clock.last
             self._depth += 1
             try:
-                return self.clock.read()
+                return self.clock.read(is_computing)
             finally:
                 self._depth -= 1
         finally:

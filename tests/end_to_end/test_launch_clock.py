@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from netgym.launch.clock import CLOCKS, HOST_TIME, VIRTUAL_TIME
+from netgym.launch.clock import CLOCKS, DATES, HOST_TIME, POLL_SECONDS, VIRTUAL_TIME
 
 Launch = Callable[..., tuple[int, str, str]]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -112,6 +112,27 @@ def test_every_clock_of_python_reads_the_same_time_and_goes_on_from_the_hosts(
         )
 
 
+def test_dates_of_now_are_virtual_and_those_of_given_times_are_not(
+    launch_here: Launch, written: Callable[[str], str]
+) -> None:
+    script = written(
+        "from time import strftime\n"
+        "given = time.gmtime(0)\n"
+        "netgym.advance(10 * 86400.0)\n"
+        "now, there = time.localtime(), time.localtime(time.time())\n"
+        "dates = time.ctime(), time.asctime(), strftime('%c'), time.strftime('%c', time.localtime(None))\n"
+        "say([now == there, time.gmtime()[:6] == time.gmtime(time.time())[:6], dates, time.asctime(now),\n"
+        "     time.strftime('%F', given), time.ctime(0) == time.asctime(time.localtime(0)),\n"
+        "     time.mktime(now) - before[0]])\n"
+        "dist.barrier()\n"
+    )
+    _, said = output(launch_here, OPTIONS, script)
+    for is_now, is_utc, dates, date, given, is_same, elapsed in said.values():
+        assert (is_now, is_utc, given, is_same) == (True, True, "1970-01-01", True)
+        assert set(dates) == {date}
+        assert -1 < elapsed - 10 * 86400 < 60
+
+
 def test_libraries_that_wait_and_threads_of_the_script_keep_host_time(
     launch_here: Launch, written: Callable[[str], str]
 ) -> None:
@@ -136,12 +157,39 @@ def test_libraries_that_wait_and_threads_of_the_script_keep_host_time(
         assert timed == 0.0
 
 
-def test_a_loop_that_only_reads_the_clock_ends(launch_here: Launch, written: Callable[[str], str]) -> None:
-    script = written(
-        "dist.barrier()\nend = time.monotonic() + 0.2\nwhile time.monotonic() < end: pass\nsay(netgym.now())\n"
-    )
-    _, said = output(launch_here, OPTIONS, script)
-    assert all(0.2 < now < 1.0 for now in said.values())
+SPINS = """
+import os
+dist.barrier()
+spins = []
+for clock, seconds in ((time.monotonic, 0.2), (time.perf_counter, 0.0503), (time.process_time, 0.1)):
+    begin = clock()
+    end = begin + seconds
+    while (seen := clock()) < end: pass
+    spins.append([seconds, seen - begin, clock() - begin])
+dist.barrier()
+if rank == 0:
+    time.sleep(0.5)
+    open(sys.argv[1], "w").close()
+while not os.path.exists(sys.argv[1]): time.monotonic()
+say([spins, netgym.now()])
+"""
+
+
+@pytest.mark.parametrize("compute", ["marks", "live 0.0001"])
+def test_a_loop_that_only_reads_the_clock_ends_at_the_first_quantum(
+    launch_here: Launch, written: Callable[[str], str], tmp_path: Path, compute: str
+) -> None:
+    """It lets other ranks act, and further readings take no time."""
+    script, options = written(SPINS), [*OPTIONS[:-1], compute]
+    _, said = output(launch_here, options, script, str(tmp_path / "file"))
+    rounding = 1e-6 if compute == "marks" else POLL_SECONDS
+    for spins, found_at in said.values():
+        for seconds, seen, after in spins:
+            assert 0 <= seen - seconds < POLL_SECONDS + rounding
+            assert after == pytest.approx(seen, abs=0 if compute == "marks" else rounding)
+        assert 0 <= found_at - said["0"][1] < POLL_SECONDS + rounding
+    if compute == "marks":
+        assert output(launch_here, options, script, str(tmp_path / "other"))[1] == said
 
 
 def test_events_of_cuda_and_torchs_benchmark_read_it(
@@ -162,6 +210,7 @@ def test_events_of_cuda_and_torchs_benchmark_read_it(
 def test_the_lists_of_the_docs_are_those_of_the_program() -> None:
     """Who keeps host time is declared once."""
     text = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+    assert all(f"`{name}`" in text for name in DATES)
     for start, declared in (("packages keep host time:", HOST_TIME), ("read virtual time:", VIRTUAL_TIME)):
         listed = text[text.index(start) + len(start) :].partition("`.")[0] + "`"
         assert re.findall(r"`([\w.]+)`", listed) == [
