@@ -46,7 +46,7 @@ CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 """Functions of Python's `time` that become virtual, each with its form in nanoseconds."""
 
 DATES = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
-"""Functions of Python's `time` that take the present by default, each with the position of the argument that gives it."""
+"""Functions of Python's `time` that take the present by default, each with the position of the argument for it."""
 
 HOST_TIME = (
     *("netsim", "exogym_core", "netgym", "torch"),
