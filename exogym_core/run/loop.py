@@ -242,6 +242,11 @@ class Loop(Role):
     _is_off_clock: bool = field(default=False, init=False)  # the strategy, in some step
     _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
 
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that are workers for the strategy: all, or those with the same stage."""
+        return self.comm if self.stage is None else self.stage.peers
+
     def run(self) -> RankOutcome:
         """Train to the end and return this rank's result."""
         self._begin()
@@ -338,8 +343,7 @@ class Loop(Role):
             strategy.skip_step()
         else:
             about_step = (self.local_step, step.samples, step.samples_of, self.learner.scaler)
-            comm = self.comm if self.stage is None else self.stage.peers
-            context = StepContext(*about_step, last_micro_batch=False, comm=comm)
+            context = StepContext(*about_step, last_micro_batch=False, comm=self.peers)
 
             def announce(loss: float) -> None:
                 if not self._is_forwarded:
@@ -373,21 +377,18 @@ class Loop(Role):
         """Make all replicas rank 0's, off the clock, and set learner and strategy up."""
         if not self.model.training:
             self.model.train()
-        together = self.comm.inside if self.comm.members_change else self.comm
-        if self.stage is not None:
-            together = self.stage.peers
+        together = self.comm.inside if self.comm.members_change else self.peers
         if together is not None and together.world_size > 1 and not self.is_copy:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self.make_learner()
-        comm = self.comm if self.stage is None else self.stage.peers
-        set_up(self.strategy, self.model, comm, self.max_steps, self.seed, self.coding)
+        set_up(self.strategy, self.model, self.peers, self.max_steps, self.seed, self.coding)
         if self.stage is not None:
             self.stage.clip_together(self.strategy)
         if self.updates is not None:
             charge_updates(self.strategy.optimizers, self.updates, self.comm.advance)
         self.learner.take_over(self.strategy.optimizers)
-        self.snapshots = Snapshots(comm, self.model, self.strategy, self.evaluations)
+        self.snapshots = Snapshots(self.peers, self.model, self.strategy, self.evaluations)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()

@@ -197,14 +197,12 @@ class RunMonitor:
 
     def settle(self) -> None:
         """Record what the evaluator has found since the last call."""
-        # First: findings that come after it do no harm.
-        num_taken = {
-            worker * self._ranks_a_worker + position: number
-            for worker, number in dict(self.evaluator.num_taken).items()
-            for position in range(self._ranks_a_worker)
-        }
+        num_taken: Mapping[int, int] = dict(self.evaluator.num_taken)  # first: later findings do no harm
         while self.evaluator.found:
             self.observe(self.evaluator.found.popleft())
+        count = self._ranks_a_worker
+        if count > 1:  # snapshots of a worker are those of its ranks
+            num_taken = {worker * count + k: num for worker, num in num_taken.items() for k in range(count)}
         self.writer.settle(num_taken)
 
     def close(self, failed: bool) -> None:
