@@ -371,3 +371,66 @@ def test_a_model_that_counts_its_tokens_is_refused() -> None:
     model = Counts(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), Mean()))
     with pytest.raises(InputError, match="return the mean loss over samples"):
         fit(model, IMAGES, AllReduceStrategy(optim_spec=SGD), 2)
+
+
+class Awkward(nn.Module):
+    """A model whose parts hand on what is hard to hand on.
+
+    Args:
+        first, second: what the first part does with its result, and the second with what it gets.
+    """
+
+    def __init__(self, first: Callable[[Tensor], Any], second: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.one, self.two = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.first, self.second = first, second
+
+    def pipeline_parts(self) -> list[nn.Module]:
+        return [
+            StagePart(lambda batch: self.first(self.one(batch[0])), self.one),
+            StagePart(
+                lambda got, batch: nn.functional.cross_entropy(self.two(self.second(got)), batch[1]), self.two
+            ),
+        ]
+
+    def forward(self, batch: Any) -> Tensor:
+        first, last = self.pipeline_parts()
+        loss: Tensor = last(first(batch), batch)
+        return loss
+
+
+AWKWARD: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "in place": (lambda made: made, lambda got: got.relu_()),
+    "flat": (lambda made: made.reshape(-1), lambda got: got.view(-1, 16)),
+    "transposed": (lambda made: made.T, lambda got: got.T),
+    "expanded": (lambda made: made[:, :1].expand(-1, 16), lambda got: got),
+    "a mask of as many rows as samples": (
+        lambda made: (made, torch.tril(torch.ones(4, 4))),
+        lambda got: (got[0].view(-1, 4, 4) @ got[1]).reshape(-1, 16),
+    ),
+    "numbers": (lambda made: (made, made.detach().argmax(1)), lambda got: got[0] * got[1][:, None]),
+    "complex": (lambda made: torch.complex(made, made), lambda got: got.real + got.imag),
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_whatever_crosses_and_micro_batches_of_two_sizes(name: str) -> None:
+    """45 samples a worker: the last step of an epoch has five, in micro-batches of four and one."""
+    data = TensorDataset(*IMAGES[:90])
+    about = {"max_steps": 8, "minibatch_size": 4}
+    whole, weights = fit(Awkward(*AWKWARD[name]), data, STRATEGIES["DiLoCo"](), None, **about)
+    cut, others = fit(Awkward(*AWKWARD[name]), data, STRATEGIES["DiLoCo"](), 2, **about)
+    losses = [[row["train_loss"] for row in each.history] for each in (whole, cut)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for key, value in weights.items():
+        assert torch.allclose(others[key], value, atol=1e-5), key
+
+
+def test_shapes_that_change_by_batch_are_refused() -> None:
+    def shortened(made: Tensor) -> Tensor:
+        return made[:, : 16 if made.grad_fn is None or not made.sum() > 0 else 8]
+
+    model = Awkward(shortened, lambda got: nn.functional.pad(got, (0, 16 - got.shape[1])))
+    with pytest.raises(InputError, match=r"stage 0 returns torch.float32 \[2, \d+\] for 2 samples, where"):
+        fit(model, IMAGES, STRATEGIES["DiLoCo"](), {"count": 2, "microbatches": 4}, max_steps=8)

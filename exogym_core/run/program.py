@@ -463,7 +463,9 @@ class Program:
             with kept_rng(device), first_batch(self.model):
                 batch, samples = self.data.sample_batch(request.minibatch_size)
                 about = (self.model.to(device), move_batch(batch, device), samples, request.autocast)
-                self.cut = Cut.of(request.stages, *about)
+                other = self.data.sample_batch(samples - 1) if samples > 1 else None
+                other = other and (move_batch(other[0], device), other[1])
+                self.cut = Cut.of(request.stages, *about, other)
         by_flops = self.compute is not None and self.compute.flops is not None
         measured = self.compute is not None and self.compute.measured is not None
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):

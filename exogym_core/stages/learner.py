@@ -202,13 +202,26 @@ class StageLearner(TorchLearner):
             for tensor, boundary in zip(received, cut.boundaries[action.stage], strict=True):
                 tensor.requires_grad_(boundary.has_gradient)
             self._entered[key] = received
-            value = received if len(received) > 1 else received[0]
+            # Parts may change what they get in place, which leaves of a graph do not allow.
+            entering = tuple(each.clone() if each.requires_grad else each for each in received)
+            value = entering if len(entering) > 1 else entering[0]
         is_last = action.stage == cut.stages.num_stages - 1
         with self._autocast:
             for module in modules[: len(modules) - is_last]:
                 value = module(value)
             if not is_last:
-                self._left[key] = tensors_of(value)
+                left = self._left[key] = tensors_of(value)
+                likes = [
+                    each.empty(samples, torch.device("meta")) for each in cut.boundaries[action.stage + 1]
+                ]
+                found, expected = [
+                    [f"{each.dtype} {list(each.shape)}" for each in of] for of in (left, likes)
+                ]
+                if found != expected:
+                    raise InputError(
+                        f"fit: stages: stage {action.stage} returns {', '.join(found)} for {samples} samples, where "
+                        f"{', '.join(expected)} follows from the first batch: pad samples to one length"
+                    )
                 return 0.0
             value = modules[-1](value, batch)
         loss, count = loss_and_count(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -94,22 +94,34 @@ class Boundary(NamedTuple):
     """Tensor that crosses from one stage to the next.
 
     Attributes:
-        shape: for `samples` samples; a first dimension that is their number changes with it.
+        shape: for `samples` samples.
         samples: of the batch that was measured.
+        per_sample: what each dimension grows by with a sample.
         dtype: of its values.
         has_gradient: a gradient comes back.
     """
 
     shape: tuple[int, ...]
     samples: int
+    per_sample: tuple[int, ...]
     dtype: torch.dtype
     has_gradient: bool
 
+    @classmethod
+    def of(cls, tensor: Tensor, samples: int, other: Tensor | None, other_samples: int) -> Boundary:
+        """Boundary of a tensor of a batch, and that of another size; without it the first dimension is the batch's."""
+        shape = tuple(tensor.shape)
+        if other is None:
+            growth = [int(shape[:1] == (samples,)), *(0 for _ in shape[1:])][: len(shape)]
+        else:
+            differences = (a - b for a, b in zip(shape, other.shape, strict=True))
+            growth = [each // (samples - other_samples) for each in differences]
+        return cls(shape, samples, tuple(growth), tensor.dtype, tensor.requires_grad)
+
     def empty(self, samples: int, device: torch.device) -> Tensor:
         """Memory for this tensor of a micro-batch of `samples`."""
-        shape = self.shape
-        if shape and shape[0] == self.samples:
-            shape = (samples, *shape[1:])
+        more = samples - self.samples
+        shape = [size + more * growth for size, growth in zip(self.shape, self.per_sample, strict=True)]
         return torch.empty(shape, dtype=self.dtype, device=device)
 
 
@@ -132,8 +144,24 @@ class Cut:
     holders: dict[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, stages: Stages, model: nn.Module, batch: Any, samples: int, autocast: str | None) -> Cut:
-        """Cut a model by one forward and backward pass over a batch of `samples`, on a copy.
+    def of(
+        cls,
+        stages: Stages,
+        model: nn.Module,
+        batch: Any,
+        samples: int,
+        autocast: str | None,
+        other: tuple[Any, int] | None = None,
+    ) -> Cut:
+        """Cut a model by a forward pass over a batch of `samples`, on a copy.
+
+        Args:
+            stages: the options.
+            model: the whole one.
+            batch: its argument.
+            samples: of the batch.
+            autocast: as for `fit`.
+            other: a batch of another size, by which sizes at boundaries that grow with the samples are found.
 
         Raises:
             InputError: it cannot be cut so.
@@ -142,28 +170,16 @@ class Cut:
         number = stages.num_stages
         parts = parts_of(replica, stages.split, number)
         device = device_of(replica)
-        counted = [0]
-        costs: list[float] = []
-        entering: list[tuple[Boundary, ...]] = []
         with kept_rng(device), autocast_to(autocast, device):
-            value: Any = batch
-            for index, part in enumerate(parts):
-                if index:
-                    tensors = tensors_of(value)
-                    entering.append(
-                        tuple(Boundary(tuple(t.shape), samples, t.dtype, t.requires_grad) for t in tensors)
-                    )
-                else:
-                    entering.append(())
-                counted[0] = 0
-                with OperationWatch(
-                    lambda each: counted.__setitem__(0, counted[0] + each.flops), lambda name: None
-                ):
-                    value = part(value, batch) if index == len(parts) - 1 else part(value)
-                costs.append(float(counted[0]))
+            value, entering, costs = _pass(parts, batch)
         loss, count = loss_and_count(value, "fit: stages: a first batch", with_gradient=True)
         with kept_rng(device), autocast_to(autocast, device), torch.no_grad():
             whole, whole_count = loss_and_count(replica(batch), "fit: stages: a first batch")
+            replica.eval()
+            others: Sequence[Sequence[Tensor | None]] = [(None,) * len(each) for each in entering]
+            other_samples = 0
+            if other is not None and other[1] != samples:
+                others, other_samples = _pass(parts, other[0])[1], other[1]
         if count is not None or whole_count is not None:
             raise InputError(
                 f"fit: stages: {type(model).__name__} returns a count with its loss, which only the last stage knows: "
@@ -208,7 +224,11 @@ class Cut:
                 "fit: stages: a stage holds parameters that are not the model's: split its own modules"
             )
         shares = tuple(sum(costs[a:b]) / total for a, b in spans)
-        return cls(stages, edges, shares, tuple(entering[a] for a, _ in spans), holders)
+        boundaries = tuple(
+            tuple(Boundary.of(*each, other_samples) for each in zip(entering[a], repeat(samples), others[a]))
+            for a, _ in spans
+        )
+        return cls(stages, edges, shares, boundaries, holders)
 
     def held_by(self, model: nn.Module, position: int) -> HeldPart:
         """The part of a replica that the rank at `position` of a chain holds; the rest of `model` is dropped.
@@ -246,6 +266,22 @@ class HeldPart(NamedTuple):
 
     model: nn.Module
     modules: dict[int, list[nn.Module]]
+
+
+def _pass(parts: Sequence[nn.Module], batch: Any) -> tuple[Any, list[tuple[Tensor, ...]], list[float]]:
+    """Pass a batch through all parts: the output, the tensors that enter each part but the first, its operations."""
+    counted = [0.0] * len(parts)
+    entering: list[tuple[Tensor, ...]] = []
+    value: Any = batch
+    for index, part in enumerate(parts):
+        entering.append(tensors_of(value) if index else ())
+
+        def count(each: Any, index: int = index) -> None:
+            counted[index] += each.flops
+
+        with OperationWatch(count, lambda name: None):
+            value = part(value, batch) if index == len(parts) - 1 else part(value)
+    return value, entering, counted
 
 
 def _values(part: nn.Module) -> list[Tensor]:
