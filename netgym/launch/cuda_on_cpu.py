@@ -85,6 +85,8 @@ class _CpuForCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.device and args and isinstance(args[0], int):
+            return torch.device("cuda", *args)
         if "device" in kwargs:
             kwargs["device"] = _on_cpu(kwargs["device"], are_numbers=True)
         if "pin_memory" in kwargs:
@@ -238,6 +240,7 @@ def _patch_cuda(num_devices: int) -> None:
             setattr(torch.cuda.random, name, answer)
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _always(0))
+    torch.Event = _Event  # type: ignore[misc, assignment]
     of_accelerator: dict[str, Callable[..., Any]] = {
         **{name: _anew(answers[name]) for name in ("is_available", "device_count", "current_stream")},
         **{name: _anew(set_device) for name in ("set_device_index", "set_device_idx")},

@@ -262,6 +262,8 @@ class NetsimGroup(dist.ProcessGroup):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
         self._require_strided("all_gather", inputs)
+        if not self.is_gloos and any(len({part.shape for part in into}) > 1 for into in outputs):
+            return self._gathered_unevenly(outputs, inputs)
         calls = [
             (
                 CollectiveCall("all_gather", [plain_form(tensor)]),
@@ -270,6 +272,17 @@ class NetsimGroup(dist.ProcessGroup):
             for tensor, into in zip(inputs, outputs, strict=True)
         ]
         return self._posted("all_gather", calls, opts, [*chain(*outputs)], inputs, shown=inputs)
+
+    def _gathered_unevenly(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> NetsimWork:
+        """Gather tensors of several shapes by a broadcast from each member, as NCCL does."""
+        works = []
+        for tensor, into in zip(inputs, outputs, strict=True):
+            self._of_all("all_gather", into)[self.rank()].detach().copy_(tensor)
+            for root, part in enumerate(into):
+                opts = dist.BroadcastOptions()
+                opts.rootRank = root
+                works.append(self.broadcast([part], opts))
+        return self._together(works)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -408,7 +421,7 @@ class NetsimGroup(dist.ProcessGroup):
             raise RuntimeError(f"{side}: input tensor has to be contiguous")
         if tag < 0:
             raise RuntimeError(f"{side}: Tag must be nonnegative, and is {tag}")
-        if peer == self.rank():
+        if self.is_gloos and peer == self.rank():
             raise RuntimeError(f"{side}: rank {peer} is not connected to itself")
         line = tensor.view(-1)  # as on gloo, the ends need not agree on more of the shape than its elements
         with self._session:

@@ -1259,6 +1259,18 @@ try:
     dist.broadcast(x, 5)
 except RuntimeError as error:  # not an AttributeError of torch's own logging
     assert "invalid root rank: 5" in str(error)
+assert torch.device(0) == torch.device("cuda:0")
+event = torch.Event()
+event.record()
+event.wait(torch.accelerator.current_stream())
+rank, sizes = dist.get_rank(), [1, 2]
+parts, own = [torch.zeros(size, device=rank) for size in sizes], torch.full((sizes[rank],), 1.0 + rank)
+dist.all_gather(parts, own.cuda())
+assert [part.tolist() for part in parts] == [[1.0], [2.0, 2.0]]
+received = torch.zeros(3).cuda()
+to_itself = [dist.P2POp(dist.isend, received + 5, rank), dist.P2POp(dist.irecv, received, rank)]
+[work.wait() for work in dist.batch_isend_irecv(to_itself)]
+assert received.tolist() == [5.0] * 3
 """
 
 
