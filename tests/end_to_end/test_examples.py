@@ -307,3 +307,16 @@ def test_what_crosses_less_is_sooner_and_dividing_a_model_changes_no_loss(
     seconds = [sharded_run[name]["virtual_seconds"] for name in ("FSDP", "hybrid", "DiLoCo of sites")]
     assert seconds[0] > 1.5 * seconds[1] > 1.5**2 * seconds[2]
     assert sharded_run["FSDP"]["final_loss"] == pytest.approx(sharded_run["hybrid"]["final_loss"], rel=1e-3)
+
+
+def test_stages_at_homes_with_codecs_at_boundaries(tmp_path: Path) -> None:
+    """Four codecs: the boundaries' bytes shrink by what the codec saves, the strategy's stay."""
+    out = tmp_path / "out"
+    assert netgym(["sweep", str(EXAMPLES / "stages_homes.yaml"), "--scale", "tiny", "--out", str(out)]) == 0
+    points = [json.loads(path.read_text()) for path in sorted(out.glob("points/*/summary.json"))]
+    wan = [{entry["name"]: entry["wan_bytes"] for entry in point} for point in points]
+    # Steps, workers, ways, samples, tokens, width; bytes of a value as it is and in bf16.
+    values = 4 * 2 * 2 * 4 * 16 * 16
+    for name in wan[0]:
+        sizes = sorted((point[name] for point in wan), reverse=True)
+        assert sizes[0] - sizes[1] == 2 * values
