@@ -236,7 +236,9 @@ def test_a_run_ends_at_a_time_for_all_stages() -> None:
 
 @given(
     stages=st.builds(
-        lambda count, schedule, chunks: Stages(count=count, schedule=schedule, chunks=chunks),
+        lambda count, schedule, chunks: Stages(
+            count=count, schedule=schedule, chunks=chunks if schedule == "interleaved" else 2
+        ),
         st.integers(2, 5),
         st.sampled_from(["gpipe", "1f1b", "interleaved"]),
         st.integers(2, 3),
@@ -294,6 +296,7 @@ def test_chains_cross_the_longest_hop_least() -> None:
         ({"stages": {"count": 2, "split": "layers"}}, "unknown split 'layers'"),
         ({"stages": {"count": 2, "split": lambda model: [model]}}, "returned 1 modules; return 2"),
         ({"stages": 0}, "stages"),
+        ({"stages": {"count": 2, "chunks": 3}}, "is for schedule: interleaved"),
         ({"stages": {"count": 2, "codec": "zip"}}, "unknown stages.codec 'zip'"),
         ({"stages": {"count": 2, "codec": "subspace"}}, "give its width"),
         ({"stages": {"count": 2, "codec": {"name": "subspace", "width": 25}}}, "exceeds the 24 features"),

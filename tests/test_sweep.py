@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +186,9 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     cut = read(tmp_path / "cut")
     assert len(cut) < 3
     before = (tmp_path / "cut/points/0000/summary.json").stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "whole/points/0002")  # a point whose folder is gone is run again
+    again = json_of(["sweep", "--resume", str(tmp_path / "whole"), "--json"], capsys)
+    assert again["digest"] == whole["digest"]
     resumed = json_of(["sweep", "--resume", str(tmp_path / "cut"), "--json"], capsys)
     assert resumed["digest"] == whole["digest"]
     assert resumed["points"] == whole["points"]

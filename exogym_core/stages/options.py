@@ -89,6 +89,12 @@ class Stages(Schema):
     def _count_alone(cls, spec: Any) -> Any:
         return {"count": spec} if isinstance(spec, int) and not isinstance(spec, bool) else spec
 
+    @model_validator(mode="after")
+    def _chunks_are_used(self) -> Stages:
+        if self.schedule != "interleaved" and "chunks" in self.model_fields_set and self.chunks != 2:
+            raise InputError("chunks: is for schedule: interleaved; leave it out")
+        return self
+
     @classmethod
     def parse(cls, spec: Any) -> Stages | None:
         """Parse the `stages` of `fit`; None for one stage.
@@ -139,8 +145,8 @@ class Stages(Schema):
             )
         if batch_size % wanted:
             raise InputError(
-                f"fit: stages: {wanted} micro-batches do not divide batch_size {batch_size}: set batch_size to "
-                f"{wanted * (batch_size // wanted + 1)}, or microbatches"
+                f"fit: stages: {wanted} micro-batches do not divide batch_size {batch_size}: take one of "
+                f"{', '.join(str(each) for each in range(1, batch_size + 1) if batch_size % each == 0)}"
             )
         if self.schedule == "interleaved" and wanted % self.count:
             raise InputError(

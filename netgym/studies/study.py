@@ -166,6 +166,10 @@ class Study:
         """Entry of the point with that number; None: not begun."""
         return next((entry for entry in self.entries if entry["name"] == _name(number)), None)
 
+    def has_folder(self, number: int) -> bool:
+        """True if the folder of the point with that number is there."""
+        return (self.folder.path / POINTS / _name(number)).is_dir()
+
     def note(self, number: int, point: Point, found: dict[str, Any]) -> None:
         """Write a point's result."""
         entry = {"name": _name(number), "point": point, **found}

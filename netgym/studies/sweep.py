@@ -165,7 +165,8 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
         for number, point in enumerate(points, start=begun):
             known = study.entry(number)
             sources = _sources(study, number, point, trained)
-            if known is None or known.get("failed") or known.get("incomplete"):
+            is_over = known is not None and not (known.get("failed") or known.get("incomplete"))
+            if known is None or not (is_over and study.has_folder(number)):
                 left.append(PointRun(study, number, point, progress, sources))
             else:
                 progress.skip()
