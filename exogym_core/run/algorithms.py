@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.host import RunResult
 
-__all__ = ["choose_algorithms", "first_rounds", "rivals"]
+__all__ = ["CHOICE_ROUNDS", "MOST_STEPS", "choose_algorithms", "first_rounds", "rivals"]
 
-_ROUNDS = 3  # the first meets cold connections; the others are compared
-_MOST_STEPS = 2_000  # of a recorded rank: some seconds
+CHOICE_ROUNDS = 3  # the first meets cold connections; the others are compared
+MOST_STEPS = 2_000  # of a recorded rank: some seconds
 _FEW_MESSAGES = 20_000  # of a round: it is simulated with every algorithm
 _WITHIN = 1.5  # times as long as `auto`'s alone: such a call may be the faster in a round of more messages
 # Raised by recordings that are refused, by torch for tensors without values, and by copies of parts that have none.
@@ -75,8 +75,16 @@ def first_rounds(
     if not strategy.is_synchronous or strategy.num_servers or num_ranks < 2:
         return None
 
-    def begin(comm: Communicator, computing: Callable[[int, float], None]) -> PlannedRank:
-        runner = planned_rank(strategy, comm, _without_values(model), computing, max_steps, coding)
+    shapes: nn.Module | None = None
+
+    def begin(
+        comm: Communicator, computing: Callable[[int, float], None], copies: bool = False
+    ) -> PlannedRank:
+        nonlocal shapes  # shared by ranks that only make their groups
+        if shapes is None:
+            shapes = _without_values(model)
+        own = copy.deepcopy(shapes) if copies else shapes
+        runner = planned_rank(strategy, comm, own, computing, max_steps, coding)
         assert runner is not None
         return runner
 
@@ -86,18 +94,18 @@ def first_rounds(
         def count(_: int) -> None:
             nonlocal num_taken
             num_taken += 1
-            if num_taken > _MOST_STEPS:
+            if num_taken > MOST_STEPS:
                 raise InputError("its rounds are too long")
 
         with without_updates(strategy):
-            runner = begin(comm, computing)
+            runner = begin(comm, computing, copies=True)
             mine, period = runner.strategy, runner.strategy.round_steps
             if not period:
                 raise InputError("rounds are not declared")
             if mine.steps_to_exchange > max_steps and mine.site.gradients is None:
                 raise InputError("nothing is sent")
             runner.still_optimizers()
-            rounds = PlannedRounds(period, _ROUNDS, start=-(-mine.warmup_steps // period) * period)
+            rounds = PlannedRounds(period, CHOICE_ROUNDS, start=-(-mine.warmup_steps // period) * period)
             for _ in take_rounds(runner, rounds, count, is_alone=True):
                 comm.mark({})
 
@@ -153,7 +161,7 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
         ends: list[list[float]] = [[] for _ in range(world.num_ranks)]
         for row in run.rows:
             ends[row.rank].append(row.virtual_seconds)
-        if min(map(len, ends)) < _ROUNDS:
+        if min(map(len, ends)) < CHOICE_ROUNDS:
             return math.inf, run
         first, *_, last = map(max, zip(*ends, strict=True))
         return last - first, run
@@ -162,7 +170,7 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
     are_alike = len([call for call in recording.calls if call.op in names]) == 1
     best = {op: of_op[0] for op, of_op in names.items()} if are_alike else {}
     least, run = played(best)
-    computing = max(run.compute_seconds) * (1 - 1 / _ROUNDS)
+    computing = max(run.compute_seconds) * (1 - 1 / CHOICE_ROUNDS)
     for_all = ({op: name for op in names if name in names[op]} for name in chain(*names.values()))
     singly = ({op: name} for op in names for name in names[op]) if len(names) > 1 else ()
     for change in chain(for_all, singly):

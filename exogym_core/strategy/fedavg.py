@@ -9,7 +9,6 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
 from exogym_core.strategy.parts.average import RoundAveraging
-from exogym_core.strategy.parts.flat import flatten
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.outer import GlobalModel
 from exogym_core.strategy.parts.state import State
@@ -38,7 +37,7 @@ class ParameterMean(GlobalModel):
     def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
         self.parameters, self.averaging = parameters, averaging
         self.buckets = [[parameters[index] for index in bucket] for bucket in averaging.plan(parameters)]
-        self.residuals = [averaging.residual(flatten(bucket)) for bucket in self.buckets]
+        self.residuals = list(map(averaging.residual, self.buckets))
         self._result = [parameter.detach().clone() for parameter in parameters]
 
     @property

@@ -43,7 +43,7 @@ class SparseMean(Stateful):
             averaging,
         )
         selector.seed, self.iteration = strategy.seed, 0
-        self.residuals = [averaging.residual(flatten(bucket)) for bucket in self.buckets]
+        self.residuals = list(map(averaging.residual, self.buckets))
 
     def take(self) -> None:
         """Average the values chosen this time."""

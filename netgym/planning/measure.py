@@ -646,7 +646,10 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
         rounds = PlannedRounds(period, number, start)._replace(**others)
         return SimulatedRounds(strategy, setting, rounds, apart=declared is None)
 
-    return _Begun(period, declared is not None, start, rounds_of, rounds_of(number), remarks)
+    rounds = rounds_of(number)
+    if declared is not None and not warmup:
+        rounds.keep_for_choice()
+    return _Begun(period, declared is not None, start, rounds_of, rounds, remarks)
 
 
 def _declared(strategy: Strategy, setting: Setting) -> tuple[int | None, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.run.algorithms import choose_algorithms, first_rounds, rivals
+from exogym_core.run.algorithms import CHOICE_ROUNDS, MOST_STEPS, choose_algorithms, first_rounds, rivals
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_rounds, without_updates
 from exogym_core.run.recording import (
     REPEATS,
@@ -406,6 +406,14 @@ class SimulatedRounds:
                     }
                 )
 
+    def keep_for_choice(self) -> None:
+        """Keep the requests for the choice of algorithms too, if its own recording would have the same."""
+        setting, recording, (_, *others) = self._setting, self._recording, self._rounds
+        is_alone = recording is not None and recording.kinds is not None and setting.num_ranks > 1
+        is_long = self._rounds.num_steps > min(setting.max_steps, MOST_STEPS)
+        if is_alone and not is_long and others == [CHOICE_ROUNDS, 0, 0] and not self._strategy.num_servers:
+            setting.known.once(_key_of_choice(self._strategy, setting), lambda: recording)
+
     @property
     def runs_together(self) -> bool:
         """True if ranks were recorded together, each with its own requests."""
@@ -580,13 +588,22 @@ def _world(strategy: Strategy, setting: Setting) -> World:
     return World.build(num_ranks, *where, setting.compute.shared_cores)
 
 
+def _of_choice(setting: Setting) -> tuple[Any, ...]:
+    """Arguments of `first_rounds` after the strategy."""
+    about = (setting.num_ranks, setting.max_steps, setting.compute.coding, setting.collectives)
+    return setting.model.model, *about
+
+
+def _key_of_choice(strategy: Strategy, setting: Setting) -> Hashable:
+    known = setting.known
+    return "first rounds", known.key_of(strategy), *map(known.number_of, _of_choice(setting))
+
+
 def _first_rounds(strategy: Strategy, setting: Setting) -> Recording | None:
     if setting.stages is not None:
         return None  # as in training
-    known, model, coding = setting.known, setting.model.model, setting.compute.coding
-    about = (setting.num_ranks, setting.max_steps, coding, setting.collectives)
-    key = ("first rounds", known.key_of(strategy), *map(known.number_of, (model, *about)))
-    return known.once(key, lambda: first_rounds(strategy, model, *about))
+    key = _key_of_choice(strategy, setting)
+    return setting.known.once(key, lambda: first_rounds(strategy, *_of_choice(setting)))
 
 
 def chosen_algorithms(strategy: Strategy, setting: Setting) -> Mapping[str, str]:

@@ -290,9 +290,9 @@ class Averaging(Options):
         """
         return self if self.codec is None else replace(self, codec=strategy.charged(self.codec))
 
-    def residual(self, flat: Tensor) -> Tensor | None:
-        """Zeroed buffer for the rounding error of `flat`, if it is kept."""
-        return torch.zeros_like(flat) if self.error_feedback else None
+    def residual(self, bucket: Sequence[Tensor]) -> Tensor | None:
+        """Zeroed flat buffer for the rounding errors of a bucket's values, if they are kept."""
+        return bucket[0].new_zeros(sum(each.numel() for each in bucket)) if self.error_feedback else None
 
     def steps(
         self, comm: Communicator, flat: Tensor, residual: Tensor | None = None, *, waits: bool = False

@@ -111,9 +111,7 @@ class GradientAverager(Stateful):
         reverse = parameters[::-1]
         plan = plan_buckets(reverse, bucket_bytes, min(_MIB, bucket_bytes))
         self._buckets = [[reverse[index] for index in bucket] for bucket in plan]
-        self._residuals: list[Tensor | None] = [
-            self.averaging.residual(flatten(bucket)) for bucket in self._buckets
-        ]
+        self._residuals: list[Tensor | None] = list(map(self.averaging.residual, self._buckets))
         self._posted: list[Flight[Tensor]] = []
         self._missing = [set(map(id, bucket)) for bucket in self._buckets]
         self._listening = False

@@ -136,7 +136,7 @@ class OuterStep(GlobalModel):
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
         views = zip(self.flats, self.buckets, strict=True)
         self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
-        self.residuals = [self.averaging.residual(flat) for flat in self.flats]
+        self.residuals = [self.averaging.residual([flat]) for flat in self.flats]
         self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
 
     @property
