@@ -437,3 +437,15 @@ def test_shapes_that_change_by_batch_are_refused() -> None:
     model = Awkward(shortened, lambda got: nn.functional.pad(got, (0, 16 - got.shape[1])))
     with pytest.raises(InputError, match=r"stage 0 returns torch.float32 \[2, \d+\] for 2 samples, where"):
         fit(model, IMAGES, STRATEGIES["DiLoCo"](), {"count": 2, "microbatches": 4}, max_steps=8)
+
+
+def test_a_model_with_batch_norm_is_resumed(tmp_path: Path) -> None:
+    def run(**options: Any) -> FitResult:
+        torch.manual_seed(3)
+        layers = nn.Sequential(
+            nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), Mean()
+        )
+        return fit(Batches(layers), IMAGES, STRATEGIES["DiLoCo"](), 2, **options)[0]
+
+    stopped = run(max_steps=2, checkpoint_interval=2, save_dir=tmp_path)
+    assert run(resume_from=stopped.checkpoint_folder).history == run().history

@@ -249,6 +249,9 @@ class Cut:
         for module in model.modules():
             for values in (module._parameters, module._buffers):
                 values.update({name: None for name, each in values.items() if id(each) not in mine})
+            if getattr(module, "num_batches_tracked", 0) is None:
+                # A state without the number is given one otherwise when a checkpoint is loaded.
+                vars(module)["track_running_stats"] = False
         return HeldPart(model, modules)
 
     def ranks_of(self, name: str) -> tuple[int, ...]:
