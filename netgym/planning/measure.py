@@ -546,7 +546,10 @@ class Measured:
         if not self.strategy.is_synchronous:
             return pace_apart(figures)
         return pace_together(
-            figures, are_peers_new=self.are_peers_new, differ=self.setting.differs_for_ever()
+            figures,
+            are_peers_new=self.are_peers_new,
+            differ=self.setting.differs_for_ever(),
+            has_events=bool(self.setting.topology.weather.events),
         )
 
     def own_round(self) -> float:

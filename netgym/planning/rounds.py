@@ -161,13 +161,16 @@ class Pace(NamedTuple):
         return began + (num_rounds - whole) * (self.ends[whole] - began)
 
 
-def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = False) -> Pace:
+def pace_together(
+    figures: RoundFigures, *, are_peers_new: bool, differ: bool = False, has_events: bool = False
+) -> Pace:
     """Pace of ranks that end their rounds together.
 
     Args:
         figures: figures of the simulated rounds.
         are_peers_new: ranks meet different peers in different rounds.
         differ: rounds differ randomly, even if two happen to be equal.
+        has_events: hosts crash or pause, or links change, in some rounds: means are over all.
     """
     ends, remarks = [0.0, *figures.round_seconds], []
     num_rounds = len(figures.round_seconds)
@@ -178,7 +181,7 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
     first = None if differ else repeats_from(rounds)
     steady = first is not None
     if first is None:
-        first = 1 if len(rounds) > 1 else 0
+        first = 1 if len(rounds) > 1 and not has_events else 0
         if span == 1 and len(rounds) > 1 and not differ:
             least, most = min(rounds[first:]), max(rounds[first:])
             remarks.append(
