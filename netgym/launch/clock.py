@@ -61,10 +61,12 @@ HOST_TIME = (
         "httpcore",
         "httpx",
         "huggingface_hub",
+        "hypothesis",
     ),
     *("mlflow", "ray", "requests", "s3transfer", "urllib3", "wandb", "zmq"),
 )
-"""Packages that keep host time, as all of Python's own library does: they wait for other processes and machines."""
+"""Packages that keep host time, as all of Python's own library does: they wait for other processes and machines, or
+time garbage collections (hypothesis), which come at any place of a script."""
 
 VIRTUAL_TIME = (
     *("logging", "timeit", "torch.utils.benchmark", "torch.utils.tensorboard"),
