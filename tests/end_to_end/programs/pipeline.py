@@ -72,7 +72,8 @@ def main(backend: str, schedule: str, num_micro: str) -> None:
         optimizer.step()
         losses += [float(torch.stack(of_micro).detach().mean())] if of_micro else []
     weights = [value.tolist() for value in own.state_dict().values()]
-    print(json.dumps({"rank": rank, "losses": losses, "weights": weights}))
+    # In one write: lines of ranks are not mixed.
+    print(json.dumps({"rank": rank, "losses": losses, "weights": weights}) + "\n", end="", flush=True)
 
 
 if __name__ == "__main__":
