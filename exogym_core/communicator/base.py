@@ -142,11 +142,6 @@ class CollectiveCall(NamedTuple):
         return self.tensors if self.like is None else self.like
 
 
-def _has_values(tensor: Tensor) -> bool:
-    """True: tensors have values."""
-    return True
-
-
 @dataclass
 class CallState:
     """State shared by all communicators of one rank, on every transport."""
@@ -159,7 +154,9 @@ class CallState:
     num_off_clock: int = 0  # times that calls went off the clock
     reads: set[str] = field(default_factory=set)  # figures of the network that the rank has read, by name
     compares_places: bool = True
-    has_values: Callable[[Tensor], bool] = _has_values  # False for tensors that have shapes alone
+    has_values: Callable[[Tensor], bool] | None = (
+        None  # False for tensors of shapes alone; None: there are none
+    )
 
     @contextmanager
     def having(self, **values: Any) -> Iterator[None]:
@@ -316,7 +313,7 @@ class Communicator(ABC):
         shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
         dtype, state = like[0].dtype if like else None, self.state
         on_clock, compares = not state.off_clock, state.compares_places
-        has_values = all(map(state.has_values, like))
+        has_values = state.has_values is None or all(map(state.has_values, like))
         return signature_of(
             name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares, has_values
         )
