@@ -123,7 +123,7 @@ class Estimator:
     def nearly_as_fast(
         self, problem: Problem, hosts: Sequence[int], names: Sequence[str], within: float
     ) -> list[str]:
-        """Those of the algorithms `names` that take at most `within` times as long as the problem's, and all different.
+        """Algorithms among `names` that take at most `within` times as long as the problem's, and all different.
 
         Args:
             problem: the collective, by the fastest algorithm.
