@@ -16,6 +16,7 @@ from exogym_core.cost.compute import Coding
 from exogym_core.run.loop import set_up, take_step
 from exogym_core.run.recording import copied
 from exogym_core.strategy.base import StepContext
+from exogym_core.workers.streams import FORWARD_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["PlannedRank", "PlannedRounds", "arrive", "planned_rank", "take_rounds", "without_updates"]
+__all__ = [
+    "PlannedRank",
+    "PlannedRounds",
+    "arrive",
+    "planned_copy",
+    "planned_rank",
+    "take_rounds",
+    "without_updates",
+]
 
 
 class _WithoutUpdates(TorchFunctionMode):
@@ -57,9 +66,6 @@ def arrive(parameter: Tensor) -> None:
     hooks: Any = parameter._post_accumulate_grad_hooks
     for hook in list(hooks.values()) if hooks else ():
         hook(parameter)
-
-
-_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
 
 class PlannedRank:
@@ -105,10 +111,10 @@ class PlannedRank:
         context.last_micro_batch = True
         self.strategy.before_backward(last_micro_batch=True)
         overlaps = self.strategy.overlaps_backward
-        self._computing(context.number, _FORWARD_SHARE if overlaps else 1.0)
+        self._computing(context.number, FORWARD_SHARE if overlaps else 1.0)
         for parameter in reversed(self._parameters):
             if overlaps:
-                share = (1 - _FORWARD_SHARE) * parameter.numel() / self._total
+                share = (1 - FORWARD_SHARE) * parameter.numel() / self._total
                 self._computing(context.number, share)
                 arrive(parameter)
             elif parameter.grad is None:
@@ -128,20 +134,25 @@ class PlannedRank:
         Returns:
             Number of steps taken.
         """
-        strategy, comm = self.strategy, self.strategy.comm
+        strategy = self.strategy
         number = max(min(strategy.steps_to_exchange - 1, most), 0)
         if strategy.site.gradients is None:
             for step in range(strategy.local_step, strategy.local_step + number):
                 self._computing(step, 1.0)
             strategy.local_step += number
         elif copies and number > 1:
-            comm.mark(copied(comm, None))
-            self.step(strategy.local_step)
-            comm.mark(copied(comm, number - 1))
-            strategy.local_step += number - 1
+            self._take_copied(number)
         else:
             return 0
         return number
+
+    def _take_copied(self, number: int) -> None:
+        """Take one step, whose requests a recording copies for the others of `number`."""
+        strategy, comm = self.strategy, self.strategy.comm
+        comm.mark(copied(comm, None))
+        self.step(strategy.local_step)
+        comm.mark(copied(comm, number - 1))
+        strategy.local_step += number - 1
 
     def still_optimizers(self, number: int | None = None) -> None:
         """Disable the steps of the first `number` optimizers: without values there is nothing to compute."""
@@ -189,6 +200,13 @@ def _step_of_kinds(optimizer: Optimizer, step: Callable[..., Any], *arguments: A
             }
 
 
+def planned_copy(strategy: Strategy) -> Strategy:
+    """Copy of a strategy for a rank of a plan, without a schedule of rates."""
+    mine = copy.deepcopy(strategy)
+    mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
+    return mine
+
+
 def planned_rank(
     strategy: Strategy,
     comm: Communicator,
@@ -198,8 +216,7 @@ def planned_rank(
     coding: Coding | None = None,
 ) -> PlannedRank | None:
     """`PlannedRank` with a copy of the strategy; None for a server, after it has served without arithmetic."""
-    mine = copy.deepcopy(strategy)
-    mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
+    mine = planned_copy(strategy)
     if comm.rank < comm.world_size - mine.num_servers:
         return PlannedRank(comm, model, mine, computing, max_steps, coding)
     mine.setup(model, comm, 1, 0)

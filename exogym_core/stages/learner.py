@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from exogym_core.data.batches import loss_and_count
 from exogym_core.learner import TorchLearner
@@ -15,6 +14,8 @@ from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.options import actions
 from exogym_core.stages.split import tensors_of
 from exogym_core.strategy.participation.site import Site
+from exogym_core.strategy.parts.gradients import clip_norm_across
+from exogym_core.workers.streams import FORWARD_SHARE
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import StepContext, Strategy
 
 __all__ = ["StageLearner", "StageRank"]
-
-_FORWARD_SHARE = (
-    1 / 3
-)  # of a pass over a micro-batch; the backward pass does two products for each of the forward's
 
 
 class StageRank:
@@ -106,14 +103,7 @@ class _ChainSite(Site):
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of all stages' gradients together; returns the norm before."""
         assert self.chain is not None
-        if any(each.is_meta for each in self.counted[:1]):  # of plans, which have no values
-            return self.chain.all_reduce(torch.empty((), device="meta"))  # type: ignore[no-any-return]
-        norm = get_total_norm([each.grad for each in self.counted if each.grad is not None])
-        squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
-        self.chain.all_reduce(squares)
-        total = squares.sqrt()
-        clip_grads_with_norm_(self.held, max_norm, total)
-        return total
+        return clip_norm_across(self.counted, self.held, self.chain, max_norm)
 
 
 class StageLearner(TorchLearner):
@@ -164,14 +154,14 @@ class StageLearner(TorchLearner):
             share = self._rank.cut.shares[action.stage] * samples / step.samples
             if action.is_forward:
                 loss += self._forward_pass(action, batch, samples, context) * samples / step.samples
-                self._charge(seconds, step.samples, share * _FORWARD_SHARE)
+                self._charge(seconds, step.samples, share * FORWARD_SHARE)
                 self._send(action, samples)
                 continue
             is_last = index == len(order) - 1
             context.last_micro_batch = is_last
             self._before_backward(is_last and self._overlaps)
             clock = self._clock if is_last else None
-            share *= 1 - _FORWARD_SHARE
+            share *= 1 - FORWARD_SHARE
             if clock is not None:
                 clock.begin_backward(seconds, step.samples, share)
             self._backward_pass(action, samples, samples / step.samples)
@@ -198,7 +188,7 @@ class StageLearner(TorchLearner):
         modules = self._rank.held.modules[action.stage]
         value: Any = batch
         if action.stage:
-            received = self._receive(action, cut.boundaries[action.stage], samples)
+            received = self._receive(action, samples)
             for tensor, boundary in zip(received, cut.boundaries[action.stage], strict=True):
                 tensor.requires_grad_(boundary.has_gradient)
             self._entered[key] = received
@@ -211,16 +201,16 @@ class StageLearner(TorchLearner):
                 value = module(value)
             if not is_last:
                 left = self._left[key] = tensors_of(value)
-                likes = [
-                    each.empty(samples, torch.device("meta")) for each in cut.boundaries[action.stage + 1]
-                ]
-                found, expected = [
-                    [f"{each.dtype} {list(each.shape)}" for each in of] for of in (left, likes)
-                ]
+                found = [(each.dtype, tuple(each.shape)) for each in left]
+                expected = [(each.dtype, each.sizes(samples)) for each in cut.boundaries[action.stage + 1]]
                 if found != expected:
+                    texts = [
+                        ", ".join(f"{dtype} {list(sizes)}" for dtype, sizes in each)
+                        for each in (found, expected)
+                    ]
                     raise InputError(
-                        f"fit: stages: stage {action.stage} returns {', '.join(found)} for {samples} samples, where "
-                        f"{', '.join(expected)} follows from the first batch: pad samples to one length"
+                        f"fit: stages: stage {action.stage} returns {texts[0]} for {samples} samples, where "
+                        f"{texts[1]} follows from the first batch: pad samples to one length"
                     )
                 return 0.0
             value = modules[-1](value, batch)
@@ -242,8 +232,7 @@ class StageLearner(TorchLearner):
             return
         roots = [each for each in left if each.requires_grad]
         if roots:
-            entering = [each for each in self._rank.cut.boundaries[action.stage + 1] if each.has_gradient]
-            torch.autograd.backward(roots, self._receive(action, entering, samples))
+            torch.autograd.backward(roots, self._receive(action, samples))
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -253,33 +242,37 @@ class StageLearner(TorchLearner):
         last = cut.stages.num_stages - 1
         if action in self._posted or action.stage == (0 if action.is_forward else last):
             return
-        entering = cut.boundaries[action.stage + (not action.is_forward)]
         peer = (self._rank.position + (-1 if action.is_forward else 1)) % chain.world_size
-        samples = step.micro_batches[action.micro][1]
-        likes = [
-            boundary.empty(samples, self._device)
-            for boundary in entering
-            if action.is_forward or boundary.has_gradient
-        ]
-        self._posted[action] = [
-            chain.irecv(
-                like if (codec := self._codec_of(like)) is None else codec.message_like(like),
-                peer,
-                _tag(action),
-            )
+        samples, tag = step.micro_batches[action.micro][1], _tag(action)
+        likes = [each.empty(samples, self._device) for each in self._received_by(action)]
+        messages = [
+            like if (codec := self._codec_of(like.dtype)) is None else codec.message_like(like)
             for like in likes
         ]
+        self._posted[action] = [chain.irecv(message, peer, tag) for message in messages]
 
-    def _codec_of(self, values: Tensor) -> BoundaryCodec | None:
-        return self._codec if values.is_floating_point() else None
+    def _received_by(self, action: StagePass) -> list[Boundary]:
+        """Tensors that a pass gets from another rank."""
+        return self._crossing(action.stage + (not action.is_forward), action)
 
-    def _receive(self, action: StagePass, entering: Sequence[Boundary], samples: int) -> tuple[Tensor, ...]:
+    def _sent_by(self, action: StagePass) -> list[Boundary]:
+        """Tensors that a pass sends to another rank."""
+        return self._crossing(action.stage + action.is_forward, action)
+
+    def _crossing(self, stage: int, action: StagePass) -> list[Boundary]:
+        """Tensors that enter a stage, or those of them that gradients come back for."""
+        return [each for each in self._rank.cut.boundaries[stage] if action.is_forward or each.has_gradient]
+
+    def _codec_of(self, dtype: torch.dtype) -> BoundaryCodec | None:
+        return self._codec if dtype.is_floating_point else None
+
+    def _receive(self, action: StagePass, samples: int) -> tuple[Tensor, ...]:
         """Wait for what a pass needs from another rank, and decode it."""
         received = []
-        for handle, boundary in zip(self._posted.pop(action), entering, strict=True):
+        for handle, boundary in zip(self._posted.pop(action), self._received_by(action), strict=True):
             message = handle.wait()
-            like = boundary.empty(samples, self._device)
-            if (codec := self._codec_of(like)) is not None:
+            if (codec := self._codec_of(boundary.dtype)) is not None:
+                like = boundary.empty(samples, self._device)
                 message = codec.decode(message, like)
                 self._charge_coding(codec, "decode", like)
             received.append(message)
@@ -305,13 +298,13 @@ class StageLearner(TorchLearner):
             step = -1
         towards = action._replace(stage=action.stage + step)
         peer = (self._rank.position + step) % chain.world_size
-        for number, (tensor, boundary) in enumerate(zip(tensors, self._boundaries(action), strict=True)):
+        for number, (tensor, boundary) in enumerate(zip(tensors, self._sent_by(action), strict=True)):
             value = (
                 boundary.empty(samples, self._device).zero_()
                 if tensor is None
                 else tensor.detach().contiguous()
             )
-            if (codec := self._codec_of(value)) is not None:
+            if (codec := self._codec_of(value.dtype)) is not None:
                 value, like = codec.encode(value, (*towards, number)), value
                 self._charge_coding(codec, "encode", like)
             self._sends.append(chain.isend(value, peer, _tag(towards)))
@@ -326,12 +319,6 @@ class StageLearner(TorchLearner):
         super().load_state_dict(state)
         if self._codec is not None:
             self._codec.residuals = dict(state["residuals"])
-
-    def _boundaries(self, action: StagePass) -> list[Boundary]:
-        cut = self._rank.cut
-        if action.is_forward:
-            return list(cut.boundaries[action.stage + 1])
-        return [each for each in cut.boundaries[action.stage] if each.has_gradient]
 
 
 def _tag(action: StagePass) -> int:

@@ -42,7 +42,7 @@ class StagePart(nn.Module):
         self._function = function
 
     def forward(self, *values: Any) -> Any:
-        """The function's result."""
+        """Call the function."""
         return self._function(*values)
 
 
@@ -53,7 +53,7 @@ def parts_of(model: nn.Module, split: Any, num_stages: int) -> Sequence[nn.Modul
     own method `pipeline_parts()`, or are the children of an `nn.Sequential`.
 
     Raises:
-        InputError: there are none, or too few for the stages.
+        InputError: there are none, or a function returns another number of them than of stages.
     """
     name = type(model).__name__
     own: Callable[[], Sequence[nn.Module]] | None = getattr(model, "pipeline_parts", None)
@@ -118,11 +118,14 @@ class Boundary(NamedTuple):
             growth = [each // (samples - other_samples) for each in differences]
         return cls(shape, samples, tuple(growth), tensor.dtype, tensor.requires_grad)
 
+    def sizes(self, samples: int) -> tuple[int, ...]:
+        """Shape of this tensor of a micro-batch of `samples`."""
+        more = samples - self.samples
+        return tuple(size + more * growth for size, growth in zip(self.shape, self.per_sample, strict=True))
+
     def empty(self, samples: int, device: torch.device) -> Tensor:
         """Memory for this tensor of a micro-batch of `samples`."""
-        more = samples - self.samples
-        shape = [size + more * growth for size, growth in zip(self.shape, self.per_sample, strict=True)]
-        return torch.empty(shape, dtype=self.dtype, device=device)
+        return torch.empty(self.sizes(samples), dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -210,32 +213,15 @@ class Cut:
             edges = tuple(starts[index] for index in _edges(sums, number))
         spans = list(pairwise(edges))
         total = sum(costs) or 1.0
-        holders: dict[str, tuple[int, ...]] = {}
-        named = [*replica.named_parameters(), *replica.named_buffers()]
-        held = [{id(each) for part in parts[a:b] for each in _values(part)} for a, b in spans]
-        for name, value in named:
-            own = tuple(stage for stage, ids in enumerate(held) if id(value) in ids)
-            if not own:
-                raise InputError(f"fit: stages: no stage holds {name!r}: the split leaves it out")
-            holders[name] = own
-        known = {id(value) for _, value in named}
-        if any(ids - known for ids in held):
-            raise InputError(
-                "fit: stages: a stage holds parameters that are not the model's: split its own modules"
-            )
         shares = tuple(sum(costs[a:b]) / total for a, b in spans)
         boundaries = tuple(
             tuple(Boundary.of(*each, other_samples) for each in zip(entering[a], repeat(samples), others[a]))
             for a, _ in spans
         )
-        return cls(stages, edges, shares, boundaries, holders)
+        return cls(stages, edges, shares, boundaries, _holders(replica, [parts[a:b] for a, b in spans]))
 
     def held_by(self, model: nn.Module, position: int) -> HeldPart:
-        """The part of a replica that the rank at `position` of a chain holds; the rest of `model` is dropped.
-
-        Raises:
-            InputError: the split differs from that of the first batch.
-        """
+        """The part of a replica that the rank at `position` of a chain holds; the rest of `model` is dropped."""
         count = self.stages.count
         parts = parts_of(model, self.stages.split, self.stages.num_stages)
         own = range(position, self.stages.num_stages, count)
@@ -285,6 +271,30 @@ def _pass(parts: Sequence[nn.Module], batch: Any) -> tuple[Any, list[tuple[Tenso
         with OperationWatch(count, lambda name: None):
             value = part(value, batch) if index == len(parts) - 1 else part(value)
     return value, entering, counted
+
+
+def _holders(model: nn.Module, stages: Sequence[Sequence[nn.Module]]) -> dict[str, tuple[int, ...]]:
+    """Stages that hold each parameter and buffer of a model.
+
+    Args:
+        model: the whole one.
+        stages: parts of each stage.
+
+    Raises:
+        InputError: no stage holds one, or a stage holds one that is not the model's.
+    """
+    holders: dict[str, tuple[int, ...]] = {}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    held = [{id(each) for part in parts for each in _values(part)} for parts in stages]
+    for name, value in named:
+        holders[name] = tuple(stage for stage, ids in enumerate(held) if id(value) in ids)
+        if not holders[name]:
+            raise InputError(f"fit: stages: no stage holds {name!r}: the split leaves it out")
+    if set().union(*held) - {id(value) for _, value in named}:
+        raise InputError(
+            "fit: stages: a stage holds parameters that are not the model's: split its own modules"
+        )
+    return holders
 
 
 def _values(part: nn.Module) -> list[Tensor]:

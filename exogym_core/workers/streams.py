@@ -33,9 +33,9 @@ from netsim.ranks import Advance, Call, Exit, Key, Mark, MessageGroup, Post, Req
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-__all__ = ["BackwardSeconds", "Streams", "as_tuples", "work_seconds"]
+__all__ = ["FORWARD_SHARE", "BackwardSeconds", "Streams", "as_tuples", "work_seconds"]
 
-_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
+FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
 
 class BackwardSeconds:
@@ -46,8 +46,8 @@ class BackwardSeconds:
 
     def begin(self, seconds: float) -> float:
         """Seconds of the forward pass of computing that takes `seconds`; its backward pass begins."""
-        self._seconds = self._left = seconds * (1 - _FORWARD_SHARE)
-        return seconds * _FORWARD_SHARE
+        self._seconds = self._left = seconds * (1 - FORWARD_SHARE)
+        return seconds * FORWARD_SHARE
 
     def begin_alone(self, seconds: float) -> float:
         """Begin a backward pass of `seconds`, whose forward pass was charged before; returns no seconds."""

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from exogym_core.data.samples import StepSamples
-from exogym_core.run.planned_rank import PlannedRank, arrive
-from exogym_core.run.recording import copied
+from exogym_core.run.planned_rank import PlannedRank, arrive, planned_copy
 from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.learner import StageLearner, StageRank
 from netsim.units import format_bytes
@@ -53,7 +52,7 @@ class _WholeStep:
     """Duration of a step in steps."""
 
     def seconds(self, step: int, samples: int | None = None) -> float:
-        """One step."""
+        """Return 1: a step lasts one step."""
         return 1.0
 
 
@@ -63,7 +62,7 @@ class _PlannedLearner(StageLearner):
     def _forward_pass(self, action: StagePass, batch: Any, samples: int, context: StepContext) -> float:
         boundaries, key = self._rank.cut.boundaries, (action.stage, action.micro)
         if action.stage:
-            self._entered[key] = self._receive(action, boundaries[action.stage], samples)
+            self._entered[key] = self._receive(action, samples)
         if action.stage < len(boundaries) - 1:
             self._left[key] = tuple(
                 each.empty(samples, self._device) for each in boundaries[action.stage + 1]
@@ -71,11 +70,8 @@ class _PlannedLearner(StageLearner):
         return 0.0
 
     def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
-        boundaries = self._rank.cut.boundaries
-        if action.stage < len(boundaries) - 1:
-            entering = [each for each in boundaries[action.stage + 1] if each.has_gradient]
-            if entering:
-                self._receive(action, entering, samples)
+        if action.stage < len(self._rank.cut.boundaries) - 1:
+            self._receive(action, samples)
         own = [each for part in self._rank.held.modules[action.stage] for each in part.parameters()]
         for parameter in reversed(own):
             if parameter.requires_grad:
@@ -127,14 +123,10 @@ class PlannedStages(PlannedRank):
 
     def take_alike(self, most: int, *, copies: bool) -> int:
         """Take one step whose requests are copied, as its messages are those of all steps between exchanges."""
-        strategy, comm = self.strategy, self.strategy.comm
-        number = max(min(strategy.steps_to_exchange - 1, most), 0)
+        number = min(self.strategy.steps_to_exchange - 1, most)
         if number < 2:
             return 0
-        comm.mark(copied(comm, None))
-        self.step(strategy.local_step)
-        comm.mark(copied(comm, number - 1))
-        strategy.local_step += number - 1
+        self._take_copied(number)
         return number
 
 
@@ -146,8 +138,7 @@ def planned_stages(
     max_steps: int,
 ) -> PlannedStages:
     """A rank of a plan's worker, with a copy of the strategy."""
-    mine = copy.deepcopy(strategy)
-    mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
+    mine = planned_copy(strategy)
     assert setting.cut is not None
     assert setting.stages is not None
     number = setting.stages.microbatches or 1

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
 from exogym_core.strategy.options import Options, option, positive_int
@@ -25,6 +24,7 @@ from exogym_core.strategy.parts.gradients import (
     DEFAULT_BUCKET_BYTES,
     GradientAverager,
     clip_norm,
+    clip_norm_across,
     received_gradient,
 )
 from exogym_core.strategy.parts.state import Stateful
@@ -554,12 +554,7 @@ class ShardedReplica(GradientAverager):
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of all shards' gradients together; returns the norm before."""
-        norm = get_total_norm([piece.grad for piece in self.held if piece.grad is not None])
-        squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
-        self._shards.all_reduce(squares)
-        total = squares.sqrt()
-        clip_grads_with_norm_(self.held, max_norm, total)
-        return total
+        return clip_norm_across(self.held, self.held, self._shards, max_norm)
 
     def share_overflow(self) -> None:
         """Share overflows: a gradient that is not finite on any rank becomes so on all, which skip the same steps."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from exogym_core.communicator.base import CollectiveCall
 from exogym_core.strategy.parts.average import Averaging, Flight
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from exogym_core.strategy.participation.site import Site
     from exogym_core.strategy.parts.average import Steps
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "clip_norm", "dense_gradient", "received_gradient"]
+__all__ = [
+    "DEFAULT_BUCKET_BYTES",
+    "GradientAverager",
+    "clip_norm",
+    "clip_norm_across",
+    "dense_gradient",
+    "received_gradient",
+]
 
 _MIB = 2**20
 
@@ -64,6 +71,28 @@ def clip_norm(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
     if parameters and parameters[0].is_meta:  # of plans: torch takes long to find that nothing has a norm
         return torch.empty((), device="meta")
     return clip_grad_norm_(parameters, max_norm)
+
+
+def clip_norm_across(
+    counted: Sequence[Tensor], clipped: Sequence[Tensor], comm: Communicator, max_norm: float
+) -> Tensor:
+    """Clip gradients by their norm over all ranks of `comm`, each of which has a part; returns the norm before.
+
+    Args:
+        counted: parameters whose gradients this rank counts.
+        clipped: those whose gradients it clips.
+        comm: ranks that hold parts of one gradient.
+        max_norm: largest norm.
+    """
+    if any(each.is_meta for each in counted[:1]):  # of plans, which have no values
+        dtype = torch.promote_types(counted[0].dtype, torch.float32)
+        return comm.all_reduce(torch.empty((), dtype=dtype, device="meta"))  # type: ignore[no-any-return]
+    norm = get_total_norm([each.grad for each in counted if each.grad is not None])
+    squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
+    comm.all_reduce(squares)
+    total = squares.sqrt()
+    clip_grads_with_norm_(clipped, max_norm, total)
+    return total
 
 
 def _sparse(parameter: Tensor, what: str) -> InputError:
