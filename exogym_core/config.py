@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_type_hints
 
@@ -593,12 +594,18 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+@lru_cache(maxsize=4096)
+def _reads_back(text: str) -> bool:
+    """True if our reader reads a plain text as itself."""
     try:
-        reads_back = parse_document(text).data == text
+        return bool(parse_document(text).data == text)
     except InputError:
-        reads_back = False
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if reads_back else '"')
+        return False
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = None if _reads_back(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)

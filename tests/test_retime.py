@@ -293,6 +293,26 @@ def test_a_sweep_trains_each_distinct_training_once(tmp_path: Path, jobs: int) -
         assert results_of(point) == results_of(there)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(
+    tmp_path: Path, jobs: int
+) -> None:
+    (tmp_path / "counted.py").write_text(
+        "from pathlib import Path\nfrom netgym.tasks import build_task\n\n\ndef digits(log):\n"
+        "    with Path(log).open('a') as file:\n        file.write('read\\n')\n    return build_task('digits')\n"
+    )
+    times = []
+    for networks in (["lan", "wan-4-regions"], ["lan", "wan-4-regions", "home-tiers", "wan-10-regions"]):
+        log = tmp_path / f"{len(networks)}.txt"
+        task, sweep = json.dumps({"name": "counted:digits", "log": str(log)}), {"topology": networks}
+        text = experiment(task=task, compute="2 ms", strategies="[AllReduce]", sweep=json.dumps(sweep))
+        (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+        out = tmp_path / f"{len(networks)}"
+        assert command("sweep", tmp_path / "small.yaml", "--out", out, "--jobs", jobs) == 0
+        times.append(len(log.read_text().splitlines()))
+    assert times[0] == times[1]
+
+
 def test_a_stopped_sweep_retimes_what_was_trained_before(tmp_path: Path) -> None:
     study = swept(tmp_path, 1, topology=["lan", "wan-4-regions"])
     before = results_of(study / "points/0001")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import time
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Sized
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from torch import nn
+
     from exogym_core.config import StrategySettings
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Listener",
     "RunListener",
+    "TaskCache",
     "TrainedRun",
     "compare",
     "flat_config",
@@ -68,6 +72,29 @@ class TrainedRun(NamedTuple):
 
     folder: Path
     label: str
+
+
+class TaskCache:
+    """Last task of retimed runs, and a model for it: these runs read lengths and shapes alone, and change neither."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._kept: tuple[Task, nn.Module] | None = None
+
+    def get(self, experiment: Experiment) -> tuple[Task, nn.Module]:
+        """Task and model as the experiment names them, of any seed.
+
+        Raises:
+            InputError: they cannot be built.
+        """
+        settings = experiment.settings
+        options = [each and each.to_mapping() for each in (settings.task, settings.model)]
+        key = json.dumps(options, default=repr), experiment.own_code
+        if self._kept is None or self._key != key:
+            self._kept = None  # the former one may be large
+            task = experiment.build_task()
+            self._key, self._kept = key, (task, experiment.build_model(task))
+        return self._kept
 
 
 class RunListener(Protocol):
@@ -96,6 +123,7 @@ def compare(
     trace: bool = False,
     jobs: int | None = 1,
     sources: Mapping[str, TrainedRun] | None = None,
+    tasks: TaskCache | None = None,
 ) -> list[dict[str, Any]]:
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
@@ -108,6 +136,7 @@ def compare(
     Args:
         jobs: runs at once, to the same results; None: as many as cores and memory allow.
         sources: by label, the same training on another network, which is retimed if it can be.
+        tasks: of comparisons whose runs are retimed; None: of this one.
 
     Returns:
         The summary: one object a strategy.
@@ -116,7 +145,8 @@ def compare(
         InputError: the task, the model or an option is wrong, such that nothing can be trained; or `jobs` is.
         RankError: the only strategy failed.
     """
-    experiment.check_runs()
+    sources = sources or {}
+    experiment.check_runs(trained=sources.keys())
     tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
     if resume:
         tally.take_finished(folder.read_summary())
@@ -127,9 +157,8 @@ def compare(
     if under_torchrun():
         pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
         agreed([pair for pair in pairs if not tally.has(*pair)])
-    comparison = _Comparison(
-        experiment, experiment.build_task(), folder, listener, tally, trace, sources or {}
-    )
+    comparison = _Comparison(experiment, folder, listener, tally, trace, sources, tasks or TaskCache())
+    comparison.build()
     num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
     with closing(run_jobs(comparison.jobs(num_jobs), num_jobs)) as ends:
         for job, end in ends:
@@ -201,12 +230,12 @@ class _Comparison:
     """
 
     experiment: Experiment
-    task: Task
     folder: RunFolder
     listener: Listener
     tally: Tally
     trace: bool
-    sources: Mapping[str, TrainedRun] = field(default_factory=dict)
+    sources: Mapping[str, TrainedRun]
+    tasks: TaskCache
     left: list[_Run] = field(init=False)
     step_seconds: dict[str, float] = field(default_factory=dict)
     _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet
@@ -216,6 +245,19 @@ class _Comparison:
         pairs = enumerate(product(self.experiment.seeds, self.experiment.strategies), start=1)
         runs = (_Run(self, entry, seed, number) for number, (seed, entry) in pairs)
         self.left = [run for run in runs if not self.tally.has(run.label, run.seed)]
+
+    @cached_property
+    def task(self) -> Task:
+        """Task of runs that train."""
+        return self.experiment.build_task()
+
+    def build(self) -> None:
+        """Build the tasks of the runs: mistakes end the comparison, and processes of runs share the data."""
+        is_retimed = {run.label in self.sources for run in self.left}
+        if True in is_retimed:
+            self.tasks.get(self.experiment)
+        if is_retimed != {True}:
+            _ = self.task
 
     def memory_bytes(self) -> float:
         """Estimate of a run's memory, without activations."""
@@ -374,11 +416,15 @@ class _Run:
 
     def train(self, report: _Run) -> None:
         """Train and write the run's files."""
-        experiment, task = self.comparison.experiment.with_seed(self.seed), self.comparison.task
-        trainer = Trainer(experiment.build_model(task), task.train, task.validation)
+        experiment = self.comparison.experiment.with_seed(self.seed)
+        source = self.comparison.sources.get(self.label)
+        trainer, task = self._trainer(experiment, is_shared=source is not None)
         try:
-            if not self._retime(trainer, experiment, report):
-                self._fit(trainer, experiment, report)
+            if source is not None and not self._retime(trainer, task, experiment, report, source):
+                trainer, task = self._trainer(experiment)
+                source = None
+            if source is None:
+                self._fit(trainer, task, experiment, report)
         except BaseException as error:
             stopped = trainer.result or FitResult()
             is_refused = isinstance(error, (InputError, KeyboardInterrupt)) or is_at_rendezvous()
@@ -391,11 +437,20 @@ class _Run:
             result, {name: judged[name] for name in trainer.model.state_dict() if name in judged}, report
         )
 
-    def _retime(self, trainer: Trainer, experiment: Experiment, report: _Run) -> bool:
+    def _trainer(self, experiment: Experiment, *, is_shared: bool = False) -> tuple[Trainer, Task]:
+        """Trainer and its task; those that retimed runs share, or for a training its own model."""
+        if is_shared:
+            task, model = self.comparison.tasks.get(experiment)
+        else:
+            task = self.comparison.task
+            model = experiment.build_model(task)
+        return Trainer(model, task.train, task.validation), task
+
+    def _retime(
+        self, trainer: Trainer, task: Task, experiment: Experiment, report: _Run, source: TrainedRun
+    ) -> bool:
         """Retime the source's run with this strategy and seed; False: it has to be trained."""
-        comparison, source = self.comparison, self.comparison.sources.get(self.label)
-        if source is None:
-            return False
+        comparison = self.comparison
         place = os.path.relpath(source.folder.resolve(), comparison.folder.path.resolve())
         try:
             recording = RecordedTraining.of_run(source.folder, seeded_name(source.label, self.file_seed))
@@ -403,7 +458,7 @@ class _Run:
                 raise TrainAgainError(f"{visible(place)} has no recording of it")
             if experiment.compute.is_measured and recording.compute is not None:
                 experiment = experiment.with_settings(compute=recording.compute)
-            self._fit(trainer, experiment, report, recording)
+            self._fit(trainer, task, experiment, report, recording)
         except StoppedError:
             raise
         except NetsimError as error:  # where the network stops the run, training has what there is until then
@@ -416,6 +471,7 @@ class _Run:
     def _fit(
         self,
         trainer: Trainer,
+        task: Task,
         experiment: Experiment,
         report: _Run,
         recording: RecordedTraining | None = None,
@@ -439,7 +495,7 @@ class _Run:
                     logger.event(row)
 
             try:
-                _fit(fit, experiment, self.entry, self.comparison.task, on_event=emit, **given)
+                _fit(fit, experiment, self.entry, task, on_event=emit, **given)
             except TrainAgainError:
                 raise
             except InputError as error:

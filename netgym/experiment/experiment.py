@@ -44,7 +44,7 @@ from netsim.files.schemas import validate_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -346,11 +346,12 @@ class Experiment:
         """The resolved form as a YAML file that loads to an equal experiment."""
         return yaml_text(self.to_mapping())
 
-    def check_runs(self, *, elsewhere: bool = False) -> str | None:
+    def check_runs(self, *, elsewhere: bool = False, trained: Container[str] = ()) -> str | None:
         """Refuse what `fit` refuses before its first step, and shipped strategies that a rehearsal cannot set up.
 
         Args:
             elsewhere: other machines, with other devices, may run it; none of the user's code is run here.
+            trained: labels of strategies with which the same training has been done, which are not rehearsed.
 
         Returns:
             Line on a device that is not here.
@@ -382,7 +383,8 @@ class Experiment:
             self._check_speeds()
             updates = self.compute.updates if self.topology is not None else None
             for entry in self.strategies:
-                if ":" not in entry.name:
+                is_known = entry.label in trained and (updates is None or not updates.speeds)
+                if ":" not in entry.name and not is_known:
                     strategy = self.build_strategy(entry)
                     try:
                         rehearse(strategy, settings.workers.count, settings.steps, updates, on_cpu=on_cpu)

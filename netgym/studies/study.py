@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LineWriter", "Study", "check_sweep", "read_experiment"]
 
+_MOST_KEPT = 500  # experiments of points, of some 0.1 MB each
+
 
 def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Document, Path, str]:
     """Document, folder and name of an experiment's file, or of a mapping, whose paths are relative to here."""
@@ -89,6 +91,9 @@ class Study:
     folder: RunFolder
     source_folder: Path
     entries: list[dict[str, Any]] = field(default_factory=list)
+    _experiments: dict[tuple[Path, str], Experiment] = field(
+        default_factory=dict
+    )  # by folder, and point as JSON
 
     @classmethod
     def of_file(cls, path: Path) -> Study:
@@ -138,6 +143,9 @@ class Study:
         Raises:
             InputError: the point makes no valid experiment; the line names the point.
         """
+        key = self.folder.path, json.dumps(point, default=repr)
+        if (known := self._experiments.get(key)) is not None:
+            return known
         origin = f"point {point_text(point)}"
         document = apply_values(self.document, point, origin, self.source_folder) if point else self.document
         if not isinstance(document.data, dict):
@@ -145,9 +153,12 @@ class Study:
         data = {key: value for key, value in document.data.items() if key not in ("sweep", "scales", "tune")}
         if self.sweep.seeds is not None:
             data["seeds"] = self.sweep.seeds
-        return Experiment.from_document(
-            replace(document, data=data), self.source_folder, "experiment", code_folder_of(self.folder.path)
-        )
+        code_folder = code_folder_of(self.folder.path)
+        document = replace(document, data=data)
+        found = Experiment.from_document(document, self.source_folder, "experiment", code_folder)
+        if len(self._experiments) < _MOST_KEPT:
+            self._experiments[key] = found
+        return found
 
     def base(self) -> Experiment:
         """The experiment of no point; where only points have a network, with the first one's, which times need."""

@@ -25,7 +25,7 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netgym.command_options import first_line
-from netgym.experiment.comparison import TrainedRun, compare, jobs_at_once
+from netgym.experiment.comparison import TaskCache, TrainedRun, compare, jobs_at_once
 from netgym.experiment.experiment import Experiment, retimable
 from netgym.studies.points import batches_of, point_text
 from netsim.cli.signals import raise_lost_interrupt
@@ -74,6 +74,8 @@ _BYTES_OF_A_POINT = 1e9  # where none was measured
 class PointQueue:
     """Points in the order in which they may run: trainings first; one that retimes others waits until these have ended.
 
+    Points that retime the same trainings follow each other, so that they share a task.
+
     Args:
         points: to run.
 
@@ -90,7 +92,7 @@ class PointQueue:
         ready = [each for each in self.waiting if not each.awaited & self._left]
         if not ready:
             return None
-        each = min(ready, key=lambda each: bool(each.trained))
+        each = min(ready, key=lambda each: (bool(each.trained), sorted(each.awaited)))
         self.waiting.remove(each)
         return each
 
@@ -110,7 +112,7 @@ def run_here(
         measured: the probe of a point, with the memory that one takes; None: not measured.
     """
     running: dict[int, tuple[PointRun, RunFolder]] = {}
-    queue = PointQueue(points)
+    queue, tasks = PointQueue(points), TaskCache()
 
     def jobs() -> Iterator[Job | None]:
         while queue.waiting:
@@ -120,11 +122,18 @@ def run_here(
                 continue
             folder, progress = each.begin()
             running[each.number] = each, folder
+            if each.trained:
+                try:
+                    tasks.get(each.study.experiment_at(each.point))  # which its process then has
+                except Exception as error:  # the point will report it
+                    raise_lost_interrupt(error)
 
             def train(report: PointProgress, each: PointRun = each, folder: RunFolder = folder) -> Found:
-                return found_by(
-                    lambda: train_in(folder, each.experiment(folder), report, sources=each.sources), folder
-                )
+                def run() -> list[dict[str, Any]]:
+                    experiment = each.experiment(folder)
+                    return train_in(folder, experiment, report, sources=each.sources, tasks=tasks)
+
+                return found_by(run, folder)
 
             yield Job(str(each.number), train, progress)
 
@@ -300,10 +309,11 @@ def train_in(
     listener: Listener,
     jobs: int | None = 1,
     sources: Mapping[str, TrainedRun] | None = None,
+    tasks: TaskCache | None = None,
 ) -> list[dict[str, Any]]:
     """Train, or retime, the strategies that are not finished in `folder`; warnings go to its log."""
     with warnings_to(folder.log):
-        return compare(experiment, folder, listener, resume=True, jobs=jobs, sources=sources)
+        return compare(experiment, folder, listener, resume=True, jobs=jobs, sources=sources, tasks=tasks)
 
 
 def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Found:
