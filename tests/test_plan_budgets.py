@@ -212,9 +212,11 @@ def test_a_page_can_be_sent(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -
     assert page.count('<th scope="row">') == 3
 
 
-def test_restarts_are_counted() -> None:
-    """Crashes a day times days."""
-    made = measure(build_strategy("DiLoCo", H=5), setting(failures=Crashes(4000.0, 3.0)))
+@pytest.mark.parametrize("until", [None, 600.0])
+def test_restarts_are_counted(until: float | None) -> None:
+    """Crashes a day times days, of which `until` leaves fewer."""
+    made = measure(build_strategy("DiLoCo", H=5), setting(failures=Crashes(4000.0, 3.0), until=until))
+    assert until is None or made.days == pytest.approx(until / 86_400)
     assert made.failures["restarts"] == pytest.approx(made.failures["crashes_per_day"] * (made.days or 0))
 
 

@@ -229,8 +229,11 @@ class Plan:
             f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are processed; a run "
             "finishes the step or round that it is in"
         )
+        days, failures = seconds / SECONDS_A_DAY, self.failures
+        if failures is not None:
+            failures = {**failures, "restarts": failures["crashes_per_day"] * days}
         return replace(
-            self.scaled(share, share), days=seconds / SECONDS_A_DAY, remarks=(*self.remarks, remark)
+            self.scaled(share, share), days=days, failures=failures, remarks=(*self.remarks, remark)
         )
 
 
