@@ -198,6 +198,36 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     ]
 
 
+def test_points_of_an_edited_experiment_are_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of another experiment are named and replaced, others are kept; the end is that of a new sweep."""
+    text = experiment(topology="lan", compute="50 ms", strategies="[AllReduce]")
+    sweep = "sweep:\n  strategies.*.lr: [0.01, 0.02]\n  compute.fixed: [50 ms, 60 ms]\n"
+    path, out, edited = tmp_path / "small.yaml", tmp_path / "out", tmp_path / "out/experiment.yaml"
+    path.write_text(text + sweep)
+    assert main(["sweep", str(path), "--out", str(out), "--jobs", "1"]) == 0
+    finished = (out / "points/0000/summary.json").stat().st_mtime_ns
+    resume = ["sweep", "--resume", str(out), "--trust", "--json", "--jobs", "1"]
+    edited.write_text(f"# nothing else\n{edited.read_text()}")
+    assert main(resume) == 0
+    assert "run again" not in capsys.readouterr().err
+    edited.write_text(edited.read_text().replace("0.02", "0.03"))
+    assert main(resume) == 0
+    line = "point 3 (another strategies.*.lr), 4 (another strategies.*.lr)"
+    assert f"run again, as the experiment was changed since: {line}" in capsys.readouterr().err
+    assert (out / "points/0000/summary.json").stat().st_mtime_ns == finished
+    edited.write_text(edited.read_text().replace("steps: 4", "steps: 3").replace("- 60 ms", ""))
+    capsys.readouterr()
+    again = json_of(resume, capsys)
+    path.write_text(
+        text.replace("steps: 4", "steps: 3") + sweep.replace("0.02", "0.03").replace(", 60 ms", "")
+    )
+    new = json_of(["sweep", str(path), "--out", str(tmp_path / "new"), "--json", "--jobs", "1"], capsys)
+    assert again["digest"] == new["digest"]
+    assert again["points"] == new["points"]
+
+
 def test_points_side_by_side_give_the_sweep_that_runs_one_after_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

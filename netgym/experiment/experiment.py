@@ -57,6 +57,7 @@ __all__ = [
     "Experiment",
     "apply_overrides",
     "apply_values",
+    "differing_key",
     "differing_training",
     "opened_topology",
     "program_remedy",
@@ -72,6 +73,9 @@ _TIMED = (
     *(each.key for each in OPTIONS.values() if each.is_of_network and each.key is not None),
     *("name", "network_seed", "target_loss", "loggers", "checkpoint"),
 )
+
+# Those of them that change no result.
+_WITHOUT_RESULTS = ("name", "loggers", "checkpoint")
 
 # Settings that mean nothing without a network.
 _OF_NETWORK = ("compute", "placement", "protocol", "collectives")
@@ -626,6 +630,23 @@ def retimable(experiment: Experiment) -> dict[str, str]:
 def differing_training(one: Experiment, other: Experiment) -> str | None:
     """First key in which two experiments train differently; None: they differ in times and bytes alone."""
     first, second = training_of(one), training_of(other)
+    return next((key for key, value in first.items() if value != second[key]), None)
+
+
+def differing_key(stored: Experiment, asked: Experiment) -> str | None:
+    """First key in which the experiment of a stored run gives other results than one that is asked for; None: none.
+
+    Values that the run has measured are those that were asked for.
+    """
+    if asked.compute.may_become(stored.compute):
+        asked = asked.with_settings(compute=stored.compute)
+    if asked.settings.minibatch_size == "auto":
+        asked = asked.with_settings(minibatch_size=stored.settings.minibatch_size)
+    forms = []
+    for each in (stored, asked):
+        plain = each.to_mapping()
+        forms.append(training_of(each) | {key: plain[key] for key in _TIMED if key not in _WITHOUT_RESULTS})
+    first, second = forms
     return next((key for key, value in first.items() if value != second[key]), None)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from exogym_core.config import yaml_text
 from exogym_core.names import visible
 from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
-from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
-from netgym.experiment.experiment import Experiment, apply_values
+from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
+from netgym.experiment.experiment import Experiment, apply_values, differing_key
 from netgym.studies.points import Sweep, point_text
 from netsim import Topology
 from netsim.cli.terminal import plain_console
@@ -82,6 +83,7 @@ class Study:
         document: the experiment as it was given, with its `sweep`; topologies inlined, so that it stands alone.
         sweep: its points.
         folder: of the sweep.
+        is_changed: the folder is another user's, or its experiment was changed since: begun points may be of another.
         entries: one object a point that has been begun, in order: `name` (of its folder), `point`, and `failed`
             with `error`, `incomplete`, or `strategies`: the objects of its own summary.
     """
@@ -91,6 +93,7 @@ class Study:
     folder: RunFolder
     source_folder: Path
     entries: list[dict[str, Any]] = field(default_factory=list)
+    is_changed: bool = False
     _experiments: dict[tuple[Path, str], Experiment] = field(
         default_factory=dict
     )  # by folder, and point as JSON
@@ -135,7 +138,7 @@ class Study:
         folder = RunFolder.open(path)
         document = load_document(path / "experiment.yaml")
         entries = folder.read_summary()
-        return cls(document, Sweep.parse(document), folder, path, entries)
+        return cls(document, Sweep.parse(document), folder, path, entries, not is_own(path))
 
     def experiment_at(self, point: Point) -> Experiment:
         """The experiment with the keys of `point` replaced.
@@ -180,6 +183,28 @@ class Study:
     def has_folder(self, number: int) -> bool:
         """True if the folder of the point with that number is there."""
         return (self.folder.path / POINTS / _name(number)).is_dir()
+
+    def difference(self, number: int, point: Point) -> str | None:
+        """First key in which the begun point of that number is of another experiment than `point`; None: of the same.
+
+        Raises:
+            InputError: `point` makes no valid experiment.
+        """
+        known, stored = self.entry(number), self.folder.path / POINTS / _name(number) / "experiment.yaml"
+        if known is None:
+            return None
+        now = json.loads(json.dumps(point, default=str))
+        if known["point"] != now:
+            before = known["point"]
+            return next(str(key) for key in [*now, *before] if now.get(key) != before.get(key))
+        asked = self.experiment_at(point)
+        return differing_key(Experiment.load(stored, trust=True), asked) if stored.is_file() else None
+
+    def discard(self, number: int) -> None:
+        """Remove the point of that number and its folder."""
+        self.entries = [entry for entry in self.entries if entry["name"] != _name(number)]
+        shutil.rmtree(self.folder.path / POINTS / _name(number), ignore_errors=True)
+        self.folder.write_summary(self.entries)
 
     def note(self, number: int, point: Point, found: dict[str, Any]) -> None:
         """Write a point's result."""

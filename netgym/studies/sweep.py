@@ -68,6 +68,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 _TIMED_STEPS = 8
 _MORE_STEPS = 40  # where one takes less than these seconds
 _SHORT_SECONDS = 0.2
+_MOST_NAMED = 20  # points on a line
 _BYTES_OF_A_POINT = 1e9  # where none was measured
 
 
@@ -164,13 +165,15 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
     """Run the points that are not finished; returns the number of failed ones.
 
     A point that was interrupted resumes, one that failed is tried again. A full disk and Ctrl-C end the sweep; points
-    that finished are kept.
+    that finished are kept, unless the experiment was changed since: then those of another one are run again.
     """
     begun = 0
     trained: dict[str, tuple[int, str]] = {}  # by training: the first point that has it, and the label there
     for points, report in batches_of(study.sweep):
         values: dict[int, float | None] = {}
         left = []
+        if study.is_changed:
+            _discard_others(study, begun, points, progress)
         for number, point in enumerate(points, start=begun):
             known = study.entry(number)
             sources = _sources(study, number, point, trained)
@@ -185,7 +188,31 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
             [values[number] for number in sorted(values)]
         )  # so that a resumed search proposes the same points
         begun += len(points)
+    beyond = [number for each in study.entries if (number := int(each["name"])) >= begun]
+    for number in beyond:
+        study.discard(number)
+    if beyond:
+        left_out = ", ".join(str(number + 1) for number in beyond[:_MOST_NAMED])
+        progress.report(f"removed, as the sweep has {format_count(begun, 'point')} now: point {left_out}")
     return sum(bool(entry.get("failed")) for entry in study.entries)
+
+
+def _discard_others(study: Study, first: int, points: Sequence[Point], progress: SweepProgress) -> None:
+    """Remove points that were run with another experiment than the sweep has now, and report them in a line."""
+    changed = {}
+    for number, point in enumerate(points, start=first):
+        try:
+            key = study.difference(number, point)
+        except InputError:
+            key = "experiment"  # which the point will report
+        if key is not None:
+            changed[number + 1] = key
+            study.discard(number)
+    if changed:
+        named = [f"{number} (another {key})" for number, key in [*changed.items()][:_MOST_NAMED]]
+        more = len(changed) - len(named)
+        named += [f"{more} more"] if more else []
+        progress.report(f"run again, as the experiment was changed since: point {', '.join(named)}")
 
 
 def _sources(
@@ -388,6 +415,10 @@ class SweepProgress:
         self._shares[number] = share
         if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
             self._report(line())
+
+    def report(self, line: str) -> None:
+        """Write a line about the sweep."""
+        self._write(line, self._done(), self._num_points)
 
     def waiting(self, num_running: int) -> None:
         """Report the number of finished points, once until it changes."""
