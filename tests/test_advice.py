@@ -17,12 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.cost.compute import Compute
+from exogym_core.stages.options import Stages
 from exogym_core.strategy import build_strategy
 from netgym.cli.main import main
 from netgym.planning import advise as advise_module
 from netgym.planning.advice_text import advice_lines
 from netgym.planning.advise import Advice, advise
-from netgym.planning.measure import NETWORK_ERROR, Setting, least_days, measure, memory_states, would_fit
+from netgym.planning.measure import (
+    NETWORK_ERROR,
+    Setting,
+    least_days,
+    least_days_in_stages,
+    measure,
+    memory_states,
+    would_fit,
+)
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.page import print_table
 from netgym.planning.plan import plan
@@ -37,6 +46,13 @@ from netgym.planning.step_ratio import (
     steps_range,
 )
 from netsim import Topology
+
+
+@pytest.fixture(autouse=True)
+def whole_replicas(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """No stages, but in tests of them."""
+    if "stages" not in request.node.name:
+        monkeypatch.setattr(advise_module, "STAGED", ())
 
 
 def cost(cycle: list[int], seconds: list[list[float]]) -> float:
@@ -156,6 +172,64 @@ def test_what_does_not_fit_is_not_simulated_and_sites_are_tried_as_workers(
     assert [row["strategy"] for row in found["ranked"]] == ["AllReduce"]
     assert {row["strategy"] for row in found["not_simulated"]} == {"DiLoCo"}
     assert {row["options"].get("ranks_per_worker") for row in found["not_simulated"]} == {None, 2}
+
+
+def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest chains that fit are planned, and as `plan` plans them; bounds hold; without stages nothing fits."""
+    monkeypatch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
+    monkeypatch.setattr(advise_module, "STAGED", (("AllReduce", {}), ("DiLoCo", {"H": 3})))
+    compute = Compute.parse({"flops": {"device": "a100"}})
+    model = planned_model("llama-2m", 64, num_layers=6)
+    network = {
+        "routers": ["exchange"],
+        "hosts": {f"home{i}": {} for i in range(4)},
+        "links": [
+            {"between": [f"home{i}", "exchange"], "bandwidth": "100 Mbit/s", "latency": f"{5 + i} ms"}
+            for i in range(4)
+        ],
+    }
+    where = Setting(model, Topology.from_mapping(network), compute, 4, 4, 1e7)
+    states = memory_states(build_strategy("AllReduce"), where)
+    room = 0.9 * where.memory_of(states)["total"]
+    monkeypatch.setattr(Setting, "memory_available", lambda self: room)
+    found = advise(where)
+    rows = [*found["ranked"], *found["dominated"]]
+    assert not any(line.startswith("nothing fits") for line in found["explained"])
+    assert {row["strategy"] for row in rows if row["stages"]["count"] == 2} == {"AllReduce", "DiLoCo"}
+    assert all(row["fits"] is not False for row in rows)
+    for row in rows:
+        there = replace(
+            where,
+            num_ranks=row["workers"],
+            batch_size=4 * row["stages"]["count"],
+            stages=Stages(**row["stages"]),
+        )
+        alone = measure(build_strategy(row["strategy"], **row["options"]), there)
+        assert row["days"] / row["steps_ratio"]["mean"] == pytest.approx(alone.days)
+        assert least_days_in_stages(there) <= alone.days
+        assert least_days(build_strategy(row["strategy"], **row["options"]), there)[0] <= alone.days
+        assert len({each["host"] for each in alone.stages}) == row["stages"]["count"]
+        assert sum(each["computing"] for each in alone.stages) == pytest.approx(1)
+        assert max(each["memory"] for each in alone.stages) <= alone.memory_per_worker <= room
+    lines = "\n".join(advice_lines(found))
+    assert "DiLoCo(H=3), 2 stages of " in lines
+    assert "each worker is a chain of" in lines
+    monkeypatch.setattr(advise_module, "STAGED", ())
+    assert advise(where)["explained"][0].startswith("nothing fits: AllReduce needs ")
+
+
+def test_stages_are_not_planned_where_their_lower_bound_is_later_than_whole_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of much computing and little traffic, each chain idles for a share of a step that replicas work."""
+    monkeypatch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}),))
+    monkeypatch.setattr(advise_module, "STAGED", (("AllReduce", {}),))
+    monkeypatch.setattr(advise_module, "SEARCHED", {})
+    where = Setting(planned_model("llama-2m", 64), Topology.load("lan"), Compute.parse("60 s"), 4, 4, 1e6)
+    found = advise(where)
+    every = [*found["ranked"], *found["dominated"], *found["not_simulated"]]
+    assert every
+    assert not any(row["stages"] for row in every)
 
 
 def test_nothing_is_simulated_where_nothing_fits_and_what_is_named_does_fit(

@@ -112,17 +112,10 @@ class Stages(Schema):
         """Stages of the whole model."""
         return self.count * (self.chunks if self.schedule == "interleaved" else 1)
 
-    @property
-    def most_alive(self) -> int:
+    def most_alive(self, position: int) -> int:
         """Most micro-batches whose activations a rank holds at once, once `microbatches` are settled."""
-        return max(
-            max(
-                accumulate(
-                    1 if each.is_forward else -1 for each in actions(self, position, self.microbatches or 1)
-                )
-            )
-            for position in range(self.count)
-        )
+        passes = actions(self, position, self.microbatches or 1)
+        return max(accumulate(1 if each.is_forward else -1 for each in passes))
 
     def settle_microbatches(self, batch_size: int, minibatch_size: int | None) -> int:
         """Number of micro-batches of a step.

@@ -115,7 +115,10 @@ def _options(row: Mapping[str, Any]) -> str:
     streams = f", {format_count(row['streams'], 'stream')}" if row["streams"] else ""
     algorithm = "" if row["algorithm"] == "auto" else f", {algorithm_text(row['algorithm'])}"
     left_out = f", without {row['left_out']}" if row["left_out"] else ""
-    return f"{row['strategy']}({options}){streams}{algorithm}{left_out}"
+    stages = (
+        ", {count} stages of {microbatches} micro-batches".format(**row["stages"]) if row["stages"] else ""
+    )
+    return f"{row['strategy']}({options}){stages}{streams}{algorithm}{left_out}"
 
 
 def _figures(row: Mapping[str, Any]) -> str:

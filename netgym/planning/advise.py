@@ -8,12 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.stages.options import Stages
 from exogym_core.strategy import build_strategy
+from netgym.command_options import first_line
 from netgym.planning.measure import (
     CODING_SPEED,
     NETWORK_ERROR,
     Setting,
     least_days,
+    least_days_in_stages,
     measure,
     memory_states,
     refusal,
@@ -21,6 +24,7 @@ from netgym.planning.measure import (
     would_fit,
 )
 from netgym.planning.rings import first_hosts, ring_orders
+from netgym.planning.stages import may_fit
 from netgym.planning.step_ratio import Ratio, steps_range
 from netgym.planning.sweep import is_sooner
 from netsim.errors import InputError
@@ -35,6 +39,7 @@ __all__ = [
     "BY_BOUND",
     "CANDIDATES",
     "SEARCHED",
+    "STAGED",
     "Advice",
     "advise",
     "candidates",
@@ -57,7 +62,7 @@ def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Key of a row, equal for rows that differ only in searched options, streams, algorithms, and figures."""
     names = SEARCHED.get(row["strategy"], ())
     fixed = {key: value for key, value in row["options"].items() if key not in names}
-    return row["strategy"], fixed, row["groups"], row["left_out"]
+    return row["strategy"], fixed, row["groups"], row["left_out"], row["stages"]
 
 
 _STREAMS = (8, 64)
@@ -69,6 +74,7 @@ _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest 
 _MORE_LEFT_OUT = 3  # when one is left out already
 _MOST_COMPARED = 8  # routes by which a site's width is judged
 _MOST_OUTSIDE = 3  # sites that are left out together
+_FEW_IDLE, _MOST_MICRO = 4, 64  # micro-batches a stage: with the first, less than a fifth of a step is idle
 
 #: Values of options of which each is planned with each, the first matters most to a loss; of buckets: a model's number.
 SEARCHED: Mapping[str, Mapping[str, Sequence[int]]] = {
@@ -92,6 +98,14 @@ CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("StreamingDiLoCo", {"H": 100, "codec": "int8", "tau": 10, "num_fragments": 4}),
     ("SparseLoCo", {"H": 30}),
     ("DeMo", {}),
+)
+
+#: Candidates of workers that are chains of hosts: each is simulated message by message, so they are few.
+STAGED: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("AllReduce", {}),
+    ("DiLoCo", {"H": 30, "codec": "int8"}),
+    ("DiLoCo", {"H": 100, "codec": "int8"}),
+    ("SparseLoCo", {"H": 30}),
 )
 
 
@@ -155,7 +169,7 @@ class Advice:
             setting = replace(setting, tokens=tokens, dollars=None)
         self._setting = setting
         self._explained: list[str] = []
-        self._misfits: list[tuple[int, str, Strategy, dict[str, int]]] = []
+        self._misfits: list[tuple[int, str, Strategy, dict[str, int], Setting]] = []
         self._not_simulated: list[dict[str, Any]] = []
 
     def search(self) -> None:
@@ -170,8 +184,6 @@ class Advice:
 
         for name, options in sorted(tried, key=least):  # an early row with few days rules others out
             self._plan(name, options, setting)
-        if not self.rows:  # nothing fits
-            return
         self.rows.sort(key=lambda row: tried.index((row["strategy"], row["options"])))
         for name in SEARCHED:  # with each codec that is nearly as soon as the best
             own = (row for row in self.rows if row["strategy"] == name)
@@ -182,8 +194,10 @@ class Advice:
                     self._with_options(row, setting)
         self._group()
         self._explained = _explained(self.rows)
-        self._widen()
-        self._leave_out()
+        self._cut_into_stages()
+        if self.rows:
+            self._widen()
+            self._leave_out()
 
     def best(self) -> dict[str, Any] | None:
         """The fastest row so far by mean days, among those that fit; None before the first."""
@@ -219,10 +233,11 @@ class Advice:
         ranked = kept if self._dollars is None else [self._for_money(row, self._dollars) for row in kept]
         explained = self._explained
         if self._misfits and all(row["fits"] is False for row in self.rows):
-            needed, name, strategy, states = min(self._misfits, key=lambda each: each[0])
-            enough = "; or ".join(would_fit(strategy, setting, states)) or "none of the options of a plan"
+            needed, name, strategy, states, there = min(self._misfits, key=lambda each: each[0])
+            enough = "; or ".join(would_fit(strategy, there, states)) or "none of the options of a plan"
+            chain = f" in {there.ranks_a_worker} stages" if there.stages is not None else ""
             explained = [
-                f"nothing fits: {name} needs {format_bytes(needed)} at the least of a worker's "
+                f"nothing fits: {name}{chain} needs {format_bytes(needed)} at the least of a worker's "
                 f"{format_bytes(round(setting.memory_available() or 0))}; enough would be {enough}",
                 *explained,
             ]
@@ -298,12 +313,14 @@ class Advice:
         self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any
     ) -> dict[str, Any] | None:
         """Plan another row; None if a planned row surely beats it. `labels` describe its setting."""
+        stages = setting.stages
         row = {
             "strategy": name,
             "options": dict(options),
             "streams": None,
             "left_out": None,
             "groups": None,
+            "stages": stages and {"count": stages.count, "microbatches": stages.microbatches},
             "workers": setting.num_ranks,
             "algorithm": setting.collectives or "auto",
             **labels,
@@ -317,7 +334,7 @@ class Advice:
             days, low = least_days(strategy, setting)
             if setting.fits(states := memory_states(strategy, setting)) is False:
                 needed, available = setting.memory_of(states)["total"], setting.memory_available() or 0
-                self._misfits.append((needed, name, strategy, states))
+                self._misfits.append((needed, name, strategy, states, setting))
                 of_available = f"{format_bytes(needed)} of a worker's {format_bytes(round(available))}"
                 self._leave(row, days, f"does not fit: {of_available}")
                 return None
@@ -338,7 +355,7 @@ class Advice:
             reason = refusal(error)
             self._leave(row, days, reason.removeprefix(f"plan: {type(strategy).__name__}: "))
             return None
-        hours = (made.days or 0.0) * 24 * setting.num_ranks
+        hours = (made.days or 0.0) * 24 * len(setting.hosts)
         row = {**made.to_mapping(), "worker_hours": hours, **row}
         self.rows.append(row)
         return row
@@ -346,7 +363,8 @@ class Advice:
     def _leave(self, row: Mapping[str, Any], days: float, reason: str) -> None:
         """Note that a row is not simulated."""
         named = {
-            key: row[key] for key in ("strategy", "options", "streams", "algorithm", "left_out", "groups")
+            key: row[key]
+            for key in ("strategy", "options", "streams", "algorithm", "left_out", "groups", "stages")
         }
         self._not_simulated.append({**named, "days_at_least": days, "reason": reason})
 
@@ -364,7 +382,7 @@ class Advice:
             **{"days": days, "days_low": low, "days_high": days, "fits": None},
             **{"cost": cost, "cost_low": cost and cost * low / days, "cost_high": cost},
             "cost_by": {"workers": cost},
-            "worker_hours": days * 24 * setting.num_ranks,
+            "worker_hours": days * 24 * len(setting.hosts),
         }
         bound = self._with_bands(least)
         banded = [self._with_bands(each) for each in self.rows]
@@ -401,6 +419,62 @@ class Advice:
                     best = best if found is None else min(best, found, key=_order)
         return best
 
+    def _cut_into_stages(self) -> None:
+        """Plan workers that are chains of hosts, each with a stage of the model; the batch of all hosts stays the same.
+
+        Each strategy gets the shortest chains that fit into memory, unless its plan with whole replicas is sooner than
+        their lower bound; the best row also with other numbers of micro-batches, and with the next longer chains.
+        """
+        setting, hosts = self._setting, self._setting.num_ranks
+        if setting.stages is not None or setting.batch_by_speed:
+            return
+
+        def cut(count: int, number: int) -> Setting:
+            stages, batch = Stages(count=count, microbatches=number), setting.batch_size * count
+            fixed = setting.compute.fixed  # of a whole worker's batch
+            compute = setting.compute.model_copy(update={"fixed": None if fixed is None else count * fixed})
+            there = replace(setting, num_ranks=hosts // count, batch_size=batch, stages=stages)
+            return replace(there, compute=compute)
+
+        fits_whole, smallest = bool(self.rows), None
+        for name, options in STAGED:
+            # One worker has no rounds; there the gradients of data-parallel stay where they are.
+            most = hosts if name == "AllReduce" else hosts // 2
+            soonest = min((row["days"] for row in self.rows if row["strategy"] == name), default=math.inf)
+            whole = memory_states(build_strategy(name, **options), setting)
+            found: list[tuple[Setting, list[Setting]]] = []
+            for count in (each for each in range(2, most + 1) if hosts % each == 0):
+                numbers = _micro_batches(setting.batch_size * count, count)
+                first, *others = (cut(count, each) for each in ((fits_whole and numbers[1:]) or numbers))
+                try:
+                    is_possible = may_fit(first, whole)
+                except InputError as error:  # the model cannot be cut so, and not into more stages
+                    if count == 2:
+                        self._explained.append(f"without stages: {first_line(error)}")
+                    break
+                if is_possible and least_days_in_stages(first) < soonest:
+                    found.append((first, others))
+                elif smallest is None and may_fit(replace(cut(count, count), batch_size=count), whole):
+                    smallest = f"--batch-size 1 in {count} stages for {name}"
+            for at, (first, others) in enumerate(found):
+                num_misfits = len(self._misfits)
+                row = self._plan(name, options, first)
+                if row is None and len(self._misfits) > num_misfits:
+                    continue
+                if row is not None and row is min(self.rows, key=_order):
+                    for there in [*others, *(longer for longer, _ in found[at + 1 : at + 2])]:
+                        self._plan(name, options, there)
+                break
+        if best := min((row for row in self.rows if row["stages"]), key=_order, default=None):
+            count, number = best["stages"]["count"], best["stages"]["microbatches"]
+            self._explained.append(
+                f"{count} stages of {number} micro-batches: each worker is a chain of {count} hosts with {count} times "
+                f"a host's batch: workers.count={best['workers']}, batch_size={setting.batch_size * count}, stages="
+                f"{{count: {count}, microbatches: {number}}} (docs/stages.md)"
+            )
+        elif not fits_whole and smallest is not None:
+            self._explained.append(f"stages do not fit with these batches; enough would be {smallest}")
+
     def _group(self) -> None:
         """Plan rounds between groups of hosts of one region, inside which gradients are averaged at each step."""
         setting = self._setting
@@ -420,7 +494,7 @@ class Advice:
 
         Plans whose lower bound is no faster are skipped.
         """
-        for row in _best_by(self.rows, lambda row: row["strategy"]):
+        for row in _best_by((row for row in self.rows if not row["stages"]), lambda row: row["strategy"]):
             there = _placed(self._setting, row)
             soonest = row
             if not there.resolved_protocol.has_windows:
@@ -443,6 +517,8 @@ class Advice:
     def _leave_out(self) -> None:
         """Plan the best row without one site, and without more while that is faster, if no two workers share a host."""
         best = min(self.rows, key=_order)
+        if best["stages"]:  # which all hosts are needed for
+            return
         setting = _placed(self._setting, best)
         if best["streams"]:
             setting = setting.with_streams(best["streams"])
@@ -474,6 +550,14 @@ class Advice:
 def _least(setting: Setting, name: str, options: Mapping[str, Any]) -> float:
     """Lower bound on a strategy's days, see `least_days`."""
     return least_days(build_strategy(name, **options), setting)[0]
+
+
+def _micro_batches(batch: int, count: int) -> list[int]:
+    """Numbers of micro-batches to plan: the most (least memory), those with which stages idle little, the fewest."""
+    whole = [number for number in range(1, min(batch, _MOST_MICRO * count) + 1) if batch % number == 0]
+    enough = [number for number in whole if number >= count] or whole[-1:]
+    few_idle = next((number for number in enough if number >= _FEW_IDLE * count), enough[-1])
+    return list(dict.fromkeys([enough[-1], few_idle, enough[0]]))
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -16,6 +16,7 @@ from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
+from netgym.planning.stages import boundary_bytes, stage_rows
 from netgym.planning.weather import (
     changes_between,
     num_rounds_needed,
@@ -44,6 +45,7 @@ __all__ = [
     "RefusedPlanError",
     "Setting",
     "least_days",
+    "least_days_in_stages",
     "measure",
     "memory_states",
     "refusal",
@@ -90,6 +92,9 @@ class Plan:
         memory: the same by purpose.
         memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
         mfu: share of the devices' peak that the model's operations are, waiting included, by site.
+        stages: of each rank of a worker's chain its `host` (the first worker's), `computing` (share of the worker's
+            operations), `memory` in bytes, and `boundary_bytes` that cross to and from the next rank in a step; empty
+            without stages.
         memory_available: on the devices of the worker with least, among those that are listed; None: not known.
         fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
         fits_with: changes, each of which alone makes it fit, as flags; none where it fits.
@@ -135,6 +140,7 @@ class Plan:
     steady: bool
     fits_with: tuple[str, ...] = ()
     memory_with: dict[str, int] = field(default_factory=dict)
+    stages: list[dict[str, Any]] = field(default_factory=list)
     mfu: dict[str, float] = field(default_factory=dict)
     tokens: float | None = None
     tokens_low: float | None = None
@@ -364,7 +370,7 @@ class Measured:
         """Plan for the setting's tokens, crashes included."""
         setting = self.setting
         made = self._plan_of(name, period, pace)
-        fits_with = would_fit(self.strategy, setting, self.figures.memory)
+        fits_with = would_fit(self.strategy, setting, self.rounds.memory())
         self.plan = replace(made, expected_bytes=self.strategy.sends_by_value, fits_with=tuple(fits_with))
         simulated = pace.ends[-1] if pace.ends else 0.0  # workers at their own pace have no common rounds
         end = (made.days or 0.0) * SECONDS_A_DAY
@@ -422,8 +428,8 @@ class Measured:
             if days:  # cold connections, weather and all
                 per_second = worked / (days * SECONDS_A_DAY)
         available = setting.memory_available()
-        memory = setting.memory_of(figures.memory)
-        fits = setting.fits(figures.memory)
+        states = self.rounds.memory()
+        memory, fits = setting.memory_of(states), setting.fits(states)
         if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
             remarks += (
                 f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",
@@ -449,7 +455,8 @@ class Measured:
             wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
             memory_per_worker=memory["total"],
             memory=memory,
-            memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
+            memory_with={name: setting.memory_of(states, [name])["total"] for name in MEMORY_CHOICES},
+            stages=stage_rows(setting, figures.memory),
             mfu=setting.mfu(pace.seconds / period),
             memory_available=available,
             fits=fits,
@@ -779,8 +786,8 @@ def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:
 def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     """Lower bounds on the days for the budget and on their band, without simulating; 0 where nothing is proven.
 
-    A round takes at least the slowest worker's computing, and at least the time that bytes entering or leaving a site
-    with one worker need on all links of that site, for any algorithms and streams. The first round may send less.
+    A round takes at least the slowest rank's computing, and at least the time that bytes entering or leaving a site
+    with one rank need on all links of that site, for any algorithms and streams. The first round may send less.
 
     Args:
         strategy: not set up.
@@ -793,7 +800,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     rounds = begun.rounds
     if begun.start or rounds.has_pairs or rounds.unlike(rounds, rounds.num_rounds - 2) is not None:
         return 0.0, 0.0
-    steps, durations = setting.max_steps, setting.durations()
+    steps, computing_seconds = setting.max_steps, setting.computing_seconds()
     try:
         on_lines = max(
             (_least_seconds(rounds, rank, *lines) for rank, lines in _narrowest(setting)), default=0.0
@@ -803,18 +810,43 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     if rounds.has_absences:
         return 0.0, 0.0
     on_lines /= setting.resolved_protocol.payload_share
-    slowest = max(each.mean_seconds for each in durations)
+    slowest = max(computing_seconds)
     days = max(steps * slowest, (steps // begun.period - 1) * on_lines) / SECONDS_A_DAY
     fast = setting.computing_range()[0]
-    computing = sum(each.mean_seconds for each in durations) / len(durations) * steps
+    computing = sum(computing_seconds) / len(computing_seconds) * steps
     share = (
         min(computing / SECONDS_A_DAY / days, 1.0) if not setting.compute.coding.speeds else float(fast < 1)
     )
     return days, days * (share * fast + (1 - share) * (1 - NETWORK_ERROR))
 
 
+def least_days_in_stages(setting: Setting) -> float:
+    """Lower bound on the days of any strategy with stages, without simulating.
+
+    A step takes at least a micro-batch's passes through all stages and the others' through the slowest, and at least
+    the time of the bytes that cross boundaries on the links of the narrowest site with one rank.
+
+    Args:
+        setting: with `stages` and `tokens`.
+    """
+    assert setting.stages is not None
+    assert setting.cut is not None
+    if not setting.is_even():
+        return 0.0
+    count, number = setting.stages.count, setting.stages.microbatches or 1
+    seconds = setting.computing_seconds()
+    chains = (seconds[at : at + count] for at in range(0, len(seconds), count))
+    step = max((sum(each) + (number - 1) * max(each)) / number for each in chains)
+    crossing = boundary_bytes(setting.cut, setting.batch_size)
+    for rank, (out, into) in _narrowest(setting):
+        place = rank % count
+        num_bytes = (crossing[place] + crossing[place - 1]) / 2  # as much leaves as comes
+        step = max(step, 8 * num_bytes / min(out, into))
+    return setting.max_steps * step / SECONDS_A_DAY
+
+
 def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
-    """Workers alone at the sites with the narrowest links out and in, with their bits per second out and in."""
+    """Ranks alone at the sites with the narrowest links out and in, with their bits per second out and in."""
     topology = setting.topology
     sites = [topology.region_of(host) for host in setting.hosts]
     alone = {site: rank for rank, site in enumerate(sites) if sites.count(site) == 1}
@@ -845,6 +877,8 @@ def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) 
             leaving, entering = leaving + part, entering + others * part
         elif call.op == "reduce_scatter":
             leaving, entering = leaving + others * part, entering + part
+        elif call.op == "sendrecv":
+            leaving, entering = leaving + call.num_bytes * (not member), entering + call.num_bytes * member
     return 8 * max(leaving / out, entering / into)
 
 

@@ -235,6 +235,13 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
         for key in ("memory", "memory_with")
     )
     notes.append(f"memory: {parts} ({_name(most)}); in all with one --memory alone: {others}")
+    if most["stages"]:
+        of_ranks = (
+            f"{each['host']} {each['computing']:.0%} of computing, {format_bytes(each['memory'])}, "
+            f"{format_bytes(each['boundary_bytes'])} a step to and from the next"
+            for each in most["stages"]
+        )
+        notes.append(f"stages of the first worker ({_name(most)}): {'; '.join(of_ranks)}")
     if len(places := [row["place"] for row in rows if row["place"] is not None]) > len(set(places)):
         notes.append(
             f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "

@@ -73,7 +73,7 @@ class RoundFigures:
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
         end_seconds: when the last rank ended, after what was in flight.
         quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
-        memory: bytes of the first rank by purpose.
+        memory: bytes by purpose of each rank of the first worker.
         collectives: the algorithms that were used, by operation.
         link_bytes: payload that crossed each link, over all of them.
         peers: ranks that each rank met in each round.
@@ -93,7 +93,7 @@ class RoundFigures:
     coding: list[str | None]
     end_seconds: float = 0.0
     quiet_seconds: float | None = None
-    memory: dict[str, int] = field(default_factory=dict)
+    memory: list[dict[str, int]] = field(default_factory=list)
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
     peers: list[Hashable] = field(default_factory=list)
@@ -291,7 +291,7 @@ class SimulatedRounds:
         self._rounds, self.num_rounds = rounds, rounds.number
         self._num_ranks = setting.num_ranks * setting.ranks_a_worker + strategy.num_servers
         self._model = setting.model.model
-        self._memory: dict[str, int] = {}
+        self._memory: dict[int, dict[str, int]] = {}  # by rank of the first worker
         self._schedules: Schedules | None = None
         self.has_absences = False
         known = setting.known
@@ -390,10 +390,7 @@ class SimulatedRounds:
                 if is_measured and step in (1, rounds.period):
                     # Its optimizers make their states when they step for the first time: one step is enough.
                     memory = worker_memory(own if setting.stages is None else mine.model, mine)
-                    if comm.rank == 0 or memory["total"] > self._memory.get(
-                        "total", 0
-                    ):  # the largest stage's
-                        self._memory.update(memory)
+                    self._memory[comm.rank] = memory
                     runner.still_optimizers(1 if step < rounds.period else None)
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
@@ -511,11 +508,11 @@ class SimulatedRounds:
         return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of rank 0's states by purpose; empty before a simulation if it depends on other ranks."""
+        """Bytes of a worker's states by purpose, its largest stage's; empty if only a simulation finds them."""
         if not self._memory:
             with suppress(ValueError, RuntimeError):
                 run_alone(self._body, self._num_ranks, answers=True)
-        return self._memory
+        return max(self._memory.values(), key=lambda states: states["total"], default={})
 
     @property
     def calls_a_round(self) -> int:
@@ -568,7 +565,7 @@ class SimulatedRounds:
             **counts,
             coding=[own[-1].row["coding"] if own else None for own in rows],
             end_seconds=run.virtual_seconds or 0.0,
-            memory=self._memory,
+            memory=[states for _, states in sorted(self._memory.items())],
             collectives=run.collectives,
             link_bytes=run.link_bytes,
             peers=self._recording.peers() if self._recording is not None else [],

@@ -211,6 +211,11 @@ class Setting:
             for host, batch in zip(hosts, self._batches_of_ranks(), strict=True)
         ]
 
+    def computing_seconds(self) -> list[float]:
+        """Mean computing of each rank in a step: of a worker's step, or of its stages' share."""
+        steps = zip(self.durations(), self._shares(), strict=True)
+        return [each.mean_seconds * share for each, share in steps]
+
     def _batches_of_ranks(self) -> list[int]:
         return [batch for batch in self.batches() for _ in range(self.ranks_a_worker)]
 
@@ -267,18 +272,28 @@ class Setting:
             return 1.0, 1.0
         return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
-    def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
-        """Memory of a worker's states and activations on its devices; `choices` replace the setting's."""
+    def memory_of(
+        self, states: Mapping[str, int], choices: Sequence[str] | None = None, place: int | None = None
+    ) -> dict[str, int]:
+        """Memory of a worker's states and activations on its devices.
+
+        Args:
+            states: bytes by purpose.
+            choices: replace the setting's.
+            place: of a rank in its worker's chain of stages; None: the largest activations of all.
+        """
         number = max(
             self._of_site("devices per worker", self.devices_per_worker, host) for host in self.hosts
         )
         at_once = min(number * self.micro_batch, max(self.batches()))
         kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
         if self.stages is not None:
-            alive = self.stages.most_alive * self.batch_size // (self.stages.microbatches or 1)
-            share = max(self._shares())
-            kept = math.ceil(alive * share * self.model.activation_bytes)
-            few = math.ceil(alive * share * self.model.checkpointed_bytes)
+            places = range(self.stages.count) if place is None else [place]
+            sequences = self.batch_size // (self.stages.microbatches or 1)
+            shares = self._shares()
+            alive = max(self.stages.most_alive(each) * sequences * shares[each] for each in places)
+            kept = math.ceil(alive * self.model.activation_bytes)
+            few = math.ceil(alive * self.model.checkpointed_bytes)
         if self.half:
             kept, few = kept // 2, few // 2
         return memory_in_use(states, kept, few, self.memory if choices is None else choices)

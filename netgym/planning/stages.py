@@ -16,7 +16,7 @@ from exogym_core.stages.learner import StageLearner, StageRank
 from netsim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import StepContext, Strategy
     from netgym.planning.setting import Setting
 
-__all__ = ["PlannedStages", "batch_of", "planned_stages", "stages_text"]
+__all__ = [
+    "PlannedStages",
+    "batch_of",
+    "boundary_bytes",
+    "may_fit",
+    "planned_stages",
+    "stage_rows",
+    "stages_text",
+]
 
 
 def batch_of(samples: Any, number: int) -> Any:
@@ -147,19 +155,71 @@ def planned_stages(
     return PlannedStages(comm, setting.cut, *about, setting.compute.coding)
 
 
-def stages_text(cut: Cut, batch_size: int) -> str:
-    """Stages of a plan in a line: schedule, least idle share of a step, and bytes over each boundary both ways."""
+def boundary_bytes(cut: Cut, batch_size: int) -> list[int]:
+    """Bytes that cross to and from the next rank in a step, by the rank's place; of the last rank under `interleaved`
+    those to and from the first one."""
     stages, device = cut.stages, torch.device("meta")
-    number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
-    idle = (stages.count - 1) / (chunks * number + stages.count - 1)
-    codec = boundary_codec(stages.codec)
+    number, codec = stages.microbatches or 1, boundary_codec(stages.codec)
 
     def size(boundary: Boundary) -> int:
         values = boundary.empty(batch_size // number, device)
         message = codec.message_like(values) if codec is not None and values.is_floating_point() else values
         return message.nbytes * (2 if boundary.has_gradient else 1) * number
 
-    most = max(sum(map(size, entering)) for entering in cut.boundaries[1:])
+    crossing = [sum(map(size, entering)) for entering in cut.boundaries[1:]]
+    return [sum(crossing[place :: stages.count]) for place in range(stages.count)]
+
+
+def stage_rows(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+    """Rows of a plan's stages, see `Plan.stages`; none without stages.
+
+    Args:
+        setting: of the plan.
+        states: bytes by purpose of each rank of a worker.
+    """
+    cut, hosts = setting.cut, setting.topology.hosts
+    if cut is None:
+        return []
+    count = cut.stages.count
+    crossing = boundary_bytes(cut, setting.batch_size)
+    return [
+        {
+            "host": hosts[setting.hosts[place]].name,
+            "computing": sum(cut.shares[place::count]),
+            "memory": setting.memory_of(own, place=place)["total"],
+            "boundary_bytes": crossing[place],
+        }
+        for place, own in enumerate(states)
+    ]
+
+
+def may_fit(setting: Setting, states: Mapping[str, int]) -> bool:
+    """False if the largest stage's part of a whole replica's states, and its activations, exceed a worker's memory.
+
+    Args:
+        setting: with stages.
+        states: bytes by purpose of a replica on one rank.
+
+    Raises:
+        InputError: the model cannot be cut so.
+    """
+    cut = setting.cut
+    assert cut is not None
+    sizes, held = dict.fromkeys(range(cut.stages.count), 0), 0
+    for name, parameter in setting.model.model.named_parameters():
+        held += parameter.nbytes
+        for place in cut.ranks_of(name):
+            sizes[place] += parameter.nbytes
+    largest = max(sizes.values())
+    return setting.fits({of: size * largest // held for of, size in states.items()}) is not False
+
+
+def stages_text(cut: Cut, batch_size: int) -> str:
+    """Stages of a plan in a line: schedule, least idle share of a step, and bytes over each boundary both ways."""
+    stages = cut.stages
+    number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
+    idle = (stages.count - 1) / (chunks * number + stages.count - 1)
+    most = max(boundary_bytes(cut, batch_size))
     return (
         f"{stages.count} ranks a worker, {stages.schedule}, {number} micro-batches: idle for "
         f"{idle:.0%} of a step at least; up to {format_bytes(most)} a step cross a boundary"
