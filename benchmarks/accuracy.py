@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,20 +28,57 @@ from netsim import Topology, shipped_topologies  # noqa: E402
 from netsim.transfers import time_flows  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 PARTS = ("simgrid", "ns3", "gloo", "measured", "compute")
 GOLDEN = ("star8.a2a8", "wan4_8.a2a8", "star64.a2a64", "random100.random_steady")
 
 
-def show_simgrid_accuracy() -> None:
-    print(f"{'SimGrid':28}{'transfers':>10}   largest error of a duration")
+def cells(part: str) -> Iterator[dict[str, Any]]:
+    """Cells of `netgym reproduce`: recorded and simulated seconds of simgrid, ns3, compute, or gloo's folders."""
+    if part == "simgrid":
+        for name, durations, expected in simgrid_durations():
+            worst = int(np.argmax(np.abs(durations - expected) / expected))
+            yield cell(f"{name}, {len(expected):,} transfers, the worst", expected[worst], durations[worst])
+    elif part == "ns3":
+        for case in ns3_cases.singles(lossy=False, know_queue=True):
+            if case.num_bytes >= 1_000_000:
+                yield cell(f"one transfer, {case.name}", case.expected[0], case.seconds[0])
+        for case in ns3_cases.shared(know_queue=True):
+            expected, found = ((case.start + each).max() for each in (case.expected, case.seconds))
+            yield cell(f"makespan, {case.name}", expected, found)
+    elif part == "compute":
+        for name, (parts, tokens) in compute_cases.predictions().items():
+            seconds = tokens / compute_cases.PUBLISHED[name]
+            yield cell(name, seconds, sum(parts.values()), "before")
+    else:
+        basis = "before" if part == "unseen" else "fitted"
+        for file in sorted((gloo.GOLDEN / part).glob("*.json")):
+            for each in gloo.compare(json.loads(file.read_text())):
+                if each.measured >= gloo.COUNTED_SECONDS:
+                    yield cell(f"{each.case}: {each.label}", each.measured, each.simulated, basis)
+
+
+def cell(what: str, measured: float, predicted: float, basis: str = "known") -> dict[str, Any]:
+    """Cell of `netgym reproduce` in seconds."""
+    values = {"measured": float(measured), "predicted": float(predicted), "first": None, "cause": ""}
+    return {"what": what, "basis": basis, "unit": "s", **values}
+
+
+def simgrid_durations() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name of a case, and its transfers' durations here and in SimGrid, in seconds."""
     for name in GOLDEN:
         topology, rows = simgrid_cases.case(name)
-        expected = np.array(simgrid_cases.golden(name))
-        duration = expected - np.array([row[0] for row in rows])
-        error = np.max(np.abs(time_flows(topology, rows, "ideal") - expected) / duration)
-        print(f"{name:28}{len(rows):10}{error:12.1e}")
+        starts = np.array([row[0] for row in rows])
+        ends = time_flows(topology, rows, "ideal"), np.array(simgrid_cases.golden(name))
+        yield name, ends[0] - starts, ends[1] - starts
+
+
+def show_simgrid_accuracy() -> None:
+    print(f"{'SimGrid':28}{'transfers':>10}   largest error of a duration")
+    for name, durations, expected in simgrid_durations():
+        error = np.max(np.abs(durations - expected) / expected)
+        print(f"{name:28}{len(expected):10}{error:12.1e}")
 
 
 def show_ns3_accuracy() -> None:

@@ -17,7 +17,7 @@ from experiments import experiment, json_of
 
 from netgym import strategy_check as check
 from netgym.cli.main import main
-from netgym.planning import published
+from netgym.planning import reproduce
 from netgym.studies import sweep
 from netsim.cli import main as netsim_cli
 from netsim.cli import timing
@@ -56,10 +56,10 @@ def test_every_command_ends_with_the_code_of_its_signal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
 ) -> None:
     before = signal.getsignal(number)
-    signal_at(monkeypatch, published, "_cell", 3, number)
+    signal_at(monkeypatch, reproduce.netsim, "collective", 3, number)
     assert main(["reproduce", "dt-fm"]) == code
     printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 3, "source, and two figures"
+    assert [line for line in printed.out.splitlines() if ": predicted" in line][2:] == [], "two figures"
     assert printed.err == "interrupted: 2 figures so far\n"
     assert signal.getsignal(number) is before
 
@@ -81,8 +81,8 @@ def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch)
     def closed(*given: Any, **options: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    signal_at(monkeypatch, published, "_cell", 3, signal.SIGHUP)
-    monkeypatch.setattr("netgym.planning.commands._cell_line", closed)
+    signal_at(monkeypatch, reproduce.netsim, "collective", 3, signal.SIGHUP)
+    monkeypatch.setattr(reproduce.ReproducedRun, "lines", closed)
     assert main(["reproduce", "dt-fm"]) == 129
 
 

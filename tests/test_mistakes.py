@@ -39,7 +39,8 @@ from exogym_core.workers.spec import WorkerSpec
 from netgym import tasks
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
-from netgym.planning.published import reproduce, utilisation
+from netgym.planning.reproduce import load_run
+from netgym.planning.streaming_table import utilisation
 from netgym.studies.points import Sweep
 from netgym.tasks import MLP
 from netsim import Topology
@@ -131,7 +132,7 @@ for each in (
         fit,
         mlp,
     ),
-    *(optimizer, reproduce, run_ranks, samples, trained, utilisation, watched_twice),
+    *(load_run, optimizer, run_ranks, samples, trained, utilisation, watched_twice),
     *(Algorithm, Background, LinkEvent, Trace, chain, late_fault, twice_faults),
     *(input_file, parse_collectives, simulate_weather),
 ):

@@ -322,45 +322,47 @@ def reproduce(
     step: str | None = given(metavar="DURATION"),
     as_json: bool = given(),
 ) -> None:
-    """Compute a published result and compare it with the printed one. Without NAME: list them.
+    """Predict measured runs and show the errors: NAME, all, or a YAML file of your own. Without NAME: list them.
 
     Args:
         params: Parameters in streaming-diloco's table [1e9].
         layers: Layers in streaming-diloco's table [24].
         step: Computing time of a step in streaming-diloco's table [0.1s].
     """
-    from netgym.planning.published import PUBLISHED, cells_of
+    from netgym.planning.reproduce import MissingRecordingsError, ReproducedRun, load_run, run_names
+    from netgym.planning.reproduce import reproduce as cells_of
+    from netgym.planning.setting import Known
 
     if name is None:
-        listed = [{"name": known, "source": entry["source"]} for known, entry in PUBLISHED.items()]
-        lines = [f"{entry['name']:<18} {entry['source']}" for entry in listed]
+        listed = [ReproducedRun(each, load_run(each)[0], []).to_mapping() for each in run_names()]
+        lines = [f"{entry['name']:<18} {entry['what']} ({entry['measured_by']})" for entry in listed]
         return click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
     sizes = {"params": params, "layers": layers, "step_seconds": step and parse_seconds(step)}
     given = {key: value for key, value in sizes.items() if value is not None}
     if given and name != "streaming-diloco":
         raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")
-    cells: list[dict[str, Any]] = []
-    with Stoppable() as work, DelayedProgress(f"reproducing {name}"):
-        cells.extend(cells_of(name, **given))
-    source = PUBLISHED[name]["source"]
+    names, known, found = run_names() if name == "all" else [name], Known(), list[ReproducedRun]()
+    with Stoppable() as work, DelayedProgress(f"reproducing {name}", len(names)) as progress:
+        for each in names:
+            found.append(ReproducedRun(each, load_run(each)[0], []))
+            progress.now(f"reproducing {each}")
+            try:
+                found[-1].cells.extend(cells_of(each, known, **given))
+            except MissingRecordingsError as error:
+                if name != "all":
+                    raise
+                click.echo(f"left out: {error}", err=True)
+                found.pop()
+            progress.advance()
+    num_cells = sum(len(each.cells) for each in found)
     if as_json:
-        click.echo(json.dumps({"name": name, "source": source, "cells": cells}, indent=2))
+        data = [each.to_mapping() for each in found]
+        click.echo(json.dumps(data if name == "all" else data[0], indent=2))
     else:
-        click.echo("\n".join([f"{name}: {source}", *map(_cell_line, cells)]))
-    work.end(f"{format_count(len(cells), 'figure')} so far")
+        for made in found:
+            click.echo("\n".join(made.short_lines() if name == "all" else made.lines()))
+    work.end(f"{format_count(num_cells, 'figure')} so far")
     return None
-
-
-def _cell_line(cell: dict[str, Any]) -> str:
-    if "method" in cell:
-        reached = cell["gbit_per_second"]
-        ours = "above 1000" if reached is None else f"{reached:.1f}"
-        line = f"  {cell['method']:<28} {cell['target']:>4.0%}  {ours:>10} Gbit/s"
-        line += f"  (printed {cell['published']:g})" if "published" in cell else ""
-        own = cell["strategy_gbit_per_second"]
-        return f"{line}  {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
-    figures = f"{cell['basis']} {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
-    return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"
 
 
 @click.command()

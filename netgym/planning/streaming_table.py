@@ -1,4 +1,4 @@
-"""Published figures of `published.yaml` and ours, computed with the strategies, schedules and network of training."""
+"""Streaming DiLoCo's table of compute utilisation: its printed schedule, and NetGym's strategies, on one link."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-import netsim
 from exogym_core.cost.compute import Compute
 from exogym_core.run.planned_rank import PlannedRounds
 from exogym_core.strategy import build_strategy
@@ -23,120 +20,12 @@ from netgym.planning.models import SequenceModel
 from netgym.planning.rounds import SimulatedRounds
 from netgym.planning.setting import Setting
 from netsim import Topology
-from netsim.errors import InputError, unknown_name
-from netsim.files.documents import load_document
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["METHODS", "PUBLISHED", "TARGETS", "cells_of", "reproduce", "utilisation"]
-
-_FILE: Any = load_document(Path(__file__).with_suffix(".yaml")).data
-
-#: Name -> `source`, and `groups` of cells with their `links`, or the `methods` of Streaming DiLoCo's table.
-PUBLISHED: Mapping[str, Mapping[str, Any]] = _FILE
-
-
-def reproduce(name: str, **options: Any) -> dict[str, Any]:
-    """The cells of one published result.
-
-    Args:
-        name: in `PUBLISHED`.
-        options: of the Streaming table: `params`, `layers`, `step_seconds`.
-
-    Returns:
-        `name`, `source`, and `cells`: mappings with `published`, `ours`, `residual` (ours / published - 1) and `cause`,
-        or those of the Streaming table.
-
-    Raises:
-        UnknownNameError: there is no such result.
-    """
-    cells = list(cells_of(name, **options))
-    return {"name": name, "source": PUBLISHED[name]["source"], "cells": cells}
-
-
-def cells_of(name: str, **options: Any) -> Iterator[dict[str, Any]]:
-    """Cells of `reproduce`, each as soon as it is computed."""
-    if name not in PUBLISHED:
-        raise unknown_name("published result", name, PUBLISHED)
-    entry = PUBLISHED[name]
-    if "methods" in entry:
-        yield from _streaming(**options)
-    links = entry.get("links", {})
-    for group in entry.get("groups", ()):
-        yield from (_cell({**group, **cell}, links) for cell in group["cells"])
-
-
-# --- cells of the file ---------------------------------------------------------------------------------------
-
-
-def _cell(cell: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
-    """A row; `basis` of the figure compared with ours: `published`, `derived` from published ones, or `circular` (ours
-    is computed from it)."""
-    ours, published, cause = _figure(cell, links), cell["published"], cell["cause"]
-    if "other" in cell:
-        other = _figure({**cell, **cell["other"]}, links)
-        cause = cause.format(other=other, other_residual=other / published - 1, over_other=ours / other - 1)
-    return {
-        "what": cell["what"],
-        "basis": cell.get("basis", "published"),
-        "unit": cell["unit"],
-        "published": published,
-        "ours": ours,
-        "residual": ours / published - 1,
-        "cause": cause,
-    }
-
-
-def _figure(cell: Mapping[str, Any], links: Mapping[str, Any]) -> float:
-    """Figure of a simulated collective or round, in the cell's unit."""
-    topology = _topology(cell["network"], links)
-    regions = cell.get("regions", [None])
-    hosts = [
-        host.name
-        for region in regions
-        for host in topology.hosts
-        if region in (None, topology.region_of(host.index))
-    ]
-    if cell.get("strategy"):
-        seconds, num_bytes, num_values = _round(cell, topology, hosts)
-    else:
-        given = {name: cell[name] for name in ("algorithm", "protocol", "repeat") if name in cell}
-        num_bytes = num_values = cell["bytes"]
-        seconds = netsim.collective(topology, cell["op"], num_bytes=num_bytes, ranks=hosts, **given).seconds
-    match cell["unit"]:
-        case "s":
-            return seconds
-        case "samples/s":
-            return float(cell["samples"] / (cell["samples"] / cell["samples_per_second"] + seconds))
-        case "MB":
-            return num_bytes / 1e6
-        case "bit":
-            return num_bytes * 8 / num_values
-        case "x":  # as many times less than fp32
-            return 32 / (num_bytes * 8 / num_values)
-    return num_bytes * 8 / seconds / {"Mbit/s": 1e6, "Gbit/s": 1e9}[cell["unit"]]
-
-
-def _topology(network: str | Mapping[str, Any], links: Mapping[str, Any]) -> Topology:
-    """A shipped network; a line between two hosts; hosts around a switch; or measured pairs of hosts in regions."""
-    if isinstance(network, str):
-        return Topology.load(network)
-    if "mesh" in network:  # every pair of hosts has its own measured stream, every host its own line
-        places = network["mesh"].items()
-        placed = [(region, f"{region}-{i}") for region, number in places for i in range(number)]
-        wan = [
-            {"between": [one, other], **links["zone" if here == there else f"{here} - {there}"]}
-            for (here, one), (there, other) in combinations(placed, 2)
-        ]
-        return Topology.from_mapping({"regions": {name: links["host"] for _, name in placed}, "wan": wan})
-    link = network.get("link", network.get("line"))
-    link = links[link] if isinstance(link, str) else link
-    if "line" in network:
-        return Topology.from_mapping({"hosts": ["a", "b"], "links": [{"between": ["a", "b"], **link}]})
-    hosts = [f"h{i}" for i in range(network["star"])]
-    spokes = [{"between": [host, "switch"], **link} for host in hosts]
-    return Topology.from_mapping({"hosts": hosts, "routers": ["switch"], "links": spokes})
+__all__ = ["METHODS", "TARGETS", "cells", "utilisation"]
 
 
 class _Matrices(nn.Module):
@@ -148,27 +37,12 @@ class _Matrices(nn.Module):
         self.layers = nn.ModuleList(nn.ParameterList([matrix]) for matrix in matrices)
 
 
-def _round(cell: Mapping[str, Any], topology: Topology, hosts: Sequence[str]) -> tuple[float, int, int]:
-    """Seconds and payload bytes of a rank in the second round of one step, and the number of parameters."""
-    shapes = [
-        tuple(map(int, text.split("x"))) for text, number in cell["parameters"].items() for _ in range(number)
-    ]
-    setting = _setting(_Matrices(shapes), topology, len(hosts), placement=hosts)
-    strategy = build_strategy(cell["strategy"], **cell["options"])
-    rounds = SimulatedRounds(strategy, setting, PlannedRounds(1, 2))
-    simulated = rounds.on(setting)
-    (first, second), payload = simulated.round_seconds, simulated.payload_bytes[0]
-    return second - first, payload[1] - payload[0], setting.model.num_parameters
-
-
 def _setting(
     model: nn.Module, topology: Topology, num_ranks: int, step_seconds: float = 0.0, **options: Any
 ) -> Setting:
     """Setting with steps of `step_seconds` and a model whose operations do not count."""
     return Setting(SequenceModel(model, 1, 0), topology, Compute(fixed=step_seconds), num_ranks, 1, **options)
 
-
-# --- Streaming DiLoCo's table of compute utilisation ---------------------------------------------------
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -212,11 +86,31 @@ class _Method:
         return range(number, layers, fragments) if not rest and number < fragments else ()
 
 
-_METHODS = {name: _Method(**given) for name, given in _FILE["streaming-diloco"]["methods"].items()}
+_METHODS = {
+    "Data-parallel": _Method((86.8, 152.6, 184.2, 222.3, 569.0), "AllReduce", {}, every_step=True),
+    "DiLoCo, H=100": _Method((1.4, 6.2, 13.3, 23.3, 86.8), "DiLoCo", {"H": 100}),
+    "Streaming DiLoCo": _Method(
+        (1.4, 5.2, 9.1, 16.0, 28.1), "StreamingDiLoCo", {"H": 100, "tau": 0}, streams=True
+    ),
+    "Streaming + overlap (tau=1)": _Method(
+        (1.4, 4.3, 6.2, 9.1, 11.0), "StreamingDiLoCo", {"H": 100, "tau": 1}, streams=True, tau=1
+    ),
+    "Streaming + overlap + FP4": _Method(
+        (0.4, 0.9, 1.7, 2.0, 3.0),
+        "StreamingDiLoCo",
+        {"H": 100, "tau": 1, "codec": "e3m0"},
+        streams=True,
+        tau=1,
+        bits=4.0,
+    ),
+}
 METHODS = tuple(_METHODS)
 
 
-def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> Iterator[dict[str, Any]]:
+def cells(
+    _: str = "", *, params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
+) -> Iterator[dict[str, Any]]:
+    """Smallest bandwidth at which each method reaches each utilisation; with the printed one for the printed size."""
     points = _grid_points()
 
     def nearest(gbit_per_second: float) -> int:
@@ -231,6 +125,13 @@ def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1)
                 partial(utilisation, name, params=params, layers=layers, step_seconds=step_seconds), target
             )
             cell = {
+                "what": f"{name}, {target:.0%}",
+                "basis": "fitted",
+                "unit": "Gbit/s",
+                "measured": printed if is_printed else None,
+                "predicted": reached,
+                "first": None,
+                "cause": "the table's resolution is one step of its grid, a factor of 1.207",
                 "method": name,
                 "target": target,
                 "gbit_per_second": reached,
@@ -239,13 +140,7 @@ def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1)
             }
             if is_printed:
                 assert reached is not None
-                cell |= {
-                    "published": printed,
-                    "ours": reached,
-                    "residual": reached / printed - 1,
-                    "grid_steps": nearest(reached) - nearest(printed),
-                    "cause": "the table's resolution is one step of its grid, a factor of 1.207",
-                }
+                cell["grid_steps"] = nearest(reached) - nearest(printed)
             yield cell
 
 

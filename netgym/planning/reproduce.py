@@ -1,0 +1,488 @@
+"""Measured runs and their predictions: `netgym reproduce`.
+
+A run is a YAML file: what ran, on which network, who measured it, and cells, each a measured figure and the call or the
+plan that predicts it. `measured_runs/` has those that ship; one of your own has the same keys.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+import netsim
+from netgym.experiment.experiment import Experiment, apply_values, opened_topology
+from netgym.planning.measure import Measured
+from netgym.planning.planned import Request
+from netgym.planning.setting import Known
+from netsim.errors import InputError, unknown_name
+from netsim.files.documents import Document, load_document
+from netsim.files.schemas import Schema, validate_document
+from netsim.units import format_count, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from netsim import Topology
+    from netsim.files.documents import KeyPath
+
+__all__ = [
+    "BASES",
+    "BasisErrors",
+    "MeasuredRun",
+    "MissingRecordingsError",
+    "ReproducedRun",
+    "load_run",
+    "reproduce",
+    "run_names",
+]
+
+FOLDER = Path(__file__).with_name("measured_runs")
+ROOT = Path(__file__).parents[2]
+
+#: How far a cell tests the model, the strictest first.
+BASES = {
+    "before": "predicted before the measured figure was read",
+    "known": "predicted with knowledge of the figure; nothing was fitted to it",
+    "fitted": "the model or its input was chosen with knowledge of the figure",
+    "derived": "the figure follows from other published ones",
+    "circular": "the prediction is computed from the figure: a check of consistency",
+}
+
+Basis = Literal["before", "known", "fitted", "derived", "circular"]
+_UNITS = {"s": 1.0, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "Mbit/s": 1e6, "Gbit/s": 1e9, "tokens/s": 1.0}
+Unit = Literal["s", "ms", "%", "samples/s", "tokens/s", "MB", "bit", "x", "Mbit/s", "Gbit/s"]
+
+
+class MissingRecordingsError(InputError):
+    """The recordings of a run are not on this machine."""
+
+
+class Simulated(Schema):
+    """A simulated figure: of a collective (`op`) or of a plan (`experiment`).
+
+    Attributes:
+        network: a name of the run's `networks`, a shipped network, a file beside the run's, {line: LINK}, {star: HOSTS,
+            link: LINK}, {mesh: {REGION: HOSTS}} or a topology; LINK may be a name of the run's `links`.
+        regions: hosts of these regions take part in the collective.
+        hosts: these take part, in this order.
+        op: collective, see `netsim list`.
+        bytes: of its tensor, such as 100 MB.
+        algorithm: None: the fastest.
+        protocol: None: the network's.
+        repeat: the last of so many equal calls counts.
+        experiment: an experiment or its file, as `netgym plan` takes it; its first strategy is planned.
+        parameters: shapes of a payload in place of the experiment's model: [512x512, 512], or SHAPE: HOW OFTEN.
+        set: keys of the experiment, or `topology.KEY` of the network, as in --set; a cell's are added to its group's.
+        flags: arguments of `netgym plan` by name that are no keys of an experiment, such as devices_per_worker.
+        figure: attribute of the plan, such as compute_utilisation, exposed_seconds_per_round, seconds_per_step.
+        samples, samples_per_second: throughput of a step that computes at this speed and then waits for the figure.
+        unit: of the figure, and of the measured one.
+    """
+
+    network: str | dict[str, Any] | None = None
+    regions: list[str] | None = None
+    hosts: list[str] | None = None
+    op: str | None = None
+    bytes: int | str | None = None
+    algorithm: str | None = None
+    protocol: str | dict[str, Any] | None = None
+    repeat: int = Field(1, ge=1)
+    experiment: str | dict[str, Any] | None = None
+    parameters: list[str | int] | dict[str, int] | None = None
+    set: dict[str, Any] = Field({})
+    flags: dict[str, Any] = Field({})
+    figure: str | None = None
+    samples: float | None = None
+    samples_per_second: float | None = None
+    unit: Unit | None = None
+
+
+class Cell(Simulated):
+    """A measured figure and its prediction.
+
+    Attributes:
+        what: the setting that was measured.
+        measured: None: predicted only.
+        basis: how far it tests the model, see `BASES`.
+        first: the prediction that was made before the figure was read.
+        cause: known causes of the error; {other} is the figure with `other`'s keys, {other_error} its error,
+            {over_other} the prediction relative to it.
+        other: keys that differ in a second simulation.
+        plus: a figure that is added, by its own keys.
+    """
+
+    what: str | None = None
+    measured: float | None = None
+    basis: Basis = "known"
+    first: float | None = None
+    cause: str = ""
+    other: dict[str, Any] = Field({})
+    plus: Simulated | None = None
+
+
+class CellGroup(Cell):
+    """Cells with keys in common, which each cell may replace."""
+
+    cells: list[Cell]
+
+
+class CellProgram(Schema):
+    """Program of NetGym's repository whose `cells(part)` yields cells."""
+
+    file: str
+    part: str
+
+
+class MeasuredRun(Schema):
+    """A measured run, or several of one kind.
+
+    Attributes:
+        what: model and strategy, or calls, and on which devices.
+        network: in words.
+        measured_by: who measured, and when.
+        source: where the figures are printed, and whether it was read.
+        predicted_at: commit of NetGym that made the cells' `first` predictions.
+        unknown: inputs that are not published, and what was assumed for them.
+        links, networks: of the cells, by name.
+        groups: of cells.
+        program: computes the cells of a run that ships with NetGym.
+    """
+
+    what: str
+    network: str
+    measured_by: str
+    source: str
+    predicted_at: str = ""
+    unknown: str
+    links: dict[str, dict[str, Any]] = Field({})
+    networks: dict[str, dict[str, Any]] = Field({})
+    groups: list[CellGroup] = Field([])
+    program: CellProgram | None = None
+
+
+def run_names() -> list[str]:
+    """Names of the measured runs that ship."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_run(name: str) -> tuple[MeasuredRun, Document]:
+    """A measured run that ships, by name, or that of a YAML file.
+
+    Raises:
+        UnknownNameError: neither exists.
+        InputError: mistakes in the file, one line each.
+    """
+    path = FOLDER / f"{name}.yaml"
+    is_own = name.endswith((".yaml", ".yml"))
+    if not is_own and name not in run_names():
+        raise unknown_name("measured run", name, [*run_names(), "all"])
+    document = load_document(name if is_own else path)
+    run = validate_document(MeasuredRun, document)
+    if is_own and run.program is not None:
+        raise document.error(
+            ("program",), "only runs that ship with NetGym run programs: give groups of cells"
+        )
+    if not (run.groups or run.program):
+        raise document.error((), "groups: is missing: add a group with cells, see docs/accuracy.md")
+    return run, document
+
+
+def reproduce(name: str, known: Known | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+    """Cells of a measured run, each as soon as it is simulated.
+
+    Args:
+        name: in `run_names()`, or a YAML file.
+        known: cache of plans, shared with other runs.
+        options: of Streaming DiLoCo's table: `params`, `layers`, `step_seconds`.
+
+    Yields:
+        `what`, `basis`, `unit`, `measured`, `predicted`, `error` (predicted / measured - 1; None where nothing is
+        measured), `first` and `cause`; Streaming's have more.
+
+    Raises:
+        UnknownNameError: there is no such run.
+        InputError: mistakes in the file.
+    """
+    run, document = load_run(name)
+    if run.program is not None:
+        path = ROOT / run.program.file
+        if not path.is_file():
+            raise MissingRecordingsError(
+                f"{name}: its recordings are in NetGym's repository, not in an installed package: run it in a checkout"
+            )
+        for cell in _module(path).cells(run.program.part, **options):
+            yield {**cell, "error": _error(cell["predicted"], cell["measured"])}
+    simulation = _Simulation(run, document, known or Known())
+    for place, group in enumerate(run.groups):
+        for number, own in enumerate(group.cells):
+            yield simulation.cell(("groups", place), ("groups", place, "cells", number), group, own)
+
+
+def _module(path: Path) -> Any:
+    """Module of a file of the repository."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return None if measured is None or predicted is None else predicted / measured - 1
+
+
+class _Simulation:
+    """Figures of one run's cells; equal set-ups are simulated once."""
+
+    def __init__(self, run: MeasuredRun, document: Document, known: Known) -> None:
+        self._run, self._document, self._known = run, document, known
+        self._folder = Path(document.where).parent
+        self._found: dict[str, Mapping[str, Any]] = {}
+
+    def cell(self, of_group: KeyPath, of_cell: KeyPath, group: CellGroup, own: Cell) -> dict[str, Any]:
+        given = {name: getattr(group, name) for name in group.model_fields_set if name != "cells"}
+        given |= {name: getattr(own, name) for name in own.model_fields_set}
+        given["set"] = {**group.set, **own.set}
+        cell = Cell.model_validate(given)
+        if (
+            missing := next((key for key in ("what", "unit") if getattr(cell, key) is None), None)
+        ) is not None:
+            raise self._document.error(
+                (*of_cell, missing), "is missing: add this key to the cell or its group"
+            )
+        place = of_cell if "experiment" in own.model_fields_set else of_group
+        predicted, cause = self._figure(cell, place), cell.cause
+        if cell.plus is not None:
+            plus = cell.plus.model_copy(
+                update={"unit": cell.unit, "network": cell.plus.network or cell.network}
+            )
+            predicted += self._figure(plus, (*place, "plus"))
+        error = _error(predicted, cell.measured)
+        if cell.other:
+            other = self._figure(Cell.model_validate({**given, **cell.other}), place)
+            cause = cause.format(
+                other=other,
+                other_error=_error(other, cell.measured) or 0.0,
+                over_other=predicted / other - 1,
+            )
+        values = {"measured": cell.measured, "predicted": predicted, "error": error, "first": cell.first}
+        return {"what": cell.what, "basis": cell.basis, "unit": cell.unit, **values, "cause": cause}
+
+    def _figure(self, cell: Simulated, place: KeyPath) -> float:
+        """Figure in the cell's unit."""
+        apart = {"figure", "unit", "samples", "samples_per_second"}
+        apart |= set(Cell.model_fields) - set(Simulated.model_fields)
+        key = json.dumps(cell.model_dump(exclude=apart), sort_keys=True, default=str)
+        if (cell.op is None) == (cell.experiment is None):
+            raise self._document.error(
+                place, "needs either op and bytes (a collective) or experiment (a plan)"
+            )
+        if key not in self._found:
+            self._found[key] = (
+                self._planned(cell, place) if cell.op is None else self._collective(cell, place)
+            )
+        found, unit = self._found[key], str(cell.unit)
+        if unit in ("bit", "x"):  # of a parameter; as many times less than fp32
+            bits: float = found["payload_bytes"] * 8 / found["parameters"]
+            return bits if unit == "bit" else 32 / bits
+        name = cell.figure or ("payload_bytes" if unit == "MB" else "seconds")
+        if not isinstance(found.get(name), int | float):
+            known = [each for each, value in found.items() if isinstance(value, int | float)]
+            raise self._document.error((*place, "figure"), unknown_name("figure of a plan", name, known))
+        value = float(found[name])
+        if unit == "samples/s":
+            assert cell.samples is not None
+            assert cell.samples_per_second is not None
+            return float(cell.samples / (cell.samples / cell.samples_per_second + value))
+        if unit in ("Mbit/s", "Gbit/s"):
+            value = found["payload_bytes"] * 8 / value
+        return value / _UNITS[unit]
+
+    def _collective(self, cell: Simulated, place: KeyPath) -> Mapping[str, Any]:
+        document = self._on_network(Document(self._document.where, {}), cell, place)
+        topology = self._topology(document)
+        assert cell.op is not None
+        num_bytes = parse_bytes(cell.bytes) if isinstance(cell.bytes, str) else cell.bytes
+        if num_bytes is None:
+            raise self._document.error(
+                (*place, "bytes"), "is missing: add the size of the tensor, such as 100 MB"
+            )
+        given = {
+            name: each for name in ("algorithm", "protocol") if (each := getattr(cell, name)) is not None
+        }
+        result = netsim.collective(
+            topology, cell.op, num_bytes=num_bytes, ranks=_hosts(cell, topology), repeat=cell.repeat, **given
+        )
+        return {"seconds": result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
+
+    def _on_network(self, document: Document, cell: Simulated, place: KeyPath) -> Document:
+        """Experiment's document with the cell's network, payload and changed keys."""
+        changes: dict[str, Any] = {}
+        if cell.network is not None:
+            changes["topology"] = self._network(cell.network)
+        if cell.parameters is not None:
+            counts = (
+                cell.parameters.items()
+                if isinstance(cell.parameters, dict)
+                else [(str(shape), 1) for shape in cell.parameters]
+            )
+            shapes = [[int(size) for size in text.split("x")] for text, times in counts for _ in range(times)]
+            changes["model"] = {"name": "payload", "shapes": shapes}
+        document = apply_values(document, changes, document.where, self._folder)
+        document = apply_values(document, cell.set, f"{self._document.where}: set", self._folder)
+        data = document.data
+        if isinstance(data, dict) and "topology" not in data:
+            raise self._document.error((*place, "network"), "is missing: add this key")
+        return document
+
+    def _planned(self, cell: Simulated, place: KeyPath) -> Mapping[str, Any]:
+        if isinstance(cell.experiment, str):
+            document = load_document(self._folder / cell.experiment)
+        else:
+            document = self._document.part((*place, "experiment"))
+        document = self._on_network(document, cell, place)
+        if cell.hosts or cell.regions:
+            hosts = _hosts(cell, self._topology(document))
+            changes = {"placement": hosts, "workers.count": len(hosts)}
+            document = apply_values(document, changes, document.where, self._folder)
+        experiment = Experiment.from_document(document, self._folder, Path(self._document.where).stem)
+        request = Request.of(experiment, known=self._known, **cell.flags)
+        strategy = experiment.build_strategy(experiment.strategies[0])
+        row = Measured(strategy, request.setting).plan.to_mapping()
+        mfu = row.pop("mfu")
+        mean = {"mfu": sum(mfu.values()) / len(mfu)} if mfu else {}
+        return {
+            **row,
+            **mean,
+            "seconds": row["seconds_per_round"],
+            "parameters": request.setting.model.num_parameters,
+        }
+
+    def _topology(self, document: Document) -> Topology:
+        topology = opened_topology(document, document.data["topology"], self._folder)  # type: ignore[index]
+        assert topology is not None
+        return topology
+
+    def _network(self, network: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+        """Name or content of a topology."""
+        run = self._run
+        if isinstance(network, str):
+            return self._network(run.networks[network]) if network in run.networks else network
+        if "mesh" in network:  # every pair of hosts has its own measured stream, every host its own line
+            places = network["mesh"].items()
+            placed = [(region, f"{region}-{i}") for region, number in places for i in range(number)]
+            wan = [
+                {"between": [one, other], **run.links["zone" if here == there else f"{here} - {there}"]}
+                for (here, one), (there, other) in combinations(placed, 2)
+            ]
+            return {"regions": {name: run.links["host"] for _, name in placed}, "wan": wan}
+        link = network.get("link", network.get("line"))
+        link = run.links[link] if isinstance(link, str) else link
+        rest = {key: value for key, value in network.items() if key not in ("line", "star", "link")}
+        if "line" in network:
+            return {"hosts": ["a", "b"], "links": [{"between": ["a", "b"], **link}], **rest}
+        if "star" in network:
+            hosts = [f"h{i}" for i in range(network["star"])]
+            spokes = [{"between": [host, "switch"], **link} for host in hosts]
+            return {"hosts": hosts, "routers": ["switch"], "links": spokes, **rest}
+        return network
+
+
+def _hosts(cell: Simulated, topology: Topology) -> list[str]:
+    """Hosts that take part, in order."""
+    return cell.hosts or [
+        host.name
+        for region in (cell.regions or (None,))
+        for host in topology.hosts
+        if region in (None, topology.region_of(host.index))
+    ]
+
+
+class BasisErrors(NamedTuple):
+    """Errors of cells of one basis as shares; `largest` and `first_largest` have their sign."""
+
+    basis: str
+    cells: int
+    median: float
+    p95: float
+    largest: float
+    first_median: float | None
+    first_largest: float | None
+
+
+class ReproducedRun(NamedTuple):
+    """A measured run and its cells, as `reproduce` yields them."""
+
+    name: str
+    run: MeasuredRun
+    cells: list[dict[str, Any]]
+
+    def facts(self) -> dict[str, str]:
+        """The run in words."""
+        return {
+            key: getattr(self.run, key) for key in ("what", "network", "measured_by", "source", "unknown")
+        }
+
+    def summaries(self) -> list[BasisErrors]:
+        """Errors of the measured cells by basis, in the order of `BASES`."""
+        found = []
+        for basis in BASES:
+            own = [cell for cell in self.cells if cell["basis"] == basis and cell["error"] is not None]
+            if own:
+                errors = [cell["error"] for cell in own]
+                first = [cell["first"] / cell["measured"] - 1 for cell in own if cell["first"] is not None]
+                of_first = (float(np.median(np.abs(first))), max(first, key=abs)) if first else (None, None)
+                sizes = np.abs(errors)
+                middle, high = float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+                found.append(BasisErrors(basis, len(own), middle, high, max(errors, key=abs), *of_first))
+        return found
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            **self.facts(),
+            "summaries": [each._asdict() for each in self.summaries()],
+            "cells": self.cells,
+        }
+
+    def short_lines(self) -> list[str]:
+        """A line for each basis."""
+        return [
+            f"{self.name:<18} {format_count(each.cells, 'figure'):>11}, {each.basis + ':':<9} error median "
+            f"{each.median:.1%}, 95 % below {each.p95:.1%}, largest {each.largest:+.1%}"
+            for each in self.summaries()
+        ]
+
+    def lines(self) -> list[str]:
+        """The run in words, then a line for each cell."""
+        facts = [
+            f"  {key.replace('_', ' ')}: {value}" for key, value in self.facts().items() if key != "what"
+        ]
+        return [
+            f"{self.name}: {self.run.what}",
+            *facts,
+            *(f"  {each}" for each in map(_cell_line, self.cells)),
+            *(f"  {line}" for line in self.short_lines()),
+        ]
+
+
+def _cell_line(cell: Mapping[str, Any]) -> str:
+    unit, predicted = cell["unit"], cell["predicted"]
+    line = f"{cell['what']}: predicted " + ("above 1000" if predicted is None else f"{predicted:.4g}")
+    line += f" {unit}, " + ("not measured" if cell["measured"] is None else f"measured {cell['measured']:g}")
+    line += "" if cell["error"] is None else f" ({cell['error']:+.1%}, {cell['basis']})"
+    if "strategy" in cell:
+        own = cell["strategy_gbit_per_second"]
+        return f"{line}; {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
+    return f"{line}: {cell['cause']}" if cell["cause"] else line
