@@ -170,6 +170,10 @@ TABLE = [
     ("HeLoCo", {"H": 3}),
     ("HALoS", {"H": 2, "K": 3}),
     ("DecoupledDiLoCo", {"H": 4, "num_fragments": 2}),
+    ("SNOO", {"H": 3}),
+    ("GPA", {}),
+    ("ACCO", {}),
+    ("EDiT", {"H": 3, "outlier_warmup": 2}),
 ]
 ODD = regions_form({"a": 4, "b": 2, "c": 1}, latency="1 ms", wan="10 Mbit/s")
 WORLDS = [(3, "linux-tcp"), (5, "ideal"), (7, "gloo"), (7, "ideal"), (5, "linux-tcp")]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exogym_core.strategy.acco import ACCOStrategy
 from exogym_core.strategy.ad_psgd import ADPSGDStrategy
 from exogym_core.strategy.all_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy
@@ -28,8 +29,10 @@ from exogym_core.strategy.dgc import DGCStrategy, LargestGradients
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.dion import DionDirections, DionStrategy
 from exogym_core.strategy.dpsgd import DPSGDCommunicator, DPSGDStrategy
+from exogym_core.strategy.edit import EDiTStrategy
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
 from exogym_core.strategy.gasloc import GASLoCCommunicator, GASLoCStrategy
+from exogym_core.strategy.gpa import GPAStrategy
 from exogym_core.strategy.halos import HALoSStrategy
 from exogym_core.strategy.heloco import HeLoCoStrategy
 from exogym_core.strategy.muloco import MuLoCoCommunicator, MuLoCoStrategy
@@ -50,6 +53,7 @@ from exogym_core.strategy.qsparse import QsparseCommunicator, QsparseLocalSGDStr
 from exogym_core.strategy.sgp import SGPCommunicator, SGPStrategy
 from exogym_core.strategy.signsgd import MajorityOfSigns, SignSGDStrategy
 from exogym_core.strategy.slowmo import SlowMoCommunicator, SlowMoStrategy
+from exogym_core.strategy.snoo import SNOOStrategy
 from exogym_core.strategy.sparseloco import SparseLoCoCommunicator, SparseLoCoStrategy
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTADiLoCoStrategy, SPARTAStrategy
 from exogym_core.strategy.streaming import StreamingDiLoCoCommunicator, StreamingDiLoCoStrategy
@@ -59,6 +63,7 @@ from netsim.errors import InputError, unknown_name
 __all__ = [
     "MODULES",
     "STRATEGIES",
+    "ACCOStrategy",
     "ADPSGDStrategy",
     "AllReduceStrategy",
     "AsyncDiLoCoStrategy",
@@ -82,11 +87,13 @@ __all__ = [
     "DiLoCoStrategy",
     "DionDirections",
     "DionStrategy",
+    "EDiTStrategy",
     "EagerDiLoCoCommunicator",
     "EagerDiLoCoStrategy",
     "FedAvgStrategy",
     "GASLoCCommunicator",
     "GASLoCStrategy",
+    "GPAStrategy",
     "HALoSStrategy",
     "HeLoCoStrategy",
     "IndexSelector",
@@ -110,6 +117,7 @@ __all__ = [
     "RandomIndexSelector",
     "SGPCommunicator",
     "SGPStrategy",
+    "SNOOStrategy",
     "SPARTADiLoCoStrategy",
     "SPARTAStrategy",
     "ShuffledSequentialIndexSelector",

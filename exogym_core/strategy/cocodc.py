@@ -8,9 +8,9 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int, whole_number
-from exogym_core.strategy.parts.average import RoundAveraging
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.fragments import second_order
+from exogym_core.strategy.parts.outer import OuterAveraging
 from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
@@ -48,7 +48,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
         scale: "relative" (lambda is the correction's norm over the norm of the corrected steps, tensor by tensor) or
             "fixed" (lambda multiplies the second-order term).
         num_fragments, fragments, pattern: see `FragmentOptions`.
-        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -63,7 +63,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC"):
     scale: str = option("relative", name_in("relative", "fixed"))
     outer_optimizer: FragmentOptimizer = options_of(FragmentOptimizer)
     cut: FragmentOptions = options_of(FragmentOptions)
-    averaging: RoundAveraging = options_of(RoundAveraging)
+    averaging: OuterAveraging = options_of(OuterAveraging)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
     judged = "outer"

@@ -8,8 +8,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
-from exogym_core.strategy.parts.average import RoundAveraging
-from exogym_core.strategy.parts.outer import OuterOptimizer, OuterStep
+from exogym_core.strategy.parts.outer import OuterAveraging, OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.rounds import UnderWay
 from exogym_core.strategy.parts.state import State
 
@@ -35,7 +34,7 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         H: local steps a round.
-        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -44,7 +43,7 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
 
     H: int = option(100, positive_int)
     outer_optimizer: OuterOptimizer = options_of(OuterOptimizer)
-    averaging: RoundAveraging = options_of(RoundAveraging)
+    averaging: OuterAveraging = options_of(OuterAveraging)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
     judged = "outer"

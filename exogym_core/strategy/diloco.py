@@ -6,8 +6,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
 from exogym_core.strategy.participation.absence import PatienceOptions
 from exogym_core.strategy.participation.site import SiteOptions
-from exogym_core.strategy.parts.average import RoundAveraging
-from exogym_core.strategy.parts.outer import OuterOptimizer, OuterStep
+from exogym_core.strategy.parts.outer import OuterAveraging, OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.state import State
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoStrategy"]
@@ -32,7 +31,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec, outer_lr, outer_momentum: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
-        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         ranks_per_worker, sharding, ranks_per_node: of sites, see `SiteOptions`.
         averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: time-outs, see
             `PatienceOptions`.
@@ -45,7 +44,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
 
     H: int = option(100, positive_int)
     outer_optimizer: OuterOptimizer = options_of(OuterOptimizer)
-    averaging: RoundAveraging = options_of(RoundAveraging)
+    averaging: OuterAveraging = options_of(OuterAveraging)
     sites: SiteOptions = options_of(SiteOptions)
     patience: PatienceOptions = options_of(PatienceOptions)
     positional = ("optim_spec", "outer_optim_spec", "H")

@@ -7,10 +7,10 @@ from typing import Any
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
-from exogym_core.strategy.parts.average import Buckets, RoundAveraging
+from exogym_core.strategy.parts.average import Buckets
 from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
-from exogym_core.strategy.parts.outer import OuterStep, nesterov
+from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep, nesterov
 from exogym_core.strategy.parts.rounds import CodedMean
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
@@ -80,7 +80,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
     def prepare(self) -> None:
         """Begin with the same theta on every rank, without errors."""
         outer_optim = nesterov(self.outer_lr, self.outer_momentum)
-        self.outer = OuterStep(self.held, outer_optim, RoundAveraging(buckets=self.cut.buckets))
+        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(buckets=self.cut.buckets))
         self.num_rounds, self.coded = 0, None
         if self.bits:
             quantizer = _QUANTIZERS[self.quantizer](self.bits)

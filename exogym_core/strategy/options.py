@@ -57,6 +57,8 @@ SYNONYMS = (
     ("alpha", "fragment_update_alpha"),
     ("approximation_rank", "matrix_approximation_rank"),
     ("start_step", "start_powerSGD_iter"),
+    ("mu_x", "eval_interp_coeff"),
+    ("mu_y", "train_interp_coeff"),
 )
 
 

@@ -9,10 +9,10 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, one_of, option, options_of, positive_int
-from exogym_core.strategy.parts.average import Buckets, RoundAveraging
+from exogym_core.strategy.parts.average import Buckets
 from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
 from exogym_core.strategy.parts.rounds import CodedMean
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
@@ -71,7 +71,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
     def prepare(self) -> None:
         """Begin with the same x on every rank, without errors."""
         outer_optim = OptimSpec(torch.optim.SGD, lr=1.0)
-        self.outer = OuterStep(self.held, outer_optim, RoundAveraging(buckets=self.cut.buckets))
+        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(buckets=self.cut.buckets))
         self.coded, self.num_rounds = CodedMean(self.outer.flats), 0
         for bucket in self.outer.buckets:
             self.charged(self.codec(bucket, 0))

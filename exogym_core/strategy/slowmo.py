@@ -8,8 +8,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.desloc import MOMENTS, MomentMean
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int
-from exogym_core.strategy.parts.average import RoundAveraging
-from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
 from exogym_core.strategy.parts.state import State
 
 __all__ = ["SlowMoCommunicator", "SlowMoStrategy"]
@@ -34,7 +33,7 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
         outer_lr: alpha, the slow learning rate.
         outer_momentum: beta, the slow momentum.
         buffers: what becomes of the local optimizer's state at the end of a round: "maintain", "reset" or "average".
-        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -46,7 +45,7 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
     outer_lr: float = option(1.0, number)
     outer_momentum: float = option(0.5, number)
     buffers: str = option("maintain", name_in("maintain", "reset", "average"))
-    averaging: RoundAveraging = options_of(RoundAveraging)
+    averaging: OuterAveraging = options_of(OuterAveraging)
 
     positional = ("optim_spec",)
     judged = "outer"

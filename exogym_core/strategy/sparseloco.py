@@ -9,9 +9,9 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
-from exogym_core.strategy.parts.average import Buckets, RoundAveraging
+from exogym_core.strategy.parts.average import Buckets
 from exogym_core.strategy.parts.few_bits import StatisticalCodec
-from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
 from exogym_core.strategy.parts.rounds import CodedMean
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, block_shape
@@ -93,7 +93,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
     def prepare(self) -> None:
         """Begin with the same phi on every rank, without errors."""
         outer_optim = OptimSpec(torch.optim.SGD, lr=self.outer_lr)
-        self.outer = OuterStep(self.held, outer_optim, RoundAveraging(buckets=self.cut.buckets))
+        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(buckets=self.cut.buckets))
         self.codecs = [self.charged(self.codec(bucket)) for bucket in self.outer.buckets]
         self.coded = CodedMean(
             self.outer.flats, beta=self.error_decay, among_senders=self.mean_over == "senders"

@@ -6,7 +6,7 @@ from typing import Any
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int, share, whole_number
-from exogym_core.strategy.parts.average import RoundAveraging
+from exogym_core.strategy.parts.outer import OuterAveraging
 from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments
 from exogym_core.strategy.parts.state import State
 
@@ -29,7 +29,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
         alpha: weight of the worker's own parameters in the mix; also `fragment_update_alpha`.
         num_fragments, fragments, pattern: see `FragmentOptions`.
-        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -42,7 +42,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
     alpha: float = option(0.5, share)
     outer_optimizer: FragmentOptimizer = options_of(FragmentOptimizer)
     cut: FragmentOptions = options_of(FragmentOptions)
-    averaging: RoundAveraging = options_of(RoundAveraging)
+    averaging: OuterAveraging = options_of(OuterAveraging)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
     judged = "outer"

@@ -386,12 +386,18 @@ class SimulatedRounds:
             if not is_measured:
                 runner.still_optimizers()
 
+            has_states = False
+
             def after_step(step: int) -> None:
-                if is_measured and step in (1, rounds.period):
-                    # Its optimizers make their states when they step for the first time: one step is enough.
+                nonlocal has_states
+                if is_measured and (step in (1, rounds.period) or (step == 2 and not has_states)):
+                    # Its optimizers make their states when they step for the first time: one step is enough, or two
+                    # where the first one's gradients are still on their way.
                     memory = worker_memory(own if setting.stages is None else mine.model, mine)
                     self._memory[comm.rank] = memory
-                    runner.still_optimizers(1 if step < rounds.period else None)
+                    has_states = memory["optimizer"] > 0
+                    if has_states or step > 1:
+                        runner.still_optimizers(1 if step < rounds.period else None)
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
                 traffic, place = comm.traffic, mine.round_place()

@@ -13,6 +13,7 @@ from typing import Any
 import compression_references as compression
 import mixing_references as mixing
 import outer_references as outer_rounds
+import recent_references as recent
 import strategy_reference as reference
 import torch
 from strategy_reference import DTYPE_BYTES, SEED, adamw, every, local, named_codec, num_values, sgd, whole
@@ -218,4 +219,5 @@ TABLE = [
     ),
     *(Row(**row) for row in compression.ROWS),
     *(Row(**row) for row in mixing.ROWS),
+    *(Row(**row) for row in recent.ROWS),
 ]

@@ -37,6 +37,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "CoCoDC": {"H": 4, "num_fragments": 2, "tau": 1},
     "DecoupledDiLoCo": {"H": 3, "num_fragments": 2},
     "DeMo": {"compression_topk": 3, "compression_chunk": 4},
+    "EDiT": {"H": 1, "outlier_warmup": 2, "outlier_score": 0.1},
     "HALoS": {"H": 1, "K": 2},
     "OneBitAdam": {"freeze_step": 2},
     "SPARTA": {"p_sparta": 0.3, "interval": 2},
@@ -45,7 +46,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 _EVERY_TWO = {  # H = 2
     *("DelayedDiLoCo", "DESLOC", "DiLoCo", "EagerDiLoCo", "FedAvg", "GASLoC", "HeLoCo", "LocalSGD", "MuLoCo"),
-    *("NoLoCo", "QsparseLocalSGD", "SlowMo", "SparseLoCo"),
+    *("NoLoCo", "QsparseLocalSGD", "SlowMo", "SNOO", "SparseLoCo"),
 }
 _PROTOCOLS = ("ideal", "linux-tcp")
 CARRIERS = ("threads", "processes", "resumed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -251,8 +251,9 @@ on, and of the means that it made (times the number of ranks, so that the next m
 """
 
 
-#: Ways to combine the ranks' values.
-AGGREGATES = ("mean", "median", "trimmed-mean")
+#: Ways to combine the ranks' values, of which the robust ones need all values on all ranks.
+ROBUST = ("median", "trimmed-mean")
+AGGREGATES = ("mean", *ROBUST)
 
 
 class Averaging(Options):
@@ -264,7 +265,12 @@ class Averaging(Options):
         error_feedback: the codec's rounding error is added to the next values sent.
         aggregate: of the ranks' values: "mean", or "median" or "trimmed-mean" against ranks that send nonsense;
             these two send `n - 1` times the encoded bytes.
+
+    Attributes:
+        aggregates: names that `aggregate` takes.
     """
+
+    aggregates: ClassVar[tuple[str, ...]] = AGGREGATES
 
     codec: Codec | None = option(None, lambda where, name, value: codec_named(value))
     error_feedback: bool = option(default=False, check=flag)
@@ -273,9 +279,9 @@ class Averaging(Options):
     def check(self, where: str) -> None:
         """Refuse options that contradict each other."""
         super().check(where)
-        if self.aggregate not in AGGREGATES:
-            raise unknown_name("aggregate", str(self.aggregate), AGGREGATES)
-        if self.error_feedback and (self.codec is None or self.aggregate != "mean"):
+        if self.aggregate not in self.aggregates:
+            raise unknown_name("aggregate", str(self.aggregate), self.aggregates)
+        if self.error_feedback and (self.codec is None or self.aggregate in ROBUST):
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
 
     def averaging(self) -> Averaging:
@@ -304,7 +310,7 @@ class Averaging(Options):
         if comm.world_size == 1:
             return flat
         codec = None if self.codec is None else self.codec.on(flat.device)
-        if self.aggregate != "mean":
+        if self.aggregate in ROBUST:
             return (yield from _robust_steps(comm, flat, self.aggregate, codec))
         if codec is not None:
             return (yield from _encoded_steps(comm, flat, codec, residual))

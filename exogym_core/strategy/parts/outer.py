@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from exogym_core.plain import decode, encode
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.parts.average import Flight, RoundAveraging, run
+from exogym_core.strategy.parts.average import AGGREGATES, Flight, RoundAveraging, run
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.state import State, Stateful
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,9 +25,19 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.participation.site import Site
 
-__all__ = ["DelayedNesterov", "GlobalModel", "OuterOptimizer", "OuterStep", "Round", "nesterov"]
+__all__ = [
+    "DelayedNesterov",
+    "GlobalModel",
+    "KeptParameters",
+    "OuterAveraging",
+    "OuterOptimizer",
+    "OuterStep",
+    "Round",
+    "nesterov",
+]
 
 
 @lru_cache(maxsize=64)
@@ -70,6 +81,37 @@ class OuterOptimizer(Options):
         )
 
 
+class OuterAveraging(RoundAveraging):
+    """Average of a round's pseudo-gradients, see `RoundAveraging`.
+
+    `aggregate="isotropic"` gives every matrix `D = U S V^T` of the mean equal singular values, `mean(S) U V^T`, before
+    the outer optimizer takes it; other tensors, and the bytes, are those of the mean.
+
+    References:
+        Horoi et al., Can Model Merging Improve Aggregation in DiLoCo?, arXiv 2607.03011; the rule as in the authors'
+        code, shoroi/isoloco, `src/tplr/isocloco.py`, `orthogonalize_object="gradient"`.
+    """
+
+    aggregates = (*AGGREGATES, "isotropic")
+
+    def charged(self, strategy: Strategy) -> Self:
+        """As `Averaging.charged`; refuses singular values of matrices that ranks hold in parts."""
+        whole = zip(strategy.trainable, strategy.held, strict=True)
+        if self.aggregate == "isotropic" and any(held.shape != each.shape for each, held in whole):
+            raise InputError(
+                f"{strategy.where}: aggregate='isotropic' needs whole matrices, and sharding= cuts them; leave one out"
+            )
+        return super().charged(strategy)
+
+    def merged(self, mean: Tensor) -> Tensor:
+        """The gradient of the outer optimizer from a tensor's mean pseudo-gradient."""
+        if self.aggregate != "isotropic" or mean.dim() != 2 or mean.is_meta:
+            return mean
+        left, values, right = torch.linalg.svd(mean, full_matrices=False)
+        spread: Tensor = values.mean() * (left @ right)
+        return spread
+
+
 class GlobalModel(Stateful):
     """The global model of a strategy with rounds, which is judged if `judged` is "outer"."""
 
@@ -82,6 +124,20 @@ class GlobalModel(Stateful):
     def optimizers(self) -> list[Optimizer]:
         """Optimizers that update it."""
         return []
+
+
+class KeptParameters(GlobalModel):
+    """Global parameters beside a replica that has others, equal to it at first."""
+
+    state = State("kept")
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.kept = [parameter.detach().clone() for parameter in parameters]
+
+    @property
+    def theta(self) -> list[Tensor]:
+        """Its parameters, in the order in which they were given."""
+        return self.kept
 
 
 class Round:
@@ -127,9 +183,9 @@ class OuterStep(GlobalModel):
     state = State("optim", "residuals", theta="flats")
 
     def __init__(
-        self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: RoundAveraging | None = None
+        self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: OuterAveraging | None = None
     ) -> None:
-        self.averaging = averaging if averaging is not None else RoundAveraging()
+        self.averaging = averaging if averaging is not None else OuterAveraging()
         self.plan = self.averaging.plan(parameters)
         self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
         self.flats = [flatten(bucket) for bucket in self.buckets]
@@ -220,7 +276,11 @@ class OuterStep(GlobalModel):
         """Update the global parameters with flat gradients; the replica stays as it is."""
         for flat, anchors in zip(gradients, self.anchors, strict=True):
             for anchor, gradient in zip(anchors, unflatten(flat, anchors), strict=True):
-                anchor.grad = gradient
+                anchor.grad = self.averaging.merged(gradient)
+        self.update()
+
+    def update(self) -> None:
+        """Take the outer optimizer's step along the gradients of `anchors`."""
         self.optim.step()
         self.optim.zero_grad()
 

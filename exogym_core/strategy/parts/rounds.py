@@ -9,7 +9,7 @@ import torch
 from exogym_core.strategy.options import Options, name_in, option, positive_int
 from exogym_core.strategy.parts.average import Flight, decoded, gathering
 from exogym_core.strategy.parts.fragments import fragments_of
-from exogym_core.strategy.parts.outer import GlobalModel, OuterOptimizer, OuterStep, Round
+from exogym_core.strategy.parts.outer import GlobalModel, OuterAveraging, OuterOptimizer, OuterStep, Round
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.participation.site import Site
-    from exogym_core.strategy.parts.average import RoundAveraging, Steps
+    from exogym_core.strategy.parts.average import Steps
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["CodedMean", "FragmentOptimizer", "FragmentOptions", "Fragments", "UnderWay"]
@@ -177,7 +177,7 @@ class Fragments(UnderWay, GlobalModel):
         options: FragmentOptions,
         num_steps: int,
         optimizer: OptimSpec,
-        averaging: RoundAveraging,
+        averaging: OuterAveraging,
     ) -> None:
         names = [name for name, _ in strategy.named_trainable()]
         self.members = fragments_of(names, options, num_steps, strategy.where)

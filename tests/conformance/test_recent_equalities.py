@@ -1,0 +1,94 @@
+"""Equalities between strategies of 2024 to 2026 and older ones, and what each of them refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import strategy_reference as reference
+import torch
+from strategy_reference import adamw
+
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    DiLoCoStrategy,
+    EDiTStrategy,
+    FedAvgStrategy,
+    GPAStrategy,
+    SNOOStrategy,
+    Strategy,
+    StreamingDiLoCoStrategy,
+)
+from netsim.errors import InputError
+
+
+def diloco(n: int) -> DiLoCoStrategy:
+    return DiLoCoStrategy(adamw, H=2, outer_lr=0.68, outer_momentum=0.37, ranks_per_worker=n)
+
+
+EQUAL: dict[str, tuple[Callable[[], Strategy], Callable[[int], Strategy], float]] = {
+    "SNOO is DiLoCo with one worker": (lambda: SNOOStrategy(adamw, H=2), diloco, 0.0),
+    "GPA without an average is AllReduce": (
+        lambda: GPAStrategy(adamw, mu_x=0),
+        lambda n: AllReduceStrategy(adamw),
+        1e-12,
+    ),
+    "SNOO in shards": (
+        lambda: SNOOStrategy(adamw, H=2, sharding="FULL_SHARD"),
+        lambda n: SNOOStrategy(adamw, H=2),
+        1e-12,
+    ),
+    "GPA in shards": (
+        lambda: GPAStrategy(adamw, mu_x=0.5, sharding="SHARD_GRAD_OP"),
+        lambda n: GPAStrategy(adamw, mu_x=0.5),
+        1e-12,
+    ),
+    "EDiT of one worker without a penalty is DiLoCo": (
+        lambda: EDiTStrategy(adamw, H=2, ranks_per_worker=2, outlier_score=0, clip_outer=0),
+        lambda n: DiLoCoStrategy(adamw, H=2, ranks_per_worker=n),
+        0.0,
+    ),
+    "isotropic fragments": (
+        lambda: StreamingDiLoCoStrategy(
+            adamw, H=2, num_fragments=1, tau=0, alpha=0, outer_lr=0.7, aggregate="isotropic"
+        ),
+        lambda n: DiLoCoStrategy(adamw, H=2, aggregate="isotropic"),
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal(name: str) -> None:
+    one, other, tolerance = EQUAL[name]
+    model, batches = reference.make_problem(2, 5, 3, 4, seed=5)
+    for got, expected in zip(
+        reference.run_strategy(one(), model, batches).results,
+        reference.run_strategy(other(2), model, batches).results,
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FedAvgStrategy(aggregate="isotropic"), "unknown aggregate 'isotropic'"),
+        (
+            lambda: DiLoCoStrategy(H=2, ranks_per_worker=2, sharding="FULL_SHARD", aggregate="isotropic"),
+            "DiLoCoStrategy: aggregate='isotropic' needs whole matrices",
+        ),
+        (lambda: EDiTStrategy(aggregate="median"), "EDiTStrategy: weighs pseudo-gradients by their norms"),
+        (
+            lambda: EDiTStrategy(ranks_per_worker=2, sharding="FULL_SHARD"),
+            "EDiTStrategy: needs the norms of whole tensors",
+        ),
+        (lambda: EDiTStrategy(outlier_warmup=1), "outlier_warmup=1 must be a whole number of at least 2"),
+        (lambda: GPAStrategy(mu_y=0), "mu_y=0 must be above 0"),
+    ],
+)
+def test_refusals(make: Callable[[], Strategy], words: str) -> None:
+    """In one line, when the strategy is made or its ranks meet."""
+    with pytest.raises(InputError) as raised:
+        reference.run_strategy(make(), *reference.make_problem(4, 2, 3, 4, seed=5))
+    assert words in str(raised.value).partition("\n")[0]
