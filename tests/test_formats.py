@@ -223,6 +223,19 @@ def test_listed_docstrings_are_those_of_the_classes(package: str, registry: str)
     }
 
 
+def test_experimental_strategies_are_listed_on_request_alone() -> None:
+    kinds = importlib.import_module("exogym_core.strategy").STRATEGIES
+    listed = {every: dict(sections(every=every)["strategies"]()) for every in (False, True)}
+    assert listed[True].keys() == kinds.keys()
+    marked = {name for name, line in listed[True].items() if line.startswith("(experimental)")}
+    assert (
+        marked
+        == {name for name, kind in kinds.items() if kind.experimental}
+        == listed[True].keys() - listed[False]
+    )
+    assert marked == {"AsyncSPARTA", "CoCoDC", "DecoupledDiLoCo", "DESLOC", "GASLoC", "HeLoCo"}
+
+
 def test_listed_sizes_are_those_of_the_shipped_topologies() -> None:
     """`netgym list` counts in the files."""
     listed = dict(sections()["topologies"]())

@@ -27,7 +27,7 @@ class _Selection(SelectionOptions):
     p_sparta: float = option(0.05, fraction)
 
 
-class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA"):
+class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
     """SPARTA whose averages overlap with computing.
 
     An all-reduce of chosen values begins every `interval` steps; its result is applied `delay` steps later. What local

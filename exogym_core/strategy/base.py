@@ -253,6 +253,8 @@ class Strategy(Stateful):
         accepted_servers: smallest and largest number of servers.
         is_synchronous: all ranks do the same number of steps; otherwise each ends at its own time.
         registry: classes by the names that experiment files give them.
+        experimental: its rule could not be read in the paper or in code that its authors publish: `netgym list` names
+            it with `--all` alone.
         Options: dataclass of all declared options.
         positional: names of options that may be given by position, in order.
         declared, members: names of options declared by the class and its bases, and classes of members with options.
@@ -273,6 +275,7 @@ class Strategy(Stateful):
 
     state = State("local_step", "optim", "scheduler", "site", "workers")
     judged: str = "replica"
+    experimental: ClassVar[bool] = False
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
     round_steps: int | None = None
     warmup_steps: ClassVar[int] = 0
@@ -320,9 +323,11 @@ class Strategy(Stateful):
         name: str | None = None,
         part: str | None = None,
         positional: tuple[str, ...] | None = None,
+        experimental: bool = False,
         **others: Any,
     ) -> None:
         super().__init_subclass__(**others)
+        cls.experimental = experimental
         cls.positional = cls.positional if positional is None else positional
         if name is not None:
             cls.registry[name] = cls

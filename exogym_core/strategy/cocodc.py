@@ -18,8 +18,8 @@ from netsim.errors import InputError
 __all__ = ["CoCoDCCommunicator", "CoCoDCStrategy"]
 
 
-class CoCoDCStrategy(Strategy, name="CoCoDC"):
-    """Streaming DiLoCo with delays compensated, and fragments chosen by how fast they change (second-hand).
+class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
+    """Streaming DiLoCo with delays compensated, and fragments chosen by how fast they change.
 
     A fragment p sent as theta_s after step s receives the mean of `phi - theta_s` tau steps later; that makes
     an outer step, and the worker's own steps since then are taken again from there, by a first-order expansion:

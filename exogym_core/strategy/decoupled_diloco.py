@@ -24,7 +24,7 @@ __all__ = ["DecoupledDiLoCoStrategy"]
 _TAIL = 4  # values behind a fragment: which, of which round, samples and local steps since it last left
 
 
-class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
+class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experimental=True):
     """Learners send displacements of fragments and continue at once; merged fragments are mixed in on arrival.
 
     The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.

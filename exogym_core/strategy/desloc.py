@@ -72,7 +72,7 @@ class MomentMean:
         return torch.zeros_like(parameter) if value is None else value
 
 
-class DESLOCStrategy(Strategy, name="DESLOC"):
+class DESLOCStrategy(Strategy, name="DESLOC", experimental=True):
     """Local steps of an adaptive optimizer; parameters, first and second moments are averaged at their own periods.
 
     After step t (from 1), with x the parameters, u and v the optimizer's moments (Adam's m and v):

@@ -13,7 +13,7 @@ from exogym_core.strategy.parts.state import State
 __all__ = ["GASLoCCommunicator", "GASLoCStrategy"]
 
 
-class GASLoCStrategy(Strategy, name="GASLoC"):
+class GASLoCStrategy(Strategy, name="GASLoC", experimental=True):
     """`H` local steps, then an outer step with momentum whose average is over neighbours on a sparse random graph.
 
     With g_i the displacement of a round, x_i = theta_i + eta g_i, and W the graph's mixing matrix:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["HeLoCoStrategy"]
 
 
-class HeLoCoStrategy(ServedStrategy, name="HeLoCo"):
+class HeLoCoStrategy(ServedStrategy, name="HeLoCo", experimental=True):
     """Async DiLoCo whose server turns stale displacements towards its momentum, tensor by tensor.
 
     With `c = cos(d, m)` and `conf = |d| / (|d| + k |m| + eps)` of a tensor's displacement d and momentum m:

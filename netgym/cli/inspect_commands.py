@@ -42,6 +42,10 @@ Section = list[tuple[str, str]]
 _FOLDER = Path(__file__).parents[2]
 
 
+def _text(package: str) -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((_FOLDER / package).rglob("*.py")))
+
+
 def documented(package: str, registry: str) -> dict[str, str]:
     """Docstring of each member of a registry of a package, read from the files without importing torch.
 
@@ -49,9 +53,9 @@ def documented(package: str, registry: str) -> dict[str, str]:
         package: such as `strategy`.
         registry: `STRATEGIES`, to which classes add themselves by `name=`, or a dictionary of imported ones.
     """
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((_FOLDER / package).rglob("*.py")))
+    text = _text(package)
     if registry == "STRATEGIES":
-        return {name: inspect.cleandoc(docstring) for name, docstring in _STRATEGY.findall(text)}
+        return {name: inspect.cleandoc(docstring) for name, _, docstring in _STRATEGY.findall(text)}
     table = re.search(rf"^{registry}: .*= (\{{[^}}]*\}})", text, re.MULTILINE)
     makers = re.findall(r'"(\w+)": (\w+)', table[1] if table else "")
 
@@ -64,7 +68,8 @@ def documented(package: str, registry: str) -> dict[str, str]:
 
 # A registered class and its docstring. Parsing the files takes ten times as long.
 _STRATEGY = re.compile(
-    r'^class \w+Strategy\([^)]*\bname="([^"]+)"\):\n    r?"""(.*?)"""', re.MULTILINE | re.DOTALL
+    r'^class \w+Strategy\([^)]*\bname="([^"]+)"(, experimental=True)?\):\n    r?"""(.*?)"""',
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -77,6 +82,18 @@ def _summaries(package: str, registry: str) -> Section:
         papers = dict.fromkeys(f"{where} {number}" for where, number in found if number not in line)
         rows.append((name, f"{line} [{', '.join(papers)}]" if papers else line))
     return rows
+
+
+def _strategies(*, every: bool) -> Section:
+    """Strategies; experimental ones, marked, only where `every` is true."""
+    package = "exogym_core/strategy"
+    marked = {name for name, is_experimental, _ in _STRATEGY.findall(_text(package)) if is_experimental}
+    rows = _summaries(package, "STRATEGIES")
+    return [
+        (name, f"(experimental) {line}" if name in marked else line)
+        for name, line in rows
+        if every or name not in marked
+    ]
 
 
 def _topologies() -> Section:
@@ -94,8 +111,8 @@ def _topologies() -> Section:
     return rows
 
 
-def sections() -> dict[str, Callable[[], Section]]:
-    """Functions that list (name, line) pairs, by section."""
+def sections(*, every: bool = False) -> dict[str, Callable[[], Section]]:
+    """Functions that list (name, line) pairs, by section; with `every` experimental strategies too."""
     from exogym_core.cost.devices import DEVICES
     from netgym.planning.model_sizes import listed_models
     from netsim.topology.protocol import PRESETS
@@ -107,7 +124,7 @@ def sections() -> dict[str, Callable[[], Section]]:
         return "; ".join((f"{flops} Tflop/s", memory, *([f"unsourced: {unsourced}"] if unsourced else ())))
 
     return {
-        "strategies": partial(_summaries, "exogym_core/strategy", "STRATEGIES"),
+        "strategies": partial(_strategies, every=every),
         "tasks": partial(_summaries, "netgym/tasks", "TASKS"),
         "models": partial(_summaries, "netgym/tasks", "MODELS"),
         "topologies": _topologies,

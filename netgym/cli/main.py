@@ -146,14 +146,22 @@ def tokens(
 
 @click.command("list")
 @takes()
-def list_names(what: str | None = given(is_argument=True, metavar="[KIND]"), as_json: bool = given()) -> None:
-    """List strategies, tasks, models, topologies, devices and protocols, or one of these kinds."""
+def list_names(
+    what: str | None = given(is_argument=True, metavar="[KIND]"),
+    every: bool = given("--all"),
+    as_json: bool = given(),
+) -> None:
+    """List strategies, tasks, models, topologies, devices and protocols, or one of these kinds.
+
+    Args:
+        every: List experimental strategies too, whose rules could not be read in papers or their authors' code.
+    """
     from rich.text import Text
 
     from netgym.cli.inspect_commands import sections
     from netgym.cli.run_commands import stdout
 
-    makers = sections()
+    makers = sections(every=every)
     if what is not None and what not in makers:
         raise unknown_name("list", what, makers)
     chosen = [what] if what is not None else list(makers)
