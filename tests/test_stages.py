@@ -124,6 +124,74 @@ def test_a_step_takes_the_slots_of_the_schedule(schedule: str, count: int, micro
     assert result.compute_seconds == pytest.approx([0.768 / count] * count, abs=1e-7)
 
 
+@settings(max_examples=4)
+@given(
+    count=st.integers(2, 4),
+    micro=st.sampled_from([1, 2, 4]),
+    delay=st.integers(1, 3),
+    carrier=st.sampled_from(["threads", {"kind": "processes", "processes": 2}]),
+)
+def test_pipedream_applies_each_gradient_as_late_as_its_stage(
+    count: int, micro: int, delay: int, carrier: Any
+) -> None:
+    """Values of one process that delays the gradients of each part, and times of the passes one by one."""
+    free = Topology.from_mapping(star_form(count, bandwidth="1e9 Gbit/s", latency="0 s"))
+    torch.manual_seed(5)
+    layers = [nn.Linear(16, 16, bias=False) for _ in range(count)]
+    sample = torch.randn(1, 16)
+    steps, rate = 6, 0.3
+    stages = {"count": count, "microbatches": micro, "schedule": "pipedream", "delay": delay}
+    about = {"num_nodes": 1, "topology": free, "max_steps": steps, "val_size": 0, "workers": carrier}
+    sgd = OptimSpec(torch.optim.SGD, lr=rate)
+    model = Batches(nn.Sequential(*layers, Mean()))
+    data = TensorDataset(sample.expand(64, 16).contiguous())
+    result, weights = fit(
+        model,
+        data,
+        AllReduceStrategy(optim_spec=sgd),
+        stages,
+        **about,
+        compute=f"{64 * count} ms",
+        batch_size=4,
+    )
+
+    versions = [[layer.weight.detach().clone() for layer in layers]]
+    gradients: list[list[Tensor]] = []  # of each step's weights, by stage
+    losses = []
+    for step in range(steps):
+        own = [weight.clone().requires_grad_() for weight in versions[-1]]
+        value = sample
+        for weight in own:
+            value = value @ weight.T
+        loss = value.square().mean()
+        losses.append(loss.item())
+        gradients.append(list(torch.autograd.grad(loss, own)))
+        after = []
+        for position, weight in enumerate(versions[-1]):
+            lag = delay * (count - 1 - position)
+            due = [micro * step + index - lag for index in range(micro)]
+            mean = sum(
+                (gradients[at // micro][position] / micro for at in due if at >= 0), torch.zeros(16, 16)
+            )
+            after.append(weight - rate * mean)
+        versions.append(after)
+    assert [row["train_loss"] for row in result.history] == pytest.approx(losses, rel=1e-5)
+    for position, weight in enumerate(versions[-1]):
+        assert torch.allclose(weights[f"layers.{position}.weight"], weight, atol=1e-5)
+
+    slot, done = 64e-3 / micro, dict[tuple[bool, int, int], float]()
+    for now in range(steps * micro):  # forward passes take a third of a slot
+        for position in range(count):
+            before = done.get((True, position, now - 1), 0.0), done.get((True, position - 1, now), 0.0)
+            behind = now - delay * (count - 1 - position)
+            last = done.get((False, position, behind - 1), 0.0)
+            done[True, position, now] = max(*before, last) + slot / 3
+            if behind >= 0:
+                came = done.get((False, position + 1, behind), 0.0)
+                done[False, position, behind] = max(done[True, position, now], came) + slot * 2 / 3
+    assert result.virtual_seconds == pytest.approx(max(done.values()), abs=1e-6)
+
+
 class Mean(nn.Module):
     """A loss without parameters."""
 
@@ -302,6 +370,8 @@ def test_chains_cross_the_longest_hop_least() -> None:
         ({"stages": {"count": 2, "codec": {"name": "subspace", "width": 25}}}, "exceeds the 24 features"),
         ({"stages": 2, "val_seconds": "1 s"}, "evaluate.every_seconds"),
         ({"stages": 2, "autocast": "fp16"}, "fp16"),
+        ({"stages": {"count": 2, "delay": 2}}, "is for schedule: pipedream"),
+        ({"stages": {"count": 2, "schedule": "pipedream"}, "checkpoint_interval": 2}, "passes in flight"),
         (
             {"stages": {"count": 2, "schedule": "interleaved", "microbatches": 1}},
             "multiple of 2 micro-batches",
@@ -322,6 +392,7 @@ def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str
         ),
         ({"count": 3, "schedule": "gpipe", "microbatches": 8, "codec": "int8"}, [{"name": "DiLoCo", "H": 8}]),
         ({"count": 2, "schedule": "interleaved", "microbatches": 2}, [{"name": "NoLoCo", "H": 4}, "DeMo"]),
+        ({"count": 2, "schedule": "pipedream", "microbatches": 2}, [{"name": "DiLoCo", "H": 4}]),
     ],
 )
 def test_a_plan_is_the_run(tmp_path: Path, stages: Any, strategies: list[Any]) -> None:

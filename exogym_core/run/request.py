@@ -209,6 +209,8 @@ class FitRequest(RunConfig):
             "autocast: fp16, whose scaler is a worker's (take bf16)": self.autocast == "fp16",
             "evaluate.every_seconds (count evaluations in steps)": self.val_seconds is not None,
             "torchrun (start it without)": self.is_joining or self.is_apart,
+            "checkpoints under pipedream, whose passes in flight are not kept": self.stages.is_asynchronous
+            and (self.checkpoint_interval is not None or self.resume_from is not None),
         }
         for what, is_given in refused.items():
             if is_given:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from exogym_core.data.batches import loss_and_count
 from exogym_core.learner import TorchLearner
@@ -109,7 +110,9 @@ class _ChainSite(Site):
 class StageLearner(TorchLearner):
     """Takes a step's passes in the order of the schedule; what crosses stages is sent as soon as it is computed.
 
-    Receives are posted one pass ahead, so that messages move while the rank computes.
+    Receives are posted one pass ahead, so that messages move while the rank computes. Under `pipedream` a micro-batch's
+    backward pass may come in a later step: its forward pass is of a copy of the weights then, and its gradient goes to
+    the update of that later step. The first such steps have gradients of fewer micro-batches, or of 0.
 
     Args:
         rank: its stages.
@@ -137,7 +140,11 @@ class StageLearner(TorchLearner):
         super().__init__(rank.held.model, comm, strategy.before_backward, cost, autocast, overlaps)
         self._rank, self._overlaps = rank, overlaps
         self.has_loss = rank.has_loss
-        self._sends: list[Handle[None]] = []
+        self._sends: list[tuple[int, Handle[None]]] = []  # with the latest micro-batch when it was sent
+        self._num_taken, self._a_step = 0, 0  # micro-batches of all steps so far, and of this one
+        self._sizes: dict[int, tuple[int, float]] = {}  # by micro-batch: samples, and share of its step's
+        self._copies: dict[int, Tensor] = {}  # of this step's parameters, by their id
+        self._copies_of: dict[int, dict[int, Tensor]] = {}  # by micro-batch in flight
         self._posted: dict[StagePass, list[Handle[Tensor]]] = {}
         self._entered: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by stage and micro-batch
         self._left: dict[tuple[int, int], tuple[Tensor, ...]] = {}
@@ -145,15 +152,31 @@ class StageLearner(TorchLearner):
     def gradients(self, step: StepSamples, context: StepContext) -> float:
         """Leave the gradients of all micro-batches in `.grad`; return their mean loss, 0 where it is not known."""
         seconds = 0.0 if self._cost is None else self._cost.seconds(context.number, step.samples)
-        order = actions(self._rank.cut.stages, self._rank.position, len(step.micro_batches))
+        stages, position = self._rank.cut.stages, self._rank.position
+        first = self._num_taken if stages.is_asynchronous else 0
+        for number, (_, samples) in enumerate(step.micro_batches, first):
+            self._sizes[number] = samples, samples / step.samples
+        self._a_step = len(step.micro_batches)
+        self._num_taken = first + self._a_step
+        passes = actions(stages, position, len(step.micro_batches))
+        order = [each._replace(micro=first + each.micro) for each in passes if first + each.micro >= 0]
+        if stages.lag(position):
+            self._copies = {
+                id(each): each.detach().clone().requires_grad_(each.requires_grad)
+                for each in self._rank.held.model.parameters()
+            }
         loss = 0.0
         for index, action in enumerate(order):
             for coming in order[index : index + 2]:
-                self._post_receives(coming, step)
-            batch, samples = step.micro_batches[action.micro]
-            share = self._rank.cut.shares[action.stage] * samples / step.samples
+                self._post_receives(coming)
+            samples, weight = self._sizes[action.micro]
+            share = self._rank.cut.shares[action.stage] * weight
             if action.is_forward:
-                loss += self._forward_pass(action, batch, samples, context) * samples / step.samples
+                behind = action.micro - stages.lag(min(position + 1, stages.count - 1))
+                if stages.is_asynchronous and behind >= 0:  # the next rank's backward pass of now
+                    self._post_receives(action._replace(is_forward=False, micro=behind))
+                batch = step.micro_batches[action.micro - first][0]
+                loss += self._forward_pass(action, batch, samples, context) * weight
                 self._charge(seconds, step.samples, share * FORWARD_SHARE)
                 self._send(action, samples)
                 continue
@@ -164,15 +187,19 @@ class StageLearner(TorchLearner):
             share *= 1 - FORWARD_SHARE
             if clock is not None:
                 clock.begin_backward(seconds, step.samples, share)
-            self._backward_pass(action, samples, samples / step.samples)
+            self._backward_pass(action, samples, weight)
             if clock is not None:
                 clock.end()
             else:
                 self._charge(seconds, step.samples, share)
             self._send(action, samples)
-        for handle in self._sends:
-            handle.wait()
-        self._sends.clear()
+        # What the next rank has answered by now is delivered; to wait for more would be to wait for that rank.
+        until = self._num_taken - stages.delay if stages.is_asynchronous else self._num_taken
+        while self._sends and self._sends[0][0] < until:
+            self._sends.pop(0)[1].wait()
+        for parameter in self._rank.held.model.parameters() if stages.is_asynchronous else ():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         self._rank.sum_shared()
         return loss
 
@@ -185,6 +212,8 @@ class StageLearner(TorchLearner):
     def _forward_pass(self, action: StagePass, batch: Any, samples: int, context: StepContext) -> float:
         """Pass of a micro-batch through a stage; returns its loss, 0 where it is not the last."""
         cut, key = self._rank.cut, (action.stage, action.micro)
+        if self._copies:
+            self._copies_of[action.micro] = self._copies
         modules = self._rank.held.modules[action.stage]
         value: Any = batch
         if action.stage:
@@ -198,7 +227,7 @@ class StageLearner(TorchLearner):
         is_last = action.stage == cut.stages.num_stages - 1
         with self._autocast:
             for module in modules[: len(modules) - is_last]:
-                value = module(value)
+                value = self._called(module, value)
             if not is_last:
                 left = self._left[key] = tensors_of(value)
                 found = [(each.dtype, tuple(each.shape)) for each in left]
@@ -213,7 +242,7 @@ class StageLearner(TorchLearner):
                         f"{texts[1]} follows from the first batch: pad samples to one length"
                     )
                 return 0.0
-            value = modules[-1](value, batch)
+            value = self._called(modules[-1], value, batch)
         loss, count = loss_and_count(
             value, f"rank {self._comm.rank}, step {context.number + 1}", with_gradient=True
         )
@@ -224,26 +253,39 @@ class StageLearner(TorchLearner):
         self._left[key] = (loss,)
         return loss.item()
 
+    def _called(self, module: nn.Module, *values: Any) -> Any:
+        """Value of a part, by the copies of its parameters where there are any."""
+        if not self._copies:
+            return module(*values)
+        own = {name: self._copies[id(each)] for name, each in module.named_parameters(remove_duplicate=False)}
+        return functional_call(module, own, values)
+
     def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
         """Backward pass of a micro-batch through a stage."""
         left = self._left.pop((action.stage, action.micro))
+        copies = self._copies_of.pop(action.micro, {})
         if action.stage == self._rank.cut.stages.num_stages - 1:
             (left[0] * weight).backward()  # type: ignore[no-untyped-call]
             return
         roots = [each for each in left if each.requires_grad]
         if roots:
             torch.autograd.backward(roots, self._receive(action, samples))
+        for parameter in self._rank.held.model.parameters() if copies else ():
+            copy = copies[id(parameter)]
+            if copy.grad is not None:
+                parameter.grad = copy.grad if parameter.grad is None else parameter.grad.add_(copy.grad)
+                copy.grad = None
 
     # --- messages ------------------------------------------------------------------------------------------
 
-    def _post_receives(self, action: StagePass, step: StepSamples) -> None:
+    def _post_receives(self, action: StagePass) -> None:
         """Post the receives of what a pass needs from another rank."""
         cut, chain = self._rank.cut, self._rank.chain
         last = cut.stages.num_stages - 1
         if action in self._posted or action.stage == (0 if action.is_forward else last):
             return
         peer = (self._rank.position + (-1 if action.is_forward else 1)) % chain.world_size
-        samples, tag = step.micro_batches[action.micro][1], _tag(action)
+        samples, tag = self._sizes[action.micro][0], _tag(action)
         likes = [each.empty(samples, self._device) for each in self._received_by(action)]
         messages = [
             like if (codec := self._codec_of(like.dtype)) is None else codec.message_like(like)
@@ -305,9 +347,11 @@ class StageLearner(TorchLearner):
                 else tensor.detach().contiguous()
             )
             if (codec := self._codec_of(value.dtype)) is not None:
-                value, like = codec.encode(value, (*towards, number)), value
+                place = towards._replace(micro=towards.micro % self._a_step)
+                value, like = codec.encode(value, (*place, number)), value
                 self._charge_coding(codec, "encode", like)
-            self._sends.append(chain.isend(value, peer, _tag(towards)))
+            now = action.micro + (0 if action.is_forward else cut.stages.lag(self._rank.position))
+            self._sends.append((now, chain.isend(value, peer, _tag(towards))))
 
     def state_dict(self) -> dict[str, Any]:
         """Values that codecs still owe."""

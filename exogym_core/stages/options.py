@@ -70,18 +70,21 @@ class Stages(Schema):
             of them, or as few more as divide `batch_size`.
         schedule: `gpipe`: all forward passes, then all backward passes (Huang et al., arXiv 1811.06965); `1f1b`: a
             backward pass after each forward pass, so that at most `count` micro-batches are alive (Narayanan et al.,
-            arXiv 1806.03377); `interleaved`: `1f1b` with `chunks` stages a rank (arXiv 2104.04473).
+            arXiv 1806.03377); `interleaved`: `1f1b` with `chunks` stages a rank (arXiv 2104.04473); `pipedream`: `1f1b`
+            without an end of the step, with a copy of the weights for passes in flight (arXiv 1806.03377, section 3.3).
         split: `flops` or `bytes`: stages of about equal operations, or parameters; in Python also a function
             `model -> list of modules`.
         chunks: stages of each rank under `interleaved`.
+        delay: micro-batches that a stage is ahead of the one after it, under `pipedream`: more of them hide latency.
         codec: of activations and their gradients; None: as they are.
     """
 
     count: Annotated[int, Field(ge=1)]
     microbatches: Annotated[int, Field(ge=1)] | None = None
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "pipedream"] = "1f1b"
     split: Annotated[Any, AfterValidator(_split), WithJsonSchema({"enum": list(_SPLITS)})] = "flops"
     chunks: Annotated[int, Field(ge=2)] = 2
+    delay: Annotated[int, Field(ge=1)] = 1
     codec: BoundaryCodecOptions | None = None
 
     @model_validator(mode="before")
@@ -93,6 +96,8 @@ class Stages(Schema):
     def _chunks_are_used(self) -> Stages:
         if self.schedule != "interleaved" and "chunks" in self.model_fields_set and self.chunks != 2:
             raise InputError("chunks: is for schedule: interleaved; leave it out")
+        if self.delay != 1 and not self.is_asynchronous:
+            raise InputError("delay: is for schedule: pipedream; leave it out")
         return self
 
     @classmethod
@@ -112,8 +117,23 @@ class Stages(Schema):
         """Stages of the whole model."""
         return self.count * (self.chunks if self.schedule == "interleaved" else 1)
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """True if steps do not wait for their own gradients."""
+        return self.schedule == "pipedream"
+
+    def lag(self, position: int) -> int:
+        """Micro-batches between the forward and backward passes of a rank beyond those of its step; 0: none."""
+        return self.delay * (self.count - 1 - position) if self.is_asynchronous else 0
+
+    def staleness(self, position: int) -> int:
+        """Most updates of the weights between the two passes of a micro-batch, once `microbatches` are settled."""
+        return -(-self.lag(position) // (self.microbatches or 1))
+
     def most_alive(self, position: int) -> int:
         """Most micro-batches whose activations a rank holds at once, once `microbatches` are settled."""
+        if self.is_asynchronous:
+            return self.lag(position) + 1
         passes = actions(self, position, self.microbatches or 1)
         return max(accumulate(1 if each.is_forward else -1 for each in passes))
 
@@ -154,7 +174,7 @@ class StagePass(NamedTuple):
     Attributes:
         is_forward: forward or backward pass.
         stage: number of the stage in the model.
-        micro: number of the micro-batch.
+        micro: number of the micro-batch in the step; below 0 it is of an earlier one.
     """
 
     is_forward: bool
@@ -169,7 +189,16 @@ def actions(stages: Stages, position: int, num_micro: int) -> list[StagePass]:
 
     >>> [f"{'BF'[each.is_forward]}{each.micro}" for each in actions(Stages(count=2), 0, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    >>> [f"{'BF'[each.is_forward]}{each.micro}" for each in actions(Stages(count=2, schedule="pipedream"), 0, 3)]
+    ['F0', 'B-1', 'F1', 'B0', 'F2', 'B1']
     """
+    if stages.is_asynchronous:
+        lags = {True: 0, False: stages.lag(position)}
+        return [
+            StagePass(is_forward, position, index - lag)
+            for index in range(num_micro)
+            for is_forward, lag in lags.items()
+        ]
     count, chunks = stages.count, stages.num_stages // stages.count
     total, group = num_micro * chunks, count
     warmup = min(total, count - 1 - position)

@@ -93,8 +93,8 @@ class Plan:
         memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
         mfu: share of the devices' peak that the model's operations are, waiting included, by site.
         stages: of each rank of a worker's chain its `host` (the first worker's), `computing` (share of the worker's
-            operations), `memory` in bytes, and `boundary_bytes` that cross to and from the next rank in a step; empty
-            without stages.
+            operations), `staleness` (updates of the weights between a micro-batch's passes), `memory` in bytes, and
+            `boundary_bytes` that cross to and from the next rank in a step; empty without stages.
         memory_available: on the devices of the worker with least, among those that are listed; None: not known.
         fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
         fits_with: changes, each of which alone makes it fit, as flags; none where it fits.

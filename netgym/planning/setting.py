@@ -275,7 +275,7 @@ class Setting:
     def memory_of(
         self, states: Mapping[str, int], choices: Sequence[str] | None = None, place: int | None = None
     ) -> dict[str, int]:
-        """Memory of a worker's states and activations on its devices.
+        """Memory of a worker's states, of copies of its weights, and of activations on its devices.
 
         Args:
             states: bytes by purpose.
@@ -294,6 +294,8 @@ class Setting:
             alive = max(self.stages.most_alive(each) * sequences * shares[each] for each in places)
             kept = math.ceil(alive * self.model.activation_bytes)
             few = math.ceil(alive * self.model.checkpointed_bytes)
+            copies = max(map(self.stages.staleness, places))  # of the weights, for passes in flight
+            states = {**states, "weights": states.get("weights", 0) * (1 + copies)}
         if self.half:
             kept, few = kept // 2, few // 2
         return memory_in_use(states, kept, few, self.memory if choices is None else choices)

@@ -122,6 +122,7 @@ class PlannedStages(PlannedRank):
         super().__init__(stage.peers, stage.held.model, strategy, computing, max_steps, coding)
         whole: Any = _WholeStep()
         stage.clip_together(strategy)
+        self._is_asynchronous = cut.stages.is_asynchronous
         clock: Any = self._clock
         self._learner = _PlannedLearner(stage, clock, strategy, whole, None)
 
@@ -132,7 +133,7 @@ class PlannedStages(PlannedRank):
     def take_alike(self, most: int, *, copies: bool) -> int:
         """Take one step whose requests are copied, as its messages are those of all steps between exchanges."""
         number = min(self.strategy.steps_to_exchange - 1, most)
-        if number < 2:
+        if number < 2 or self._is_asynchronous:  # messages of one step are waited for in another
             return 0
         self._take_copied(number)
         return number
@@ -186,6 +187,7 @@ def stage_rows(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[di
         {
             "host": hosts[setting.hosts[place]].name,
             "computing": sum(cut.shares[place::count]),
+            "staleness": cut.stages.staleness(place),
             "memory": setting.memory_of(own, place=place)["total"],
             "boundary_bytes": crossing[place],
         }
@@ -218,7 +220,7 @@ def stages_text(cut: Cut, batch_size: int) -> str:
     """Stages of a plan in a line: schedule, least idle share of a step, and bytes over each boundary both ways."""
     stages = cut.stages
     number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
-    idle = (stages.count - 1) / (chunks * number + stages.count - 1)
+    idle = 0.0 if stages.is_asynchronous else (stages.count - 1) / (chunks * number + stages.count - 1)
     most = max(boundary_bytes(cut, batch_size))
     return (
         f"{stages.count} ranks a worker, {stages.schedule}, {number} micro-batches: idle for "
