@@ -344,8 +344,8 @@ class RunConfig:
             (`exogym_core.workers.run`).
         workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
         stages: each worker is a chain of ranks that hold a stage of the model each: `4`, or a mapping with `count`,
-            `microbatches`, `schedule` (`gpipe`, `1f1b`, `interleaved`, `pipedream`) and `split`. `num_nodes` counts workers, and
-            `batch_size` their samples; `placement` names a host for each of their ranks, worker by worker.
+            `microbatches`, `schedule` (`gpipe`, `1f1b`, `interleaved`, `pipedream`) and `split`. `num_nodes` counts
+            workers, and `batch_size` their samples; `placement` names a host for each of their ranks, worker by worker.
         target_loss: of the judged model. `target` reports whether it was held, and `virtual_seconds_to_target` when
             the first judged model that reached it came to exist.
         resume_from: a folder of checkpoints, or a run's folder that `out` named; resumes from its newest checkpoint,
