@@ -29,7 +29,7 @@ from netgym.studies import sweep
 from netgym.studies import sweep as sweep_module
 from netgym.studies.points import Range, Sweep, batches_of
 from netgym.studies.study import Study
-from netgym.studies.sweep import Probe, estimated, objective, probe
+from netgym.studies.sweep import Probe, estimate, estimated, objective, probe
 from netsim.errors import InputError
 from netsim.files.documents import load_document, parse_document
 
@@ -316,6 +316,18 @@ def test_the_estimate_counts_what_is_trained_and_what_is_retimed(
         assert (found.num_runs, found.num_retimed) == (6 * num_strategies, 4 * num_strategies)
         assert found.seconds == pytest.approx(3.0 * seconds)
     study.folder.release()
+
+
+def test_the_estimate_counts_trainings_that_depend_on_time_at_every_point(tmp_path: Path) -> None:
+    """A round with a time-out goes on without the late, so that no other network's losses are known."""
+    waiting = "[AllReduce, {name: DiLoCo, H: 2, timeout_waiting_for_peers: 1 s}, {name: AsyncDiLoCo, H: 2}]"
+    sweep = "{topology: [lan, home-tiers, wan-4-regions]}"
+    text = experiment(topology="lan", compute="1 ms", strategies=waiting, sweep=sweep)
+    (tmp_path / "small.yaml").write_text(text)
+    study = Study.of_file(tmp_path / "small.yaml")
+    points = [study.experiment_at(point) for point in study.sweep.grid()]
+    found = estimate(Probe(1.0, 1.0, 0.0, 1_000_000), points, points[0])
+    assert (found.num_runs, found.num_retimed) == (9, 2)
 
 
 def test_a_network_next_to_the_file_travels_with_the_sweep(

@@ -620,10 +620,15 @@ def retimable(experiment: Experiment) -> dict[str, str]:
     del common["strategies"]
     if experiment.compute.is_measured:  # seconds are measured where it is trained
         common["compute"] = experiment.compute.to_mapping()
+
+    def waits_for_all(entry: StrategySettings) -> bool:
+        strategy = experiment.build_strategy(entry)
+        return strategy.is_synchronous and strategy.patience.patience(entry.name) is None
+
     return {
         str(entry.label): json.dumps([common, entry.name, entry.options], sort_keys=True, default=repr)
         for entry in experiment.strategies
-        if ":" in entry.name or experiment.build_strategy(entry).is_synchronous
+        if ":" in entry.name or waits_for_all(entry)
     }
 
 
