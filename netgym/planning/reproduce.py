@@ -77,6 +77,7 @@ class Simulated(Schema):
         algorithm: None: the fastest.
         protocol: None: the network's.
         repeat: the last of so many equal calls counts.
+        times: so many such calls, one after the other, are the figure.
         experiment: an experiment or its file, as `netgym plan` takes it; its first strategy is planned.
         parameters: shapes of a payload in place of the experiment's model: [512x512, 512], or SHAPE: HOW OFTEN.
         set: keys of the experiment, or `topology.KEY` of the network, as in --set; a cell's are added to its group's.
@@ -94,6 +95,7 @@ class Simulated(Schema):
     algorithm: str | None = None
     protocol: str | dict[str, Any] | None = None
     repeat: int = Field(1, ge=1)
+    times: int = Field(1, ge=1)
     experiment: str | dict[str, Any] | None = None
     parameters: list[str | int] | dict[str, int] | None = None
     set: dict[str, Any] = Field({})
@@ -323,7 +325,7 @@ class _Simulation:
         result = netsim.collective(
             topology, cell.op, num_bytes=num_bytes, ranks=_hosts(cell, topology), repeat=cell.repeat, **given
         )
-        return {"seconds": result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
+        return {"seconds": cell.times * result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
 
     def _on_network(self, document: Document, cell: Simulated, place: KeyPath) -> Document:
         """Experiment's document with the cell's network, payload and changed keys."""
