@@ -67,6 +67,7 @@ class RoundPlace(NamedTuple):
         healed_ranks: those of them that have taken over the others' state in it.
         missed_round: first round that the rank missed, in its first row after it has caught up.
         back_in_round: the round that it continues in; None: never.
+        are_drawn: the members were drawn for the round, and may begin it later than others; nobody is absent.
     """
 
     round: int
@@ -74,6 +75,7 @@ class RoundPlace(NamedTuple):
     healed_ranks: list[int] | None = None
     missed_round: int | None = None
     back_in_round: int | None = None
+    are_drawn: bool = False
 
 
 # --- from ranks --------------------------------------------------------------------------------------------

@@ -519,10 +519,10 @@ class Communicator(ABC):
         """
         raise self._not_here("publish")
 
-    def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
-        """Download the newest published tensors, from the member with the best route.
+    def fetch(self, at_least: int, source: int | None = None) -> tuple[int, list[Tensor]] | None:
+        """Download the newest published tensors, from the member with the best route, or from `source`.
 
-        Waits until a rank has published the number `at_least` or a newer one, then for the bytes, at this
+        Waits until a rank (`source`) has published the number `at_least` or a newer one, then for the bytes, at this
         rank's virtual time; no other rank waits. They count as sent by this rank.
 
         Returns:

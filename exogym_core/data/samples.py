@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = [
+    "ClientData",
     "Draws",
     "EpochOrder",
     "OwnData",
@@ -263,9 +264,11 @@ class Source:
         epoch, step: finished epochs, and finished steps of this one.
         known_as: fingerprint of the rank's own data, for checkpoints.
         has_whole_steps: the number of steps is known, and each is one micro-batch.
+        sizes: samples of each rank's own data set; empty where all read one, or where sizes are not known.
     """
 
     has_whole_steps = False
+    sizes: Sequence[int] = ()
     steps_per_epoch: int | None = None
     num_epochs: int | None = None
     known_as: str | None = None
@@ -278,6 +281,11 @@ class Source:
     def next_step(self) -> StepSamples | None:
         """The next step's batch, None at the end; a new epoch begins after the last step of one."""
         raise NotImplementedError
+
+    def sit_out(self, num_steps: int) -> None:
+        """Pass steps in which the rank takes no part: others read their samples of them."""
+        for _ in range(num_steps):
+            self.next_step()
 
     def _begin_epoch(self) -> bool:
         self.epoch, self.step = self.epoch + 1, 0
@@ -335,6 +343,14 @@ class _IndexedData(Source):
         self.step += 1
         sizes = [samples] if is_whole else map(len, pieces)
         return StepSamples(list(zip(batches, sizes, strict=True)), samples, total, samples_of)
+
+    def sit_out(self, num_steps: int) -> None:
+        """Pass steps in which the rank takes no part: others read their samples of them."""
+        self._loaded = None
+        done = self.epoch * self.steps_per_epoch + self.step + num_steps
+        self.epoch, self.step = divmod(done, self.steps_per_epoch)
+        if not self.step and self.epoch:  # an epoch begins with its first step
+            self.epoch, self.step = self.epoch - 1, self.steps_per_epoch
 
     def _load_rest_of_epoch(self) -> Iterator[Any]:
         # Indices as arrays: each tensor would be sent as a descriptor, by a thread that a forked rank lacks.
@@ -446,6 +462,7 @@ class OwnData(_IndexedData):
         super().__init__(dataset, reading)
         self.has_whole_steps = reading.minibatch_size >= reading.batch_size
         self._order, self._lengths = order, lengths
+        self.sizes = lengths
         smallest, batch_size, drop_last = min(lengths), reading.batch_size, reading.drop_last
         self._steps_of = [(each if drop_last else each + batch_size - 1) // batch_size for each in lengths]
         self.steps_per_epoch: int = min(self._steps_of)
@@ -571,6 +588,47 @@ class StreamedData(Source):
         self._samples = None
         for _ in self._read(self.step * self._stride):
             pass
+
+
+class ClientData(_IndexedData):
+    """A rank's share of a `Partition`: every rank passes through its own samples, in epochs of its own length.
+
+    The last batch of an epoch is what is left. Steps in which the rank takes no part leave its position as it is.
+
+    Args:
+        dataset: this rank's samples.
+        order: of them, different on every rank.
+        lengths: numbers of samples of all ranks, in rank order.
+        reading: settings of batches.
+
+    Raises:
+        InputError: incomplete batches are to be left out, of which a small share has no other.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], order: EpochOrder, lengths: Sequence[int], reading: Reading
+    ) -> None:
+        super().__init__(dataset, reading)
+        if reading.drop_last:
+            raise InputError(
+                "fit: drop_last and a Partition: some shares have no full batch; leave drop_last out"
+            )
+        self.has_whole_steps = reading.minibatch_size >= reading.batch_size
+        self._order, self.sizes = order, lengths
+        self._lengths = np.asarray(lengths)
+        self._steps_of = -(-self._lengths // reading.batch_size)
+        self.steps_per_epoch: int = int(self._steps_of[reading.rank])
+
+    def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
+        """The next samples of this rank's own; numbers of others are those after as many steps."""
+        size = self._reading.batch_size
+        places = (epoch * self.steps_per_epoch + step) % self._steps_of * size
+        counts = np.minimum(self._lengths - places, size)
+        own = self._order.of(epoch)[step * size : (step + 1) * size]
+        return own, int(counts.sum()), counts.tolist()
+
+    def sit_out(self, num_steps: int) -> None:
+        """Pass steps in which the rank takes no part."""
 
 
 def steps_together(

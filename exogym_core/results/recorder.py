@@ -146,7 +146,8 @@ class Rounds:
         if present is not None:  # those that were behind have done other steps
             present = [rank for rank in present if rank not in (place.healed_ranks or ())]
         if present is not None and all(rank in ranks for rank in present):
-            self._end(number, step, present, max(ranks[rank].virtual_seconds for rank in present))
+            seconds = max(ranks[rank].virtual_seconds for rank in present)
+            self._end(number, step, present, seconds, are_drawn=place.are_drawn)
             yield from self._complete(number)
 
     def finish(self) -> Iterator[list[StampedRow]]:
@@ -158,18 +159,21 @@ class Rounds:
         steps = self._held.pop(number)
         for step in sorted(steps):
             ranks = steps[step]
-            present = self._present or sorted(ranks)
+            are_drawn = next(iter(ranks.values())).row.place.are_drawn
+            present = sorted(ranks) if are_drawn or not self._present else self._present
             if any(rank not in ranks for rank in present):
                 return
             yield [ranks[rank] for rank in present]
 
     # --- absences -------------------------------------------------------------------------------------------
 
-    def _end(self, number: int, step: int, present: Sequence[int], seconds: float) -> None:
-        """Note the absent ranks of a round that has ended."""
+    def _end(
+        self, number: int, step: int, present: Sequence[int], seconds: float, *, are_drawn: bool
+    ) -> None:
+        """Note the absent ranks of a round that has ended, unless its members were drawn."""
         self._steps_a_round = step // number
         self._ends.extend([seconds] * (number + 1 - len(self._ends)))
-        for rank in set(range(self._num_ranks)).difference(present):
+        for rank in () if are_drawn else set(range(self._num_ranks)).difference(present):
             missed = self._missed.setdefault(rank, [])
             if missed and missed[-1][1] == self._num_over:
                 missed[-1] = (missed[-1][0], number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -199,7 +200,10 @@ class Role(Stateful):
         with self.comm.repeating():
             self.start()
         self.comm.load_state_dict(saved["communicator"])  # first: strategies read its counters
-        take_shapes(self.model, saved["model"] | saved.get("buffers", {}), is_whole=True)
+        if "model" in saved:
+            take_shapes(self.model, saved["model"] | saved.get("buffers", {}), is_whole=True)
+        else:
+            self.strategy.workers.leave()
         with self.comm.repeating():  # messages in flight are sent again
             self.load_state_dict(saved)
         load_named(self.model, saved.get("buffers", {}))
@@ -242,6 +246,11 @@ class Loop(Role):
     _is_off_clock: bool = field(default=False, init=False)  # the strategy, in some step
     _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
 
+    def declared_state(self) -> dict[str, str]:
+        """Attributes to keep: without the model where the rank has dropped it."""
+        declared = super().declared_state()
+        return {k: name for k, name in declared.items() if k != "model" or not self.strategy.workers.is_out}
+
     @property
     def peers(self) -> Communicator:
         """Connects the ranks that are workers for the strategy: all, or those with the same stage."""
@@ -262,6 +271,9 @@ class Loop(Role):
         """Take the next step, or several at once; returns False at the end of the run."""
         if self.local_step >= self.max_steps or (self.until is not None and self._is_late(self.until)):
             return False
+        if out := self.strategy.workers.sits_out(self.local_step):
+            self._sit_out(out)
+            return True
         ahead = self._steps_ahead() if self.learner.runs_ahead else 0
         step = None if ahead else self.data.next_step()
         if not ahead and step is None:
@@ -271,6 +283,10 @@ class Loop(Role):
             self._run_ahead(ahead)
         else:
             self.do(step)
+        self._save_if_due()
+        return True
+
+    def _save_if_due(self) -> None:
         every = self.checkpoints.every
         if (
             every is not None
@@ -278,7 +294,22 @@ class Loop(Role):
             and self.strategy.workers.can_save(self.local_step)
         ):
             self._save(self.local_step)
-        return True
+
+    def _sit_out(self, num_steps: int) -> None:
+        """Pass `num_steps` in which this rank takes no part, but not beyond the next checkpoint or the end."""
+        dates = [self.checkpoints.every]
+        if not self.strategy.workers.is_out:
+            self.snapshots.evaluate(self.local_step)
+            self._take_place()
+            dates += [self.evaluations.evaluate_every, self.evaluations.correlate_every]
+        step, num_steps = self.local_step, min(num_steps, self.max_steps - self.local_step)
+        num_steps = min(
+            num_steps, *(every - step % every for every in dates if every is not None), sys.maxsize
+        )
+        self.strategy.sit_out(num_steps)
+        self.data.sit_out(num_steps)
+        self.local_step += num_steps
+        self._save_if_due()
 
     def _is_late(self, until: float) -> bool:
         """Return True once `until` has passed: for this rank, or for all of the ranks that step together.
@@ -326,7 +357,8 @@ class Loop(Role):
         for each in taken:
             learning_rate = strategy.learning_rate
             about = (self.local_step, each.step.samples, each.step.samples_of, self.learner.scaler)
-            strategy.begin_step(StepContext(*about, last_micro_batch=False, comm=self.comm))
+            sizes = self.data.sizes
+            strategy.begin_step(StepContext(*about, last_micro_batch=False, comm=self.comm, data_sizes=sizes))
             self.learner.charge(self.local_step, each)
             if averager is not None:
                 averager.charge()
@@ -339,11 +371,13 @@ class Loop(Role):
     def do(self, step: StepSamples) -> None:
         """Take a step, or skip it if others did it while this rank was absent."""
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
+        self._take_place()
         if strategy.workers.skips(self.local_step):
             strategy.skip_step()
         else:
             about_step = (self.local_step, step.samples, step.samples_of, self.learner.scaler)
-            context = StepContext(*about_step, last_micro_batch=False, comm=self.peers)
+            sizes = self.data.sizes
+            context = StepContext(*about_step, last_micro_batch=False, comm=self.peers, data_sizes=sizes)
 
             def announce(loss: float) -> None:
                 if not self._is_forwarded:
@@ -361,6 +395,15 @@ class Loop(Role):
             self.comm.mark(self._step_done(loss, *about))
         self.local_step += 1
         self.snapshots.after_step(self.local_step)
+
+    def _take_place(self) -> None:
+        """Take the rank's place in a round that begins; a global model that it downloads is made anew."""
+        was_out = self.strategy.workers.is_out
+        self.strategy.workers.take_place(self.local_step)
+        if was_out and not self.strategy.workers.is_out:
+            self.snapshots.after_step(self.local_step)
+            if self.updates is not None:
+                charge_updates(self.strategy.optimizers[1:], self.updates, self.comm.advance)
 
     def _step_done(
         self, loss: float, samples: int, learning_rate: float, count: float | None, place: RoundPlace | None
@@ -407,7 +450,7 @@ class Loop(Role):
             remarks = (
                 f"{name}: makes calls off the clock, which cost nothing; netgym check finds values that train",
             )
-        state = final_state(self.model)
+        state = {} if self.strategy.workers.is_out else final_state(self.model)
         reads = sorted(self.comm.state.reads)
         return RankOutcome(state, self.max_steps, remarks, coding=coding, options=options, reads=reads)
 

@@ -26,7 +26,9 @@ from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import measure_seconds, with_measured_speeds
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
+from exogym_core.data.partition import Partition
 from exogym_core.data.samples import (
+    ClientData,
     Draws,
     EpochOrder,
     OwnData,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from exogym_core.events import Finding
     from exogym_core.run.recording import Recording
     from exogym_core.run.request import FitRequest
+    from exogym_core.strategy.base import Strategy
     from exogym_core.workers.spec import WorkerSpec
 
 __all__ = ["DataSets", "Program", "first_batch", "refuse_wrong_parts"]
@@ -214,6 +217,10 @@ class DataSets:
                 "fit: sampler 'torch' deals one dataset with a length out to all ranks, but "
                 f"{'ranks read a stream' if self.is_shared else 'a factory makes each rank its own'}; leave sampler out"
             )
+        if isinstance(train_dataset, Partition):
+            if request.num_epochs is not None:
+                raise InputError("fit: epochs of a Partition differ between workers; pass max_steps= alone")
+            train_dataset.shares(request.num_nodes)  # refused before ranks start
         if not self.is_shared:
             return
         self._draws = Draws(train_dataset, request.seed)  # before anything is read
@@ -302,11 +309,15 @@ class DataSets:
         dataset = prepared if prepared is not None else self._made(comm.rank, train=True)
         draws = Draws(dataset, request.seed)
         reading = self._reading(comm.rank, draws)
-        if isinstance(dataset, IterableDataset):
+        if isinstance(self._train_dataset, Partition):
+            order = EpochOrder(dataset_length(dataset), request.shuffle, request.seed, comm.rank + 1)
+            sizes = self._train_dataset.sizes(request.num_nodes)
+            source: Source = ClientData(dataset, order, sizes, reading)
+        elif isinstance(dataset, IterableDataset):
             if comm.rank == 0 and (remark := _unused_loader(request)) is not None:
                 remarks.append(remark)
             agreed_steps = self._agreed_steps(dataset, draws, comm)
-            source: Source = StreamedData(dataset, reading, is_own=True, agreed_steps=agreed_steps)
+            source = StreamedData(dataset, reading, is_own=True, agreed_steps=agreed_steps)
         else:
             order = EpochOrder(dataset_length(dataset), request.shuffle, request.seed, comm.rank + 1)
             lengths = self._agreed_lengths(dataset, draws, comm, remarks)
@@ -492,6 +503,8 @@ class Program:
         reason: str | None = None
         if request.stages is not None:
             reason = "ranks hold stages"
+        elif request.strategy.clients.are_drawn:
+            reason = "clients that are not drawn hold no replica"
         elif not request.carrier.has_clock:
             reason = "ranks over real sockets are processes"
         elif any(request.device_of(rank) != device for rank in range(request.num_nodes)):
@@ -551,9 +564,17 @@ class Program:
         )
 
     @cached_property
+    def strategy(self) -> Strategy:
+        """Strategy of the ranks, not set up, which knows how long their steps take."""
+        strategy = copy.deepcopy(self.request.strategy)
+        seconds = [each.mean_seconds for each in self.durations if each is not None]
+        strategy.shared_state.step_seconds = tuple(seconds)
+        return strategy
+
+    @cached_property
     def collectives(self) -> Mapping[str, str]:
         """Algorithms of collectives by operation: the request's, and those that are fastest in whole rounds."""
-        request, strategy = self.request, self.request.strategy
+        request = self.request
         where = (request.topology, request.places, request.protocol, request.collectives)
         world = World.build(
             request.num_ranks, *where, None if self.compute is None else self.compute.shared_cores
@@ -563,7 +584,7 @@ class Program:
         if self.first_rounds is None:
             coding = None if self.compute is None else self.compute.coding
             about = (request.num_nodes, self.known_max_steps() or 1, coding, request.collectives)
-            self.first_rounds = first_rounds(strategy, self.model, *about)
+            self.first_rounds = first_rounds(self.strategy, self.model, *about)
         if self.first_rounds is None:
             return world.collectives
         means = [each.mean_seconds for each in self.durations if each is not None]
@@ -608,7 +629,7 @@ class Program:
         return {
             "comm": comm,
             "model": copy.deepcopy(self.model).to(device),
-            "strategy": copy.deepcopy(request.strategy),
+            "strategy": copy.deepcopy(self.strategy),
             "seed": request.seed,
             "evaluations": EvaluationTimes(every, request.correlation_interval, request.val_seconds),
             "checkpoints": self.checkpoints,
@@ -627,7 +648,7 @@ class Program:
         of_worker = comm if stage is None else stage.peers
         data = self.data.source(of_worker, remarks, keeps=self.checkpoints.home is not None)
         data.num_epochs = request.num_epochs
-        max_steps = request.limit(data.steps_per_epoch)
+        max_steps = request.limit(None if isinstance(data, ClientData) else data.steps_per_epoch)
         if self.checkpoints.resumed is not None:
             self.refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None

@@ -184,6 +184,12 @@ class FitRequest(RunConfig):
             raise InputError("workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16")
 
     def _check_transport(self) -> None:
+        clients = self.strategy.clients
+        if (clients.are_drawn or clients.balance) and self.val_seconds is not None:
+            raise InputError(
+                "fit: evaluations by virtual seconds do not go with clients_per_round, fraction or balance; count them "
+                "in steps (val_interval=, evaluate.every)"
+            )
         if self.log_x_axis not in X_AXES:
             raise unknown_name("log_x_axis", str(self.log_x_axis), X_AXES)
         if not self.carrier.has_clock:
@@ -193,6 +199,11 @@ class FitRequest(RunConfig):
                         f"fit: transport {self.transport!r} has no virtual time and no {name}; "
                         f"drop {name} or use 'netsim'"
                     )
+        if self.strategy.clients.balance and self.topology is None:
+            raise InputError(
+                f"fit: {type(self.strategy).__name__}: balance needs the time of each worker's step: pass topology= "
+                "and compute=, or leave balance out"
+            )
         if self.topology is None and self.compute is not None:
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
             self.compute = None
@@ -211,6 +222,7 @@ class FitRequest(RunConfig):
             "torchrun (start it without)": self.is_joining or self.is_apart,
             "checkpoints under pipedream, whose passes in flight are not kept": self.stages.is_asynchronous
             and (self.checkpoint_interval is not None or self.resume_from is not None),
+            "clients_per_round, fraction or balance": strategy.clients.are_drawn or strategy.clients.balance,
         }
         for what, is_given in refused.items():
             if is_given:

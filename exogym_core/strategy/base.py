@@ -38,6 +38,7 @@ from exogym_core.strategy.options import (
     take,
 )
 from exogym_core.strategy.participation.absence import PatienceOptions
+from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.participation.site import Everyone, Site, SiteOptions
 from exogym_core.strategy.parts.codecs import ChargedCodec
 from exogym_core.strategy.parts.flat import buckets
@@ -69,6 +70,7 @@ class StepContext:
         scaler: scales the loss, and so the gradients of the backward pass; None: unscaled.
         last_micro_batch: whether the current, or just completed, backward pass completes the gradient.
         comm: connects the ranks of the run; needed with a `count`.
+        data_sizes: samples of each worker's own data set; empty where all read one.
         count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
             complete from the `last_micro_batch` on.
         is_skipped: the update was skipped, as gradients had overflowed.
@@ -84,6 +86,7 @@ class StepContext:
     is_unscaled: bool = False
     is_skipped: bool = False
     count: float | None = None
+    data_sizes: Sequence[int] = ()
     _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
 
     @property
@@ -124,6 +127,7 @@ class SharedState:
     Attributes:
         whole: the strategy that was set up; None before.
         payload_bytes: sent before this step.
+        step_seconds: mean virtual seconds of a step of each worker; empty where steps take no time.
     """
 
     model: nn.Module
@@ -140,6 +144,7 @@ class SharedState:
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
+        self.step_seconds: Sequence[float] = ()
         self.local_step = 0
         self.nbytes = 0
         self.payload_bytes = 0
@@ -220,7 +225,7 @@ class Strategy(Stateful):
         model, comm, optim: this rank's model, communicator and optimizer, from `setup` on.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None: the rate is constant.
-        sites, patience: options of sites, and of waiting for absent ranks.
+        sites, patience, clients: options of sites, of waiting for absent ranks, and of clients drawn for each round.
         site: this rank's site: its connections, and the average of gradients inside it.
         workers: membership of rounds.
         outer: global model of strategies with rounds; else None.
@@ -240,6 +245,7 @@ class Strategy(Stateful):
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             missing declarations; undeclared attributes are not kept.
         default_optim: the default optimizer.
+        weigh_by_default: weights of the workers in the mean of a round, see `ClientOptions.weigh_by`.
         shared_state: attributes that members of a chain have in common with it.
         context: the current step.
         coding: cost of coding in virtual time, as passed to `setup`; None: free.
@@ -291,6 +297,8 @@ class Strategy(Stateful):
     takes_complex: ClassVar[bool] = False
     sites: Any = SiteOptions()
     patience: PatienceOptions = PatienceOptions()
+    clients: ClientOptions = ClientOptions()
+    weigh_by_default: ClassVar[str] = "worker"
     outer: Any = None
     num_rounds: Any = None
 
@@ -400,7 +408,7 @@ class Strategy(Stateful):
                 f"{whole.where}: {type(self).__name__} mixes single ranks, not sites; leave Sites out"
             )
         self.shared_state = whole.shared_state
-        self.workers = self.patience.workers(self)
+        self.workers = self.membership()
         self.prepare()
 
     def of_length(self, max_steps: int) -> Sequence[int]:
@@ -452,6 +460,14 @@ class Strategy(Stateful):
         """Count a skipped step: advance only the schedule."""
         with without_updates():
             Strategy.step(self)
+
+    def sit_out(self, num_steps: int) -> None:
+        """Count steps in which this rank takes no part: advance only the schedule."""
+        if self.scheduler is None:
+            self.local_step += num_steps
+        else:
+            for _ in range(num_steps):
+                self.skip_step()
 
     @property
     def steps_to_exchange(self) -> int:
@@ -654,7 +670,20 @@ class Strategy(Stateful):
     def enter_site(self) -> None:
         """Connect this rank to its site and to other sites."""
         self.shared_state.site = self.sites.enter(self)
-        self.workers = self.patience.workers(self)
+        self.workers = self.membership()
+
+    def membership(self) -> Everyone:
+        """Membership of this rank, which is connected, in rounds."""
+        drawn = self.clients.workers(self)
+        return self.patience.workers(self) if drawn is None else drawn
+
+    def round_weight(self, ranks: Sequence[int]) -> float:
+        """Weight of this worker in the mean of a round among `ranks`, over their mean weight."""
+        clients, workers = self.clients, self.workers
+        kind = clients.weigh_by or ("steps" if clients.balance else self.weigh_by_default)
+        sizes = dict(enumerate(self.context.data_sizes)) if kind == "samples" else {}
+        of = workers.num_steps if kind == "steps" else sizes
+        return 1.0 if not of else of[self.rank] * len(ranks) / sum(of[rank] for rank in ranks)
 
     def prepare(self) -> None:
         """Create this rank's own state: called when all replicas are equal and the optimizer is built."""

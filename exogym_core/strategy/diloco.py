@@ -5,6 +5,7 @@ from __future__ import annotations
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
 from exogym_core.strategy.participation.absence import PatienceOptions
+from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.participation.site import SiteOptions
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.state import State
@@ -47,6 +48,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
     averaging: OuterAveraging = options_of(OuterAveraging)
     sites: SiteOptions = options_of(SiteOptions)
     patience: PatienceOptions = options_of(PatienceOptions)
+    clients: ClientOptions = options_of(ClientOptions)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
     judged = "outer"

@@ -8,6 +8,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
+from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.parts.average import RoundAveraging
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.outer import GlobalModel
@@ -45,9 +46,24 @@ class ParameterMean(GlobalModel):
         """Parameters after the last mean; before it the initial ones."""
         return self._result
 
-    def over(self, site: Site) -> None:
-        """Average the parameters over the sites that `site` connects."""
+    def packed(self) -> list[Tensor]:
+        """The state that another rank takes over: the parameters after the last mean."""
+        return self._result
+
+    @torch.no_grad()
+    def unpack(self, packed: Sequence[Tensor]) -> None:
+        """Take over another rank's `packed` as the last mean and as this rank's parameters."""
+        for theirs, value, parameter in zip(packed, self._result, self.parameters, strict=True):
+            value.copy_(theirs)
+            parameter.copy_(theirs)
+
+    @torch.no_grad()
+    def over(self, site: Site, weight: float = 1.0) -> None:
+        """Average the parameters over the sites that `site` connects, `weight` times each."""
         if site.between.world_size > 1:
+            if weight != 1.0 and self.averaging.aggregate == "mean":
+                for parameter in self.parameters:
+                    parameter.mul_(weight)
             self.averaging.over(site, self.buckets, self.residuals)
         for value, parameter in zip(self._result, self.parameters, strict=True):
             value.copy_(parameter.detach())
@@ -81,6 +97,8 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
     H: int = option(1, positive_int)
     island_size: int | None = option(None, positive_int)
     averaging: RoundAveraging = options_of(RoundAveraging)
+    clients: ClientOptions = options_of(ClientOptions)
+    weigh_by_default = "samples"
     positional = ("inner_optim", "island_size", "H", "max_norm")
 
     judged = "outer"
@@ -94,6 +112,8 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
             raise InputError(
                 f"{self.where}: error_feedback=True goes with one group that stays; leave out island_size="
             )
+        if self.clients.are_drawn and self.island_size is not None:
+            raise InputError(f"{self.where}: drawn clients average among themselves; leave out island_size=")
 
     def prepare(self) -> None:
         """Keep what could be shipped."""
@@ -110,10 +130,12 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
         """At the end of a round: average the parameters of this rank's island."""
         if step % self.H:
             return
-        number, between = step // self.H - 1, self.site.between
-        island = self.island(between.rank, between.world_size, number)
-        self.outer.over(self.site.among(island, number))
+        number, site = step // self.H - 1, self.workers.site
+        island = self.island(site.between.rank, site.between.world_size, number)
+        members = [self.workers.present[place] for place in island]
+        self.outer.over(site.among(island, number), self.round_weight(members))
         self.num_rounds += 1
+        self.workers.publish(self.outer)
 
     def island(self, rank: int, num_nodes: int, round_number: int) -> list[int]:
         """The ranks that `rank` averages with in the 0-based round, itself included, sorted."""

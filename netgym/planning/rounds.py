@@ -287,6 +287,11 @@ class SimulatedRounds:
         *,
         apart: bool = False,
     ) -> None:
+        seconds: tuple[float, ...] = ()
+        if strategy.clients.balance:
+            seconds = tuple(each.mean_seconds for each in setting.durations())
+            strategy = copy.deepcopy(strategy)
+            strategy.shared_state.step_seconds = seconds
         self._strategy, self._setting, self._apart = strategy, setting, apart
         self._rounds, self.num_rounds = rounds, rounds.number
         self._num_ranks = setting.num_ranks * setting.ranks_a_worker + strategy.num_servers
@@ -304,6 +309,7 @@ class SimulatedRounds:
             rounds,
             apart,
             setting.max_steps,
+            seconds,
             *map(known.number_of, parts),
         )
         key = ("requests", known.key_of(strategy), *plain)
@@ -331,7 +337,8 @@ class SimulatedRounds:
 
     def _record_alone(self) -> tuple[Recording | None, bool]:
         """Requests of one rank per kind, None if they depend on other ranks; and whether they depend on time."""
-        if self._apart or self._setting.stages is not None:  # ranks of a chain send to each other
+        # Ranks of a chain send to each other, and those of unequal steps are no kinds.
+        if self._apart or self._setting.stages is not None or self._strategy.clients.balance:
             return None, False
         if not self._strategy.is_synchronous:
             return None, True
@@ -408,7 +415,7 @@ class SimulatedRounds:
                         "wan_bytes": traffic.wan_bytes,
                         "coded_values": traffic.charged_values,
                         "coding": coding_report(traffic, mine.trainable),
-                        "took_part": place is None or place.averaged_ranks is not None,
+                        "took_part": place is None or place.are_drawn or place.averaged_ranks is not None,
                     }
                 )
 

@@ -294,8 +294,10 @@ class SiteCommunicator(ElasticCommunicator):
         self.link.remember(newest=number, has_begun=True)
         self._leader.send("publish", number=number)
 
-    def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
+    def fetch(self, at_least: int, source: int | None = None) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
+        if source is not None:
+            raise self._not_here("fetch from one source")
         without: list[int] = []
         while True:
             answer = self._leader.ask("fetch", at_least=at_least, without=without)

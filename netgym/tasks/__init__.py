@@ -7,11 +7,13 @@ torch.Size([2, 10])
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from exogym_core.data.partition import Partition
 from exogym_core.successors import refuse_unknown_options
 from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from netgym.tasks.images import CNN, MLP, Classifier, classification_accuracy, digits, mnist
@@ -96,17 +98,23 @@ def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], give
 def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
     """Make the task of this name, or of a `module:callable` or callable that returns a `Task`.
 
+    Args:
+        name: of the task.
+        options: of the task; and, for every task of labelled samples, `partition`, see
+            `exogym_core.data.partition:Partition`.
+
     Raises:
         UnknownNameError: no such task or option.
         InputError: the task cannot be made with these options.
     """
     maker = _maker("task", name, TASKS) if isinstance(name, str) else name
     name = name if isinstance(name, str) else getattr(name, "__name__", "task")
+    partition = options.pop("partition", None)
     refuse_unknown_options(f"option of task {name}", maker, options)
     task = _made(f"task {name}", maker, options, options)
     if not isinstance(task, Task):
         raise InputError(f"task '{name}': returned {type(task).__name__}; return a netgym.tasks.Task")
-    return task
+    return task if partition is None else replace(task, train=Partition.of(task.train, partition))
 
 
 def build_model(

@@ -313,7 +313,7 @@ class Meetings:
 
     Attributes:
         waiting: ranks that wait for a state.
-        have_met: whether any rank has joined a meeting.
+        have_met: whether any rank has joined a meeting, or waits for the state of one that may end without it.
     """
 
     def __init__(
@@ -597,6 +597,7 @@ class Meetings:
     def fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
         """Download a state; returns which, or None if no holder can ever be reached."""
         state = self._states.setdefault(fetch.group, _State())
+        self.have_met |= fetch.source is not None
         self.waiting.add(rank)
         fetched = yield from self._fetched(rank, fetch, state)
         self.waiting.discard(rank)
@@ -607,7 +608,7 @@ class Meetings:
     ) -> Generator[simpy.Event, None, Fetched | None]:
         source: int | None = AGAIN
         while source == AGAIN:
-            while state.newest < fetch.at_least:
+            while state.newest < fetch.at_least or fetch.source not in (None, *state.holders):
                 event = self._clock.event()
                 state.awaited.append(event)
                 if not (yield event):
@@ -615,7 +616,8 @@ class Meetings:
             number, num_bytes = state.newest, state.num_bytes
             state.in_use[rank], published = number, state.published
             done = self._clock.event()
-            self._reach.download(rank, tuple(state.holders), num_bytes, done.succeed)
+            sources = tuple(state.holders) if fetch.source is None else (fetch.source,)
+            self._reach.download(rank, sources, num_bytes, done.succeed)
             source = yield done
             yield self._clock.at(on_grid(self._clock.now))
             del state.in_use[rank]

@@ -282,11 +282,13 @@ class Fetch(NamedTuple):
         group: whose state.
         at_least: the oldest number of use; waits until a rank publishes it or a newer one.
         is_past: as for `Join`.
+        source: the rank to download from, which is waited for; None: the nearest.
     """
 
     group: Hashable
     at_least: int
     is_past: bool = False
+    source: int | None = None
 
 
 class Fetched(NamedTuple):

@@ -560,9 +560,10 @@ class SimulatedCommunicator(Communicator):
         self._post_alone("publish", key, tensors)
         self._request(Publish(Key(self._states, number), sum(tensor.nbytes for tensor in tensors)))
 
-    def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
+    def fetch(self, at_least: int, source: int | None = None) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
-        fetched: Fetched | None = self._ask(Fetch(self._states, at_least))
+        of_source = None if source is None else self._ranks[source]
+        fetched: Fetched | None = self._ask(Fetch(self._states, at_least, source=of_source))
         if fetched is None:
             return None
         of_run = self._ranks[self.rank]

@@ -259,9 +259,11 @@ class Everyone(Stateful):
 
     Attributes:
         number: rounds behind this rank's parameters, including downloaded ones; None: not counted here.
+        is_out: this rank was not drawn for the round, and has no replica.
     """
 
     number: int | None = None
+    is_out = False
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy, self._comm = strategy, strategy.comm
@@ -309,9 +311,29 @@ class Everyone(Stateful):
         """Place of a step among the rounds; None where all take part in all."""
         return None
 
+    @property
+    def num_steps(self) -> Mapping[int, int]:
+        """Steps of each rank in this rank's round; empty: as many of each."""
+        return {}
+
+    @property
+    def site(self) -> Site:
+        """Connections to the sites of a round."""
+        return self.strategy.site
+
+    def sits_out(self, step: int) -> int:
+        """Steps from `step` on in which this rank takes no part: it was not drawn, or begins the round later."""
+        return 0
+
+    def take_place(self, step: int) -> None:
+        """Take this rank's place in the round of `step`: drop its replica, or download one."""
+
+    def leave(self) -> None:
+        """Drop the replica."""
+
     def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
         """Mean displacement over all that take part; None: this rank did not, and has caught up with them."""
-        return outer.mean_displacement(self.strategy.site)
+        return outer.mean_displacement(self.site, self.strategy.round_weight(self.present))
 
     def publish(self, outer: OuterStep) -> None:
         """Publish the state after a round, for ranks that come later."""

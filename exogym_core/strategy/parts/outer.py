@@ -207,9 +207,12 @@ class OuterStep(GlobalModel):
         return [self.optim]
 
     @torch.no_grad()
-    def mean_displacement(self, site: Site) -> list[Tensor]:
-        """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all; waits for them."""
+    def mean_displacement(self, site: Site, weight: float = 1.0) -> list[Tensor]:
+        """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all, `weight` times each; waits for them."""
         flats = self.pseudo_gradients(site.between)
+        if weight != 1.0 and self.averaging.aggregate == "mean":
+            for flat in flats:
+                flat.mul_(weight)
         return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
 
     @torch.no_grad()
