@@ -186,11 +186,17 @@ class HeadedCodec(Codec):
 
     def encode(self, values: Tensor) -> Tensor:
         """Head first, then the codes."""
+        if (
+            values.is_meta
+        ):  # of plans, in which only sizes count: torch takes long to find the shape of each operation
+            return values.new_empty(self.encoded_bytes(len(values)), dtype=torch.uint8)
         head, codes = self.coded(values)
         return torch.cat([head.view(torch.uint8), pack(codes, self.bits)])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
         """Read the codes under the head."""
+        if message.is_meta:
+            return message.new_empty(num_values, dtype=torch.float32)
         start = 4 * self.num_head(num_values)
         codes = unpack(message[start:], self.bits, num_values)
         return self.restored(read_as(message[:start], torch.float32), codes)
