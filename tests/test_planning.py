@@ -422,7 +422,7 @@ def test_rounds_of_shipped_strategies_are_verified_as_one_s_own_are(
 ) -> None:
     """Plans compare their first rounds alone."""
     monkeypatch.setattr("netgym.planning.measure._is_shipped", lambda strategy: False)
-    monkeypatch.setattr("netgym.planning.measure._MOST_STEPS", 60)
+    monkeypatch.setattr("netgym.planning.measure._MOST_STEPS", 24)  # a round of each strategy, or two
     where = setting()
     measure(build_strategy(name, **options), replace(where, tokens=float(where.tokens_a_round(2_000))))
 

@@ -278,14 +278,24 @@ def swept(folder: Path, jobs: int, **axes: Any) -> Path:
     return folder / "sweep"
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_sweep_trains_each_distinct_training_once(tmp_path: Path, jobs: int) -> None:
+BOTH = ["AllReduce", "DiLoCo"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "jitter", "expected"),
+    [
+        (1, [0.1], [[], ["AllReduce"], BOTH, BOTH]),
+        (2, [0.1, 0], [[], BOTH, ["AllReduce"], BOTH, BOTH, BOTH, BOTH, BOTH]),
+    ],
+    ids=["1", "2"],
+)
+def test_a_sweep_trains_each_distinct_training_once(
+    tmp_path: Path, jobs: int, jitter: list[float], expected: list[list[str]]
+) -> None:
     axes: dict[str, Any] = {"topology": ["lan", "wan-4-regions"], "strategies.DiLoCo.H": [2, 1]}
-    study = swept(tmp_path, jobs, **axes, **{"compute.jitter": [0.1, 0]})
+    study = swept(tmp_path, jobs, **axes, **{"compute.jitter": jitter})
     entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
-    retimed = [entry.get("retimed", []) for entry in entries]
-    both = ["AllReduce", "DiLoCo"]
-    assert retimed == [[], both, ["AllReduce"], both, both, both, both, both]
+    assert [entry.get("retimed", []) for entry in entries] == expected
     for entry in entries:
         point = study / "points" / entry["name"]
         there = tmp_path / entry["name"]

@@ -33,7 +33,7 @@ rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 
 
 @rows
-@settings(max_examples=8)
+@settings(max_examples=5)
 @example({"num_ranks": 4, "steps": 6, "inputs": 3, "hidden": 4, "seed": 1})
 @given(problem=problems)
 def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, problem: dict[str, int]) -> None:
@@ -57,8 +57,9 @@ def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, probl
 
 @rows
 def test_keeps_the_laws_that_netgym_check_asks_for(row: Row) -> None:
+    """Except that processes change nothing: every strategy keeps that in laws/test_resume_laws.py."""
     problem = Workload(*reference.make_problem(3, 11, 4, 6, seed=1), SEED)
-    laws = ["judged", "state", "bytes", "round", "generator", "processes", "gloo"]
+    laws = ["judged", "state", "bytes", "round", "generator", "gloo"]
     assert find_faults(row.make(), problem, laws) == []
 
 

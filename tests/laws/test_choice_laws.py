@@ -107,7 +107,7 @@ NCCL = {"ring", "tree"}  # which it has
     st.integers(0, len(STRATEGIES) - 1), sizes, networks, st.sampled_from(sorted(ALGORITHMS["all_reduce"]))
 )
 @example(0, PARTS, MIXED, "two-level-direct")
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_rounds_are_as_fast_as_by_any_one_algorithm(
     strategy: int, sizes: list[int], where: Form, name: str
 ) -> None:

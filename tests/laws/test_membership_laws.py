@@ -343,8 +343,7 @@ def undisturbed(name: str, rejoin: str) -> Any:
     return outcome(result)
 
 
-@pytest.mark.parametrize("rejoin", REJOIN)
-@pytest.mark.parametrize("name", OUTAGES)
+@pytest.mark.parametrize(("name", "rejoin"), [*zip(OUTAGES, itertools.cycle(REJOIN), strict=False)])
 def test_processes_give_what_threads_give(name: str, rejoin: str) -> None:
     assert outcome(fit(OUTAGES[name], workers=PROCESSES, rejoin=rejoin)) == undisturbed(name, rejoin)
 

@@ -224,14 +224,14 @@ def test_laws_of_communicators_find_a_bug(wrapper: Any, line: str, monkeypatch: 
 
 
 def test_what_is_right_passes() -> None:
-    report = check_collective(ring_gather, "all_gather", is_uneven=True, layouts=["plain"], cases=20)
-    assert str(report) == "all_gather by ring_gather: 24 programs passed"
+    report = check_collective(ring_gather, "all_gather", is_uneven=True, layouts=["plain"], cases=6)
+    assert str(report) == "all_gather by ring_gather: 10 programs passed"
     own = check_collective(
         lambda comm, tensor: comm.all_gather(tensor)[comm.rank - 1],
         lambda given: [given[-1], *given[:-1]],
-        cases=8,
+        cases=3,
     )
-    assert own.num_cases == 12
+    assert own.num_cases == 7
 
 
 @given(tensors(dtypes=[torch.float32]))
