@@ -39,8 +39,10 @@ class _BySite(click.ParamType):  # type: ignore[type-arg]
 
     name = "number"
 
-    def __init__(self, kind: type[int | float], least: float, most: float, expected: str) -> None:
-        self._kind, self._least, self._most, self._expected = kind, least, most, expected
+    def __init__(
+        self, kind: type[int | float], least: float, most: float, expected: str, word: str | None = None
+    ) -> None:
+        self._kind, self._least, self._most, self._expected, self._word = kind, least, most, expected, word
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text of a flag.
@@ -49,6 +51,8 @@ class _BySite(click.ParamType):  # type: ignore[type-arg]
             InputError: it is neither.
         """
         found: dict[str, int | float] = {}
+        if self._word is not None and value.strip() == self._word:
+            return self._word
         try:
             if "=" not in value:
                 return self._number(value)
@@ -75,7 +79,8 @@ _SHARE = _BySite(
     float,
     math.ulp(0.0),
     1.0,
-    "a share of the peak above 0, up to 1, such as 0.4 or fra=0.5,ore=0.35",
+    "a share of the peak above 0, up to 1, such as 0.4 or fra=0.5,ore=0.35, or published",
+    "published",
 )
 
 
@@ -102,7 +107,7 @@ class _PlanArguments:
         workers: Number of workers [one per host].
         overrides: Change one key, as in netgym run, such as failures.mtbf=8h. May be repeated.
         device: Device of every worker [the hosts' own].
-        utilisation: Share of the device's peak that computing reaches [0.4]; by host or region where they differ.
+        utilisation: Share of the device's peak that computing reaches [0.4], by host or region, or published.
         devices_per_worker: Devices that share a worker's batch; by host or region where they differ.
         memory: Methods of workers that save memory.
         micro_batch: Sequences that a device computes at once, for its activations' memory.
@@ -120,7 +125,7 @@ class _PlanArguments:
     workers: int | None = given(type=click.IntRange(1))
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
     device: str | None = given(metavar="NAME")
-    utilisation: Any = given(metavar="SHARE|SITE=SHARE,...", type=_SHARE)
+    utilisation: Any = given(metavar="SHARE|SITE=SHARE,...|published", type=_SHARE)
     devices_per_worker: Any = given(metavar="N|SITE=N,...", default="1", type=_DEVICES)
     memory: Any = given(metavar="bf16|8bit|offload|checkpointing,...", default="", callback=_memory)
     micro_batch: int = given(default=1, type=click.IntRange(1))

@@ -308,6 +308,8 @@ class Request:
         compute, computing = self.experiment.compute, self.experiment.compute.describe()
         if compute.flops is not None and setting.utilisation is not None:
             shares = ", ".join(f"{site} {share:.0%}" for site, share in setting.utilisation.items())
+            if setting.published_range is not None:
+                shares = "published shares"
             computing = f"flops at {shares} of {compute.device or 'each host'}'s peak"
         hour = "no price"
         if isinstance(price, Mapping):
@@ -434,7 +436,7 @@ def request_of(
     budget: str | float | None = None,
     price: float | Mapping[str, float] | None = None,
     sequence: int | None = None,
-    utilisation: float | Mapping[str, float] | None = None,
+    utilisation: float | str | Mapping[str, float] | None = None,
     known: Known | None = None,
     **words: Any,
 ) -> Request:
@@ -455,13 +457,20 @@ def request_of(
     if budget is not None and price is None:
         raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
     sites = utilisation if isinstance(utilisation, Mapping) else None
-    flops = None if utilisation is None else {} if sites is not None else {"utilisation": utilisation}
+    is_published = utilisation == "published"
+    flops = (
+        None
+        if utilisation is None
+        else {}
+        if sites is not None or is_published
+        else {"utilisation": utilisation}
+    )
     options = {name: words.pop(name) for name in _OF_SETTING if name in words}
     experiment, bandwidth, remarks = _experiment_of(path, point, flops, **words)
     is_given = (
         experiment.compute.flops is not None and "utilisation" in experiment.compute.flops.model_fields_set
     )
-    return Request.of(
+    request = Request.of(
         experiment,
         sequence,
         None if tokens is None else parse_tokens(tokens),
@@ -475,6 +484,7 @@ def request_of(
         is_utilisation_given=is_given and not (path is not None and path.is_dir()),
         **options,
     )
+    return replace(request, setting=request.setting.at_published_shares()) if is_published else request
 
 
 def _experiment_of(

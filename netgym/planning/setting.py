@@ -14,6 +14,7 @@ from exogym_core.cost.devices import find_device
 from exogym_core.stages.placement import hosts_of
 from exogym_core.stages.split import Cut
 from netgym.planning.models import memory_in_use
+from netgym.planning.published_mfu import published_share
 from netgym.planning.stages import batch_of
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
@@ -142,6 +143,7 @@ class Setting:
         utilisation: share of the devices' peak by host or region; None: compute's.
         memory: how workers keep less in memory, of `MEMORY_CHOICES`.
         micro_batch: sequences that a device computes at once: their activations are in memory.
+        published_range: least and greatest factor on computing time, where `utilisation` has published shares.
         is_utilisation_given: compute's utilisation is the user's; else its default stands for a range.
         remarks: notes on the plan.
         known: cache of results, shared with other plans.
@@ -168,6 +170,7 @@ class Setting:
     utilisation: Mapping[str, float] | None = None
     memory: tuple[str, ...] = ()
     micro_batch: int = 1
+    published_range: tuple[float, float] | None = None
     is_utilisation_given: bool = False
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
@@ -264,8 +267,35 @@ class Setting:
             found.setdefault(self.topology.region_of(host), []).append(share)
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
+    def at_published_shares(self) -> Setting:
+        """Setting in which each host with workers reaches the published share of its device's peak for this model.
+
+        Raises:
+            InputError: steps have a fixed time, or nothing is published for a device or the model's size.
+        """
+        if self.compute.flops is None:
+            raise InputError(
+                "plan: --utilisation published: steps have a fixed time: leave compute.fixed out"
+            )
+        shares = {}
+        for host in self.hosts:
+            machine = self.topology.hosts[host]
+            device = self.compute.device or machine.device
+            shares[machine.name] = published_share(device, self.model.num_parameters)
+        fast = min(share.median / share.most for share in shares.values())
+        slow = max(share.median / share.least for share in shares.values())
+        texts = dict.fromkeys(share.text for share in shares.values())
+        return replace(
+            self,
+            utilisation={name: share.median for name, share in shares.items()},
+            published_range=(fast, slow),
+            remarks=(*self.remarks, f"published shares of the peak: {'; '.join(texts)}"),
+        )
+
     def computing_range(self) -> tuple[float, float]:
         """Least and greatest factor on the planned computing time; 1 where the time or utilisation is given."""
+        if self.published_range is not None:
+            return self.published_range
         share = self.compute.utilisation
         is_given = self.is_utilisation_given or self.utilisation is not None or share != Flops().utilisation
         if self.compute.flops is None or is_given:
