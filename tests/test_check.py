@@ -278,7 +278,7 @@ def failed(report: CheckReport) -> list[str]:
 def test_a_fault_is_found_by_its_law_alone(strategy: type[Strategy], law: str, line: str) -> None:
     for shared in (SharesTheClass.seen, KeepsInTheClass.steps_here):
         shared.clear()
-    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02}, num_steps=8)
+    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02}, num_workers=2, num_steps=8)
     assert failed(report) == [law], str(report)
     assert not report.passed
     (row,) = (row for row in report.rows if row.law == law)

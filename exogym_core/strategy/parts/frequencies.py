@@ -62,6 +62,10 @@ class FrequencyBlocks:
 
     def accumulate(self, decay: float, updates: Iterable[Tensor]) -> None:
         """`momentum = decay momentum + DCT(updates)`."""
+        if (
+            self.momentum.is_meta
+        ):  # of plans, in which only sizes count: torch takes long to find those of each operation
+            return
         height, width = self.shape
         blocks = torch.cat([cut(update, self.shape).to(self.dtype) for update in updates]).view(
             -1, height, width
@@ -71,6 +75,8 @@ class FrequencyBlocks:
 
     def taken(self) -> Tensor:
         """The `k` largest entries of each block as bytes, indices before values; as encoded they leave the momentum."""
+        if self.momentum.is_meta:
+            return self.momentum.new_empty(self.num_bytes, dtype=torch.uint8)
         index_dtype, value_dtype = self.wire
         indices = self.momentum.abs().topk(self.k, dim=1, sorted=False).indices
         values = self.momentum.gather(1, indices)
@@ -83,6 +89,8 @@ class FrequencyBlocks:
 
         `messages` are what ranks have `taken`, one a row.
         """
+        if messages.is_meta:
+            return [torch.empty_like(parameter, dtype=self.dtype) for parameter in self.parameters]
         halves = messages.tensor_split([self.num_blocks * self.k * self.wire[0].itemsize], dim=1)
         shape = (len(messages), self.num_blocks, self.k)  # rank, block, entry
         indices, values = (
