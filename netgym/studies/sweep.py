@@ -16,11 +16,14 @@ from collections.abc import Sized
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exogym_core.names import visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.progress import format_loss, warnings_to
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
 
     from exogym_core.config import StrategySettings
     from exogym_core.results.fit_result import FitResult
-    from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.comparison import Listener
     from netgym.studies.points import Point
     from netgym.studies.study import Study
@@ -479,7 +481,7 @@ class Probe:
         evaluation_seconds: of one evaluation and of the end, at most.
         memory_bytes: of this process and its children.
         others_seconds: the first two of the other strategies, by label.
-        task_seconds: of loading data, and of checks before a point's first step.
+        task_seconds: of loading data, of a point's own files, and of checks before its first step.
         retimed_seconds: of retiming a run of one step, and of each step more.
         slowdown: host seconds that a processor second takes, with what else this machine does.
     """
@@ -523,39 +525,48 @@ class Estimate:
 
 
 def probe(experiment: Experiment) -> Probe:
-    """Run each strategy for a few steps and time them; nothing is written.
+    """Run each strategy for a few steps and time them, with the writing of their files; these are not kept.
 
     A run of one step of each goes first, so that imports and compilation are not timed. Whole runs are timed: rows of
     several steps may be reported at once.
     """
+    with TemporaryDirectory(prefix="netgym-probe-") as place:
+        return _probe_in(RunFolder(Path(place)), experiment)
+
+
+def _probe_in(folder: RunFolder, experiment: Experiment) -> Probe:
     experiment.build_task()  # imports what it needs
     experiment.check_runs()
     began = cpu_seconds()
     task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
     experiment.check_runs()
+    folder.write_text("experiment.yaml", experiment.to_yaml())
+    folder.write_environment()
     task_seconds = cpu_seconds() - began
     took, stamps, retimed = list[float](), list[float](), list[float]()
-    evaluation_seconds = host_seconds = 0.0
+    evaluation_seconds = host_seconds = processor_seconds = 0.0
     first, *others = experiment.strategies
     for is_short in (True, True, False, False):
         steps = 1 if is_short else num_steps
         began, stamps[:] = cpu_seconds(), [time.perf_counter()]
         result = _train(experiment, first, task, steps, lambda: stamps.append(time.perf_counter()))
-        ended = time.perf_counter()
+        ended, trained = time.perf_counter(), cpu_seconds() - began
+        _write(folder, result)
         took.append(cpu_seconds() - began)
         host_seconds += (of_run := ended - stamps[0])
-        evaluation_seconds = took[-1] * (ended - stamps[-1]) / of_run if of_run else 0.0
-        retimed.append(_retiming_seconds(result))
+        processor_seconds += trained
+        evaluation_seconds = trained * (ended - stamps[-1]) / of_run if of_run else 0.0
+        retimed.append(_retiming_seconds(folder, result))
         if is_short and took[-1] < _SHORT_SECONDS:
             num_steps = min(_MORE_STEPS, experiment.settings.steps)
-    # Processor time, the less of two: what else the machine does adds to host time, more than some steps take.
-    step_seconds = max(min(took[2:]) - took[1], 0.0) / max(num_steps - 1, 1)
+    # Processor time, the mean of two: what else the machine does adds to host time, more than some steps take.
+    step_seconds = max(sum(took[2:]) / 2 - took[1], 0.0) / max(num_steps - 1, 1)
     start_seconds = max(took[1] - step_seconds - evaluation_seconds, 0.0)
     others_seconds: dict[str, tuple[float, float]] = {}
     for entry in others:
         times = [cpu_seconds()]
         for steps in (1, 1, num_steps):
-            _train(experiment, entry, task, steps, lambda: None)
+            _write(folder, _train(experiment, entry, task, steps, lambda: None))
             times.append(cpu_seconds())
         _, of_one, of_all = (later - earlier for earlier, later in pairwise(times))
         step = max(of_all - of_one, 0.0) / max(num_steps - 1, 1)
@@ -573,8 +584,8 @@ def probe(experiment: Experiment) -> Probe:
         memory_bytes=(1 if sys.platform == "darwin" else 1024) * (own + child * num_children),
         others_seconds=others_seconds,
         task_seconds=task_seconds,
-        retimed_seconds=(retimed[1], max(min(retimed[2:]) - retimed[1], 0.0) / max(num_steps - 1, 1)),
-        slowdown=host_seconds / sum(took) if sum(took) else 1.0,
+        retimed_seconds=(retimed[1], max(sum(retimed[2:]) / 2 - retimed[1], 0.0) / max(num_steps - 1, 1)),
+        slowdown=host_seconds / processor_seconds if processor_seconds else 1.0,
     )
 
 
@@ -584,13 +595,19 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _retiming_seconds(result: FitResult) -> float:
+def _retiming_seconds(folder: RunFolder, result: FitResult) -> float:
     """Processor seconds of retiming a result on its own network; of nothing where it cannot be retimed."""
     began = cpu_seconds()
     with warnings.catch_warnings(), contextlib.suppress(InputError):
         warnings.simplefilter("ignore")
-        result.retime(progress=False)
+        _write(folder, result.retime(progress=False))
     return cpu_seconds() - began
+
+
+def _write(folder: RunFolder, result: FitResult) -> None:
+    """Write a run's files."""
+    folder.write_result("run", result)
+    folder.write_model("run", result.judged_state)
 
 
 def _train(
