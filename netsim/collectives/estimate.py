@@ -162,7 +162,9 @@ class Estimator:
         own = [name for name in every if name in self._protocol.algorithms]
         seen: dict[object, str] = {}
         for name in own or every:
-            if problem.num_bytes <= every[name].most_bytes and (own or every[name].differs(problem)):
+            if problem.num_bytes <= every[name].most_bytes and (
+                own or (every[name].is_offered and every[name].differs(problem))
+            ):
                 seen.setdefault(every[name], name)
         return tuple(seen.values())[: None if len(set(hosts)) > 1 else 1]
 

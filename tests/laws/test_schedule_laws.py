@@ -115,14 +115,16 @@ def test_bytes_between_regions_are_those_of_the_messages(
 
 def sent(p: Problem) -> list[Any]:
     """Messages of a schedule, step by step."""
-    steps = [(phase, phase.step(index)) for phase in build(p).phases for index in range(phase.num_steps)]
+    steps = [
+        (phase, index, phase.step(index)) for phase in build(p).phases for index in range(phase.num_steps)
+    ]
     return [
         (
-            phase.reduce,
+            phase.reduces(index),
             phase.window,
             sorted(zip(step.src, step.dst, step.offset, step.num_bytes, strict=True)),
         )
-        for phase, step in steps
+        for phase, index, step in steps
         if step.src.size
     ]
 

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from netsim.collectives.operations import OPERATIONS
-from netsim.collectives.schedules import direct, gloo, ring, trees
+from netsim.collectives.schedules import direct, gloo, nccl, ring, trees
 from netsim.collectives.schedules.check import check_bytes, check_result
 from netsim.collectives.schedules.schedule import Phase, Problem, Schedule
 from netsim.errors import InputError, unknown_name
@@ -43,6 +43,7 @@ class Algorithm:
         num_messages: largest number of messages in a step, by the number of members (of regions, if it needs regions).
         most_bytes: largest `Problem.num_bytes`, where pieces of a fixed size are listed.
         is_wasteful: sends bytes on which no result depends, as the library does whose algorithm it is.
+        is_offered: `auto` compares it under any protocol; False: under those that name it.
         differs: False for a problem in which an earlier algorithm of the table sends the same messages; `auto` then
             compares that one alone.
     """
@@ -52,6 +53,7 @@ class Algorithm:
     num_messages: Callable[[int], int]
     most_bytes: float = math.inf
     is_wasteful: bool = False
+    is_offered: bool = True
     differs: Callable[[Problem], bool] = lambda p: True
 
     def __post_init__(self) -> None:
@@ -80,8 +82,13 @@ def _flat(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
 
 
 def _segmented(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
-    """A ring of gloo, whose segments of at most 1 MiB are listed."""
+    """A ring whose segments of at most 1 MiB are listed."""
     return replace(_flat(build), most_bytes=_MOST_SEGMENTED_BYTES)
+
+
+def _nccl(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
+    """An algorithm of NCCL, whose slices of at most 1 MiB are listed; chosen as NCCL chooses."""
+    return replace(_segmented(build), is_offered=False)
 
 
 def _crowd(build: Callable[[Problem], tuple[Phase, ...]]) -> Algorithm:
@@ -115,26 +122,32 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "two-level": _two_level(trees.all_reduce_two_level, 2, _a_member),
         "two-level-direct": _two_level(trees.all_reduce_two_level_direct, 3, _a_pair),
         "gloo": _segmented(gloo.all_reduce_gloo),
+        "nccl-ring": _nccl(nccl.all_reduce_nccl_ring),
+        "nccl-tree": _nccl(nccl.all_reduce_nccl_tree),
     },
     "all_gather": {
         "ring": _flat(ring.all_gather_ring),
         "direct": _of_three(_crowd(direct.all_gather_direct)),
         "gloo": _flat(gloo.all_gather_gloo),
+        "nccl-ring": _nccl(nccl.all_gather_nccl_ring),
     },
     "reduce_scatter": {
         "ring": _flat(ring.reduce_scatter_ring),
         "direct": _of_three(_crowd(direct.reduce_scatter_direct)),
         "gloo": replace(_segmented(gloo.all_reduce_gloo), is_wasteful=True),
+        "nccl-ring": _nccl(nccl.reduce_scatter_nccl_ring),
     },
     "broadcast": {
         "tree": _flat(trees.broadcast_tree),
         "direct": _of_three(_flat(direct.broadcast_direct)),
         "gloo": _flat(gloo.broadcast_gloo),
+        "nccl-ring": _nccl(nccl.broadcast_nccl_ring),
     },
     "reduce": {
         "tree": _flat(trees.reduce_tree),
         "direct": _of_three(_flat(direct.reduce_direct)),
         "gloo": replace(_segmented(gloo.reduce_gloo), is_wasteful=True),
+        "nccl-ring": _nccl(nccl.reduce_nccl_ring),
     },
     "gather": dict.fromkeys(("direct", "gloo"), _flat(direct.gather_direct)),
     "scatter": dict.fromkeys(("direct", "gloo"), _flat(direct.scatter_direct)),

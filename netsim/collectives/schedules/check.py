@@ -194,7 +194,7 @@ def messages(schedule: Schedule, *, is_late: bool = True) -> Iterator[tuple[Mess
         for index in range(phase.num_steps):
             if len(in_flight) >= window:
                 yield from ((message, True) for message in in_flight.popleft())
-            posted = _messages_of_step(schedule, first + index, phase.reduce)
+            posted = _messages_of_step(schedule, first + index, phase.reduces(index))
             yield from ((message, False) for message in posted)
             in_flight.append(posted)
         for arriving in in_flight:

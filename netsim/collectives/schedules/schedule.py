@@ -73,12 +73,16 @@ class Phase(ABC):
 
     num_steps: int
     window: int
-    reduce: bool
+    reduce: bool = False
     num_gaps: int = 0  # messages without bytes that a sender leaves out, at most
 
     @abstractmethod
     def step(self, index: int) -> Step:
         """The messages of step `index`, 0 <= index < num_steps, made when asked for."""
+
+    def reduces(self, index: int) -> bool:
+        """Return whether receivers add what comes in step `index`."""
+        return self.reduce
 
     @property
     def has_gaps(self) -> bool:

@@ -1,19 +1,19 @@
 """Cells of published measurements of NCCL over sockets, split before any of them was read.
 
-    python tests/golden/nccl/split.py [Simulate_DP.md]
+    python tests/golden/nccl/split.py [Simulate_DP.md [held]]
 
-Source: results/Simulate_DP.md of BinhangYuan/tc_cluster_setting at 75581a5 (2022): PyTorch 1.9 hosts (AWS, p3.2xlarge),
+Source: results/Simulate_DP.md of BinhangYuan/tc_cluster_setting at 75581a5 (2022): PyTorch 1.9 on AWS (p3.2xlarge),
 `tc netem` with a delay and a rate on each host's egress, sums of 256 MB and 1 GB in as many tensors as hosts, by
-NCCL's all_reduce, or by its reduce and broadcast. The third table of that page (all_to_all and all_gather by single sends)
-is left out: no collective of NCCL's takes part. A cell belongs to the half that a hash of its name gives: `build` may be
-read while the model is built, `held` is read once, afterwards.
+NCCL's all_reduce, or by its reduce and broadcast. The third table of that page (all_to_all and all_gather by single
+sends) is left out: no collective of NCCL's takes part. A cell belongs to the half that a hash of its name gives:
+`build` may be read while the model is built, `held` is read once, afterwards.
 
-Read before this split, so `build` whatever their hash: all figures of results/allreduce.md, broadcast.md and reduce.md of the
-same repository (a filter that should have hidden them let whole milliseconds through), and the nine medians of
-Adnan082/diloco-measured at 07b7885 (five step times of DDP, four synchronisations).
+Read before this split, so `build` whatever their hash: all figures of results/allreduce.md, broadcast.md and
+reduce.md of the same repository (a filter that should have hidden them let whole milliseconds through), and the nine
+medians of Adnan082/diloco-measured at 07b7885 (five step times of DDP, four synchronisations).
 
-With the page as argument it prints the figures of `build`, in seconds as the page has them; with `held` behind it, those
-of `held`.
+With the page as argument it prints the figures of `build`, in seconds as the page has them; with `held` behind it,
+those of `held`.
 """
 
 from __future__ import annotations

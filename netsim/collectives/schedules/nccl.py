@@ -1,0 +1,292 @@
+"""NCCL's collectives between hosts: a ring, and for all_reduce a double binary tree, both in slices.
+
+Facts from NVIDIA/nccl (2.8.4 to 2.29.7), protocol Simple: src/device/all_reduce.h and prims_simple.h (chunks,
+slices, order of sends), src/graph/trees.cc, src/enqueue.cc (chunk sizes), src/include/collectives.h (steps). With one
+network card NCCL has two channels, each of which carries a part of the tensor over connections of its own. A
+connection's buffer of 4 MiB (NCCL_BUFFSIZE) has eight steps (NCCL_STEPS); a ring's chunk of four steps travels in two
+slices, and a slice is passed on as soon as it has come. Trees and chains pass on single steps, up to eight at once.
+
+Members are ordered by rank, one a host. Not here: the protocols LL and LL128 (LL doubles the bytes of small
+tensors), chains of several GPUs inside a host, and PAT, by which recent versions gather and scatter small tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from netsim.collectives.schedules.schedule import Phase, Step, boundaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks
+
+__all__ = [
+    "CHANNELS",
+    "all_gather_nccl_ring",
+    "all_reduce_nccl_ring",
+    "all_reduce_nccl_tree",
+    "broadcast_nccl_ring",
+    "reduce_nccl_ring",
+    "reduce_scatter_nccl_ring",
+]
+
+CHANNELS = 2
+_BUFFER_BYTES, _BUFFER_STEPS = 4 << 20, 8
+_STEP_BYTES = _BUFFER_BYTES // _BUFFER_STEPS
+_CHUNK_BYTES, _SLICES = 4 * _STEP_BYTES, 2  # of a ring
+_LEAST_SLICE_BYTES = _CHUNK_BYTES // _SLICES // 32
+_LEAST_CHANNEL_BYTES = 16 << 10  # a second channel is used for more
+
+
+def _num_channels(num_bytes: int) -> int:
+    return CHANNELS if num_bytes > _LEAST_CHANNEL_BYTES else 1
+
+
+class SlicedRing(Phase):
+    """Loops around a ring, in each of which every part of the layout moves on by a chunk a channel.
+
+    A loop has `num_rounds` rounds, a round one step for each slice of each channel. In round j the member at position
+    p sends of part (p + shift - j) mod n, so it passes on the slice that it received a round before: the window is a
+    round. Receivers add in the first `num_reducing` rounds.
+    """
+
+    def __init__(self, p: Problem, layout: Bytes, *, shift: int, num_rounds: int, num_reducing: int) -> None:
+        """`layout` has the boundaries of one part a member."""
+        self._ranks, self._shift = p.ranks, shift
+        self._num_rounds, self._num_reducing = num_rounds, num_reducing
+        parts = np.diff(layout)
+        channels = _num_channels(p.num_bytes)
+        bounds = _slice_bounds(layout, channels, p.element_bytes)
+        self._offsets, self._sizes = bounds[:, :-1], np.diff(bounds, axis=1)
+        self.window = channels * _SLICES
+        self.num_steps = self._sizes.shape[1] * num_rounds
+        places = (np.arange(len(parts)) + shift - np.arange(num_rounds)[:, None]) % len(parts)
+        self._places, self._sent = places, parts[places].sum(axis=0)
+        self.num_gaps = int((self._sizes == 0).sum()) * -(-num_rounds // max(len(parts) - 1, 1))
+        self._all_steps = self.num_steps
+
+    def reduces(self, index: int) -> bool:
+        """Receivers add in the first rounds of a loop."""
+        return index // self.window % self._num_rounds < self._num_reducing
+
+    def _place(self, index: int) -> tuple[Ranks, int]:
+        """Parts that the positions send of in a step, and the slice."""
+        loop, rest = divmod(index, self._num_rounds * self.window)
+        number, piece = divmod(rest, self.window)
+        return self._places[number], loop * self.window + piece
+
+    def step(self, index: int) -> Step:
+        """Messages from every member to its neighbour."""
+        parts, piece = self._place(index)
+        ranks = self._ranks
+        step = Step(ranks, np.roll(ranks, -1), self._offsets[parts, piece], self._sizes[parts, piece])
+        if not self.has_gaps:
+            return step
+        kept = step.num_bytes > 0
+        return Step(step.src[kept], step.dst[kept], step.offset[kept], step.num_bytes[kept])
+
+    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
+        """Bytes each member sends: the parts that it passes on."""
+        if self.num_steps != self._all_steps:
+            return super().sent_bytes(num_ranks, counted)
+        total = np.zeros(num_ranks, np.int64)
+        ranks = self._ranks
+        total[ranks] = self._sent if counted is None else self._sent * counted[ranks, np.roll(ranks, -1)]
+        return total
+
+    def fixed_pairs(self) -> tuple[Ranks, Ranks]:
+        """Each member and its neighbour."""
+        return self._ranks, np.roll(self._ranks, -1)
+
+
+def _whole(num_bytes: int, element_bytes: int) -> int:
+    """Round down to whole elements, at least one."""
+    return max(num_bytes // element_bytes, 1) * element_bytes
+
+
+def _slice_bounds(layout: Bytes, channels: int, element_bytes: int) -> Bytes:
+    """Boundaries of the slices of each part by loop, slice and channel; shape (parts, slices + 1).
+
+    Channels alternate, so a part is not in one piece a channel: only sizes and their order matter.
+    """
+    low, size = layout[:-1], np.diff(layout)
+    share = -(-size // (channels * element_bytes)) * element_bytes
+    most = _whole(_CHUNK_BYTES, element_bytes)
+    loops = max(int(-(-share.max(initial=0) // most)), 1)
+    sizes = np.zeros((len(low), loops, _SLICES, channels), np.int64)
+    for channel in range(channels):
+        left = np.clip(size - channel * share, 0, share)
+        chunk = np.clip(left[:, None] - np.arange(loops) * most, 0, most)
+        half = -(-chunk // (_SLICES * element_bytes)) * element_bytes
+        first = np.minimum(np.maximum(half, _whole(_LEAST_SLICE_BYTES, element_bytes)), chunk)
+        sizes[:, :, 0, channel], sizes[:, :, 1, channel] = first, chunk - first
+    ends = low[:, None] + np.cumsum(sizes.reshape(len(low), -1), axis=1)
+    return np.column_stack([low, ends])
+
+
+class PipelinedTree(Phase):
+    """Trees, one a channel, through which its part of the tensor moves in chunks: up and added, down and kept, or both.
+
+    In wave k the deepest members send chunk k. A level passes it on eight waves later, as many as a connection's
+    buffer holds. A wave has a step for each channel and direction, and the window is eight waves: so a member passes
+    a chunk on as soon as it has come, with as many under way as the buffer holds.
+    """
+
+    def __init__(
+        self, p: Problem, parents: Sequence[Sequence[int]], *, goes_up: bool, goes_down: bool
+    ) -> None:
+        """`parents` has, by channel, the parent of each position, -1 for the root's."""
+        self._ranks = p.ranks
+        channels = _num_channels(p.num_bytes)
+        halves = boundaries(p.num_bytes, channels, p.element_bytes)
+        step_bytes = _whole(_STEP_BYTES, p.element_bytes)
+        self._bounds = [
+            np.append(np.arange(low, high, step_bytes), high)
+            for low, high in zip(halves[:-1].tolist(), halves[1:].tolist(), strict=True)
+        ]
+        self._levels = [_levels(parents[channel]) for channel in range(channels)]
+        self._parents = [np.array(parents[channel], np.int64) for channel in range(channels)]
+        self._lanes = [
+            (channel, up) for channel in range(channels) for up in (True,) * goes_up + (False,) * goes_down
+        ]
+        self._deepest = max(map(len, self._levels))
+        self._below = self._deepest if goes_up else 0  # levels that a chunk has passed before it goes down
+        self.window = _BUFFER_STEPS * len(self._lanes)
+        waves = max(len(bounds) - 1 for bounds in self._bounds)
+        span = self._deepest - 1 + (self._deepest if goes_up and goes_down else 0)
+        self.num_steps = self._all_steps = (waves + _BUFFER_STEPS * span) * len(self._lanes)
+
+    def reduces(self, index: int) -> bool:
+        """Receivers add on the way up."""
+        return self._lanes[index % len(self._lanes)][1]
+
+    def step(self, index: int) -> Step:
+        """Chunks that pass a level in one direction of one channel."""
+        wave, lane = divmod(index, len(self._lanes))
+        channel, up = self._lanes[lane]
+        bounds, parents = self._bounds[channel], self._parents[channel]
+        src, dst, chunks = [], [], []
+        for depth, members in enumerate(self._levels[channel]):
+            waits = self._deepest - 1 - depth if up else self._below + depth
+            chunk = wave - _BUFFER_STEPS * waits
+            if 0 <= chunk < len(bounds) - 1:
+                others = parents[members]
+                src.append(members if up else others)
+                dst.append(others if up else members)
+                chunks.append(np.full(len(members), chunk, np.int64))
+        none = np.zeros(0, np.int64)
+        chunk_of = np.concatenate([none, *chunks])
+        low, high = bounds[chunk_of], bounds[chunk_of + 1]
+        ranks = self._ranks
+        return Step(ranks[np.concatenate([none, *src])], ranks[np.concatenate([none, *dst])], low, high - low)
+
+    def pair_bytes(self, num_ranks: int) -> Iterator[tuple[Ranks, Ranks, Bytes]]:
+        """Children with parents, and parents with children."""
+        if self.num_steps != self._all_steps:
+            yield from super().pair_bytes(num_ranks)
+            return
+        for channel, up in self._lanes:
+            members = np.flatnonzero(self._parents[channel] >= 0)
+            ends = self._ranks[members], self._ranks[self._parents[channel][members]]
+            bounds = self._bounds[channel]
+            yield *(ends if up else ends[::-1]), np.full(len(members), bounds[-1] - bounds[0], np.int64)
+
+    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
+        """Bytes each member sends to its parents and children."""
+        total = np.zeros(num_ranks, np.int64)
+        for src, dst, num_bytes in self.pair_bytes(num_ranks):
+            np.add.at(total, src, num_bytes if counted is None else num_bytes * counted[src, dst])
+        return total
+
+    @property
+    def num_messages(self) -> int:
+        """Chunks times members below a root."""
+        return sum((len(self._bounds[channel]) - 1) * (len(self._ranks) - 1) for channel, _ in self._lanes)
+
+
+def _levels(parents: Sequence[int]) -> list[Ranks]:
+    """Positions by depth, without the root."""
+    level, levels = [parents.index(-1)], []
+    while level := [member for member, parent in enumerate(parents) if parent in set(level)]:
+        levels.append(np.array(level, np.int64))
+    return levels
+
+
+def _binary_parents(num: int) -> list[int]:
+    """Parents in the first tree: 0 above the largest power of two, leaves at odd positions, subtrees in order.
+
+    >>> _binary_parents(6)
+    [-1, 2, 4, 2, 0, 4]
+    """
+    parents = [-1]
+    for position in range(1, num):
+        bit = position & -position
+        parent = (position ^ bit) | (bit << 1)
+        parents.append(parent if parent < num else position ^ bit)
+    return parents
+
+
+def _double_tree(num: int) -> tuple[list[int], list[int]]:
+    """Parents in both trees; leaves of one are inside the other: mirrored for an even number of members, else shifted.
+
+    >>> _double_tree(4)
+    ([-1, 2, 0, 2], [1, 3, 1, -1])
+    """
+    first = _binary_parents(num)
+    if num % 2:
+        return first, [
+            (first[position - 1] + 1) % num if first[position - 1] >= 0 else -1 for position in range(num)
+        ]
+    return first, [num - 1 - parent if parent >= 0 else -1 for parent in reversed(first)]
+
+
+def all_reduce_nccl_ring(p: Problem) -> tuple[Phase, ...]:
+    """Sliced ring: reduce-scatter and all-gather in one pass of 2 (n - 1) rounds a loop."""
+    rounds = p.num_ranks - 1
+    return _ring(p, p.chunks.layout, shift=-1, num_rounds=2 * rounds, num_reducing=rounds)
+
+
+def reduce_scatter_nccl_ring(p: Problem) -> tuple[Phase, ...]:
+    """Sliced ring of n - 1 rounds a loop."""
+    rounds = p.num_ranks - 1
+    return _ring(p, p.layout, shift=-1, num_rounds=rounds, num_reducing=rounds)
+
+
+def all_gather_nccl_ring(p: Problem) -> tuple[Phase, ...]:
+    """Sliced ring of n - 1 rounds a loop."""
+    return _ring(p, p.layout, shift=0, num_rounds=p.num_ranks - 1, num_reducing=0)
+
+
+def _ring(p: Problem, layout: Bytes, *, shift: int, num_rounds: int, num_reducing: int) -> tuple[Phase, ...]:
+    if not num_rounds:
+        return ()
+    return (SlicedRing(p, layout, shift=shift, num_rounds=num_rounds, num_reducing=num_reducing),)
+
+
+def all_reduce_nccl_tree(p: Problem) -> tuple[Phase, ...]:
+    """Double binary tree, half the tensor through each; up and down at once."""
+    if p.num_ranks == 1:
+        return ()
+    return (PipelinedTree(p, _double_tree(p.num_ranks), goes_up=True, goes_down=True),)
+
+
+def broadcast_nccl_ring(p: Problem) -> tuple[Phase, ...]:
+    """Around the ring from the root, chunk by chunk."""
+    return _chain(p, [(position - 1) % p.num_ranks for position in range(p.num_ranks)], goes_up=False)
+
+
+def reduce_nccl_ring(p: Problem) -> tuple[Phase, ...]:
+    """Around the ring to the root, chunk by chunk."""
+    return _chain(p, [(position + 1) % p.num_ranks for position in range(p.num_ranks)], goes_up=True)
+
+
+def _chain(p: Problem, parents: list[int], *, goes_up: bool) -> tuple[Phase, ...]:
+    if p.num_ranks == 1:
+        return ()
+    parents[p.root] = -1
+    return (PipelinedTree(p, [parents] * CHANNELS, goes_up=goes_up, goes_down=not goes_up),)
