@@ -579,7 +579,7 @@ class Program:
         world = World.build(
             request.num_ranks, *where, None if self.compute is None else self.compute.shared_cores
         )
-        if world.topology is None or world.protocol.rendezvous or request.stages is not None:
+        if world.topology is None or world.protocol.library or request.stages is not None:
             return world.collectives
         if self.first_rounds is None:
             coding = None if self.compute is None else self.compute.coding

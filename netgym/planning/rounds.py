@@ -622,7 +622,7 @@ def _first_rounds(strategy: Strategy, setting: Setting) -> Recording | None:
 def chosen_algorithms(strategy: Strategy, setting: Setting) -> Mapping[str, str]:
     """Algorithms of collectives by operation: the setting's, and those that a training there would choose."""
     known, world = setting.known, _world(strategy, setting)
-    if world.protocol.rendezvous or (recording := _first_rounds(strategy, setting)) is None:
+    if world.protocol.library or (recording := _first_rounds(strategy, setting)) is None:
         return world.collectives
     means = [each.mean_seconds for each in setting.durations()]
     key = ("algorithms", known.key_of(strategy), *map(known.number_of, (recording, world, means)))

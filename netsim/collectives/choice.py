@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from netsim.collectives.estimate import Estimator
+from netsim.collectives.nccl_tuning import prefers_tree
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
 from netsim.collectives.schedules.schedule import Problem
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.topology.topology import Topology
 
-__all__ = ["Choices", "parse_collectives", "schedule"]
+__all__ = ["Choices", "library_algorithm", "parse_collectives", "schedule"]
 
 _MOST_BYTES = 10**15  # sums over ranks and steps stay whole in 64 bits
 _MOST_RANKS = 1_000_000
@@ -80,9 +81,9 @@ class Choices:
 
     The fastest is found by the network model on an idle copy: nominal capacities, no background traffic, warm
     connections, all members entering at once. It is found once for each operation, group and size (to 2 %), whatever
-    was asked before, and kept under weather and overlap. Groups of equal likeness are one. Under a protocol with
-    rendezvous it is gloo's own. Shipped algorithms of an operation, except gloo's, send the same number of bytes in
-    total, so the choice changes seconds and not bytes.
+    was asked before, and kept under weather and overlap. Groups of equal likeness are one. Under a protocol of a
+    library it is the library's own choice. Shipped algorithms of an operation, except gloo's, send the same number of
+    bytes in total, so the choice changes seconds and not bytes.
 
     Args:
         topology: the network; None: no network, and the table's first algorithm.
@@ -93,7 +94,7 @@ class Choices:
     def __init__(
         self, topology: Topology | None, protocol: Protocol, fixed: Mapping[str, str] | None = None
     ) -> None:
-        self._topology, self._protocol, self._is_gloo = topology, protocol, protocol.rendezvous
+        self._topology, self._protocol = topology, protocol
         self._fixed = dict(fixed or {})
         if topology is not None:
             self._likeness = lru_cache(_MOST_REMEMBERED)(topology.likeness)
@@ -103,7 +104,7 @@ class Choices:
     @cached_property
     def _estimator(self) -> Estimator | None:
         """Estimator of this network, made for the first collective without a fixed algorithm; None: none is needed."""
-        if self._topology is None or self._is_gloo:
+        if self._topology is None or self._protocol.library:
             return None
         return _estimator(self._topology, self._protocol)
 
@@ -119,7 +120,7 @@ class Choices:
         if op in self._fixed:
             return self._fixed[op]
         if self._estimator is None:
-            return default_algorithm(op, gloo=self._is_gloo)
+            return library_algorithm(self._protocol, op, hosts, num_bytes) or default_algorithm(op)
         return self._fastest(self._question(op, hosts, num_bytes, root))
 
     def contenders(
@@ -172,6 +173,24 @@ class Choices:
         others = [name for name in names if name not in (fastest, *few)]
         near = self._estimator.nearly_as_fast(replace(problem, algorithm=fastest), hosts, others, within)
         return tuple(dict.fromkeys((fastest, *few, *near)))
+
+
+def library_algorithm(protocol: Protocol, op: str, hosts: Sequence[int], num_bytes: int) -> str | None:
+    """Name the algorithm that the protocol's library takes; None where `auto` takes the fastest.
+
+    Args:
+        protocol: its `library` and `card_bits_per_second` count.
+        op, hosts, num_bytes: as of `Choices.algorithm`.
+    """
+    if protocol.library == "gloo":
+        return default_algorithm(op, gloo=True)
+    if protocol.library != "nccl":
+        return None
+    if op == "all_reduce" and prefers_tree(
+        num_bytes, len(hosts), len(set(hosts)), protocol.card_bits_per_second
+    ):
+        return "nccl-tree"
+    return "nccl-ring" if "nccl-ring" in ALGORITHMS[op] else default_algorithm(op)
 
 
 def _estimator(topology: Topology, protocol: Protocol) -> Estimator:

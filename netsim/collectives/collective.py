@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from netsim.collectives.choice import schedule
+from netsim.collectives.choice import library_algorithm, schedule
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS, Side
-from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
+from netsim.collectives.schedules.algorithms import (
+    ALGORITHMS,
+    algorithm_names,
+    build,
+    default_algorithm,
+    find_algorithm,
+)
 from netsim.collectives.schedules.schedule import Problem
 from netsim.collectives.start import time_collective
 from netsim.errors import InputError, locate_errors
@@ -92,7 +98,8 @@ def collective(
         num_bytes: the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
             scatter and reduce_scatter; the tensor of each rank for all_to_all, of which its own part stays; the message
             for sendrecv, from the first rank to the second; none for barrier. A number, or text such as 25MB.
-        algorithm: `auto` for the fastest here (gloo's own under the protocol `gloo`), or a name such as `ring`.
+        algorithm: `auto` for the fastest here (the library's choice under `gloo` and `nccl-sockets`), or a name such as
+            `ring`.
         ranks: hosts in rank order, by name or index; None: all in natural order (two for sendrecv).
         root: position of the root among the ranks, or the name of its host.
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
@@ -115,8 +122,8 @@ def collective(
         raise InputError(f"{op}: pause_seconds is {pause_seconds!r}; give a number of seconds, zero or more")
     hosts, size, root = resolve_request(net, op, num_bytes, ranks, root)
     size *= len(hosts) if OPERATIONS[op].is_per_pair else 1
-    if algorithm == "auto" and parsed.rendezvous:
-        algorithm = default_algorithm(op, gloo=True)
+    if algorithm == "auto":
+        algorithm = library_algorithm(parsed, op, hosts, size) or algorithm
     made = schedule(
         op,
         len(hosts),
@@ -164,6 +171,8 @@ def ring_seconds(
     """
     ring = "ring"
     if ring not in ALGORITHMS[made.op] or made.algorithm in (ring, default_algorithm(made.op, gloo=True)):
+        return None
+    if not find_algorithm(made.op, made.algorithm).is_offered:
         return None
     problem = Problem(made.op, ring, made.num_ranks, made.num_bytes, made.root, 1, None, ())
     if topology.weather:

@@ -152,20 +152,17 @@ class Estimator:
         return algorithm.num_messages(parties)
 
     def candidates(self, problem: Problem, hosts: Sequence[int]) -> tuple[str, ...]:
-        """Algorithms that `auto` compares: the protocol's own where it has some, one of those that are alike.
+        """Algorithms that `auto` compares: those on offer, one of those that are alike.
 
         Args:
             problem: the collective, by any algorithm.
             hosts: the host of each member.
         """
         every = {name: find_algorithm(problem.op, name) for name in ALGORITHMS[problem.op]}
-        own = [name for name in every if name in self._protocol.algorithms]
         seen: dict[object, str] = {}
-        for name in own or every:
-            if problem.num_bytes <= every[name].most_bytes and (
-                own or (every[name].is_offered and every[name].differs(problem))
-            ):
-                seen.setdefault(every[name], name)
+        for name, row in every.items():
+            if problem.num_bytes <= row.most_bytes and row.is_offered and row.differs(problem):
+                seen.setdefault(row, name)
         return tuple(seen.values())[: None if len(set(hosts)) > 1 else 1]
 
     def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:

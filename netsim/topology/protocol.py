@@ -10,7 +10,14 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
-from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds, shown
+from netsim.units import (
+    format_bits_per_second,
+    format_seconds,
+    parse_bits_per_second,
+    parse_bytes,
+    parse_seconds,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +73,12 @@ class Protocol:
         collectives_in_flight: collectives of one group that run at once; honoured by the kernel.
         give_up_seconds: a connection is given up when a dead link has let no byte of its transfer through for
             longer.
-        algorithms: collective algorithms that `auto` compares where the operation has one of them; empty: all.
+        library: library whose own choice of collective algorithms `auto` takes; empty: the fastest by this model.
+        channels: NCCL's connections between two hosts, one a channel, of `socket_threads` x `sockets_per_thread`
+            streams each; 0: the preset has none, or `streams` is given.
+        socket_threads: of a connection (NCCL_SOCKET_NTHREADS).
+        sockets_per_thread: streams of a thread (NCCL_NSOCKS_PERTHREAD).
+        card_bits_per_second: speed of the hosts' network cards, by which NCCL chooses algorithms.
     """
 
     name: str = "ideal"
@@ -86,7 +98,11 @@ class Protocol:
     software_seconds: float = 0.0
     collectives_in_flight: int = 1
     give_up_seconds: float = math.inf
-    algorithms: tuple[str, ...] = ()
+    library: Literal["", "gloo", "nccl"] = ""
+    channels: int = 0
+    socket_threads: int = 1
+    sockets_per_thread: int = 1
+    card_bits_per_second: float = 10e9  # NCCL's where the kernel reports none, as on AWS and Google Cloud
 
     def __post_init__(self) -> None:
         _read_one_of(_CONNECTIONS, self.connections)
@@ -95,7 +111,7 @@ class Protocol:
             value = getattr(self, field.name)
             if field.type in ("float", "int", "float | None") and value is not None:
                 number = float(value) if isinstance(value, Real) else -1.0
-                may_be_zero = field.name == "software_seconds"
+                may_be_zero = field.name in ("software_seconds", "channels")
                 if not (number > 0 or (number == 0 and may_be_zero)):
                     least = "of at least 0" if may_be_zero else "above 0"
                     raise InputError(f"Protocol: {field.name} must be a number {least}, got {shown(value)}")
@@ -106,7 +122,8 @@ class Protocol:
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
         `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`), `mtu` (bytes of a packet)
-        and `software` (seconds per message).
+        and `software` (seconds per message); with the preset `nccl-sockets` also `socket_threads`, `sockets_per_thread`
+        and `card` (bits per second).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
         value.
@@ -132,7 +149,15 @@ class Protocol:
         for key, value in settings.items():
             field, read = _SETTINGS[key]
             with locate_errors(f"protocol: {key}"):
+                if key in _OF_NCCL and base.library != "nccl":
+                    raise InputError(f"only nccl-sockets has it, and the preset is {preset}: leave it out")
                 changes[field] = read(value)
+        if "streams" in settings and (both := [key for key in _SOCKETS if key in settings]):
+            raise InputError(
+                f"protocol: streams and {both[0]} both give the number of sockets: leave one out"
+            )
+        if base.channels:
+            changes |= _sockets(base, changes)
         if "window" in settings and "queue" not in settings and base.queue_packets is not None:
             # Hosts are tuned for larger windows on paths that hold them.
             larger = max(changes["window_bytes"] / base.window_bytes, 1.0)
@@ -301,6 +326,26 @@ def _read_one_of(choices: Sequence[str], value: Any) -> str:
     return str(value)
 
 
+_MOST_THREADS, _MOST_SOCKETS = 16, 64  # of a connection of NCCL (src/transport/net_socket.cc)
+
+
+def _sockets(base: Protocol, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Streams of NCCL's channels, or no channels where `streams` is given."""
+    if "streams" in changes:
+        return {"channels": 0}
+    threads, each = (changes.get(field, getattr(base, field)) for field in _SOCKETS)
+    if threads > _MOST_THREADS or threads * each > _MOST_SOCKETS:
+        raise InputError(
+            f"protocol: socket_threads x sockets_per_thread is {threads} x {each}; NCCL takes at most {_MOST_THREADS}"
+            f" threads and {_MOST_SOCKETS} sockets a connection"
+        )
+    return {"streams": base.channels * threads * each}
+
+
+_SOCKETS = ("socket_threads", "sockets_per_thread")
+_OF_NCCL = (*_SOCKETS, "card")
+
+
 _SETTINGS: dict[str, tuple[str, Any]] = {
     "streams": ("streams", _read_count),
     "window": ("window_bytes", parse_bytes),
@@ -309,6 +354,9 @@ _SETTINGS: dict[str, tuple[str, Any]] = {
     "queue": ("queue_packets", _read_count),
     "mtu": ("mtu_bytes", read_mtu),
     "software": ("software_seconds", parse_seconds),
+    "socket_threads": ("socket_threads", _read_count),
+    "sockets_per_thread": ("sockets_per_thread", _read_count),
+    "card": ("card_bits_per_second", parse_bits_per_second),
 }
 
 _LINUX_TCP = Protocol(
@@ -334,12 +382,13 @@ PRESETS: dict[str, Protocol] = {
         rendezvous=True,
         software_seconds=0.2e-3,
         collectives_in_flight=2,
+        library="gloo",
     ),
     "ideal": Protocol(),
     "linux-tcp": _LINUX_TCP,
-    # One socket and thread per connection: NCCL's defaults outside of clouds (NCCL_NSOCKS_PERTHREAD,
+    # Two channels of one socket and thread: NCCL's defaults outside of clouds (NCCL_NSOCKS_PERTHREAD,
     # NCCL_SOCKET_NTHREADS). It sends without a rendezvous.
-    "nccl-sockets": replace(_LINUX_TCP, name="nccl-sockets", algorithms=("ring", "tree")),
+    "nccl-sockets": replace(_LINUX_TCP, name="nccl-sockets", library="nccl", channels=2, streams=2),
 }
 """Protocols by name."""
 

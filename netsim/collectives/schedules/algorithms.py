@@ -43,7 +43,7 @@ class Algorithm:
         num_messages: largest number of messages in a step, by the number of members (of regions, if it needs regions).
         most_bytes: largest `Problem.num_bytes`, where pieces of a fixed size are listed.
         is_wasteful: sends bytes on which no result depends, as the library does whose algorithm it is.
-        is_offered: `auto` compares it under any protocol; False: under those that name it.
+        is_offered: `auto` compares it; False: it is taken where it is named, or the library whose it is takes it.
         differs: False for a problem in which an earlier algorithm of the table sends the same messages; `auto` then
             compares that one alone.
     """

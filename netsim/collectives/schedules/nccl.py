@@ -65,8 +65,10 @@ class SlicedRing(Phase):
         self._offsets, self._sizes = bounds[:, :-1], np.diff(bounds, axis=1)
         self.window = channels * _SLICES
         self.num_steps = self._sizes.shape[1] * num_rounds
-        places = (np.arange(len(parts)) + shift - np.arange(num_rounds)[:, None]) % len(parts)
-        self._places, self._sent = places, parts[places].sum(axis=0)
+        turns, rest = divmod(num_rounds, len(parts))
+        running = np.concatenate([[0], np.cumsum(np.tile(parts, 2))])
+        first = (np.arange(len(parts)) + shift - rest + 1) % len(parts)
+        self._sent = turns * parts.sum() + running[first + rest] - running[first]
         self.num_gaps = int((self._sizes == 0).sum()) * -(-num_rounds // max(len(parts) - 1, 1))
         self._all_steps = self.num_steps
 
@@ -78,7 +80,8 @@ class SlicedRing(Phase):
         """Parts that the positions send of in a step, and the slice."""
         loop, rest = divmod(index, self._num_rounds * self.window)
         number, piece = divmod(rest, self.window)
-        return self._places[number], loop * self.window + piece
+        num = len(self._ranks)
+        return (np.arange(num) + self._shift - number) % num, loop * self.window + piece
 
     def step(self, index: int) -> Step:
         """Messages from every member to its neighbour."""
@@ -211,9 +214,14 @@ class PipelinedTree(Phase):
 
 def _levels(parents: Sequence[int]) -> list[Ranks]:
     """Positions by depth, without the root."""
-    level, levels = [parents.index(-1)], []
-    while level := [member for member, parent in enumerate(parents) if parent in set(level)]:
-        levels.append(np.array(level, np.int64))
+    above = np.array(parents, np.int64)
+    at = np.zeros(len(above), bool)
+    at[above < 0] = True
+    levels = []
+    while (level := np.flatnonzero((above >= 0) & at[above])).size:
+        levels.append(level)
+        at[:] = False
+        at[level] = True
     return levels
 
 
