@@ -68,25 +68,15 @@ def test_errors(name: str, tolerance: float) -> None:
 
 
 def test_shaped_collectives_of_pytorch() -> None:
-    """Times of gloo within a fifth, of broadcast within 6 %; NCCL's ring, pipelined, is never slower than ours."""
+    """Times of gloo within a fifth, of broadcast within 6 %; NCCL's sliced ring within 1.1 %."""
     cells = cells_of("pytorch-shaped")
     assert len(cells) == 48
     for cell in cells:
         backend, op = cell["what"].split(",")[0].split()
         if backend == "NCCL":
-            assert 0 < cell["error"] < 0.2
+            assert abs(cell["error"]) < 0.011
         else:
             assert abs(cell["error"]) < (0.06 if op == "broadcast" else 0.18)
-
-
-def test_nccl_is_a_ring_without_the_delay_of_its_steps() -> None:
-    """The two causes of the table explain it: large frames, and a step's delay once instead of 2 (n - 1) times."""
-    for cell in cells_of("pytorch-shaped"):
-        name, hosts, delay, _ = cell["what"].split(", ")
-        if name.startswith("NCCL"):
-            steps = 2 * (int(hosts.split()[0]) - 1) * float(delay.split()[0]) / 1e3
-            larger_frames = (8949 / 9015) / (1448 / 1514)
-            assert cell["predicted"] - steps == pytest.approx(cell["measured"] * larger_frames, rel=0.021)
 
 
 def test_training_across_continents() -> None:

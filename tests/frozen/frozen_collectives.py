@@ -49,9 +49,14 @@ _VARIANTS = 3
 _VARIATIONS = ("per-transfer", "shallow-queue", "gloo-2-streams", "handshake")
 
 
+def _offered(op: str) -> list[str]:
+    """Algorithms that are played; NCCL's have no frozen cases."""
+    return [name for name, row in ALGORITHMS[op].items() if row.is_offered]
+
+
 def names() -> list[str]:
     """Operation, algorithm, protocol, scenario, number; then uneven ones; then those of `netsim.collective`."""
-    table = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
+    table = [(op, algorithm) for op in ALGORITHMS for algorithm in _offered(op)]
     cases = [
         f"{op} {algorithm} {protocol} {scenario} {number}"
         for op, algorithm in table
@@ -200,7 +205,13 @@ class Drive:
         op = self._draw.choice(["all_reduce", "all_gather", "broadcast", "all_to_all"])
         rest = [host for host in range(len(self._topology.hosts)) if host not in plan.hosts]
         hosts = plan.hosts[: self._draw.randrange(1, len(plan.hosts) + 1)] + rest[:2]
-        return _Plan(op, self._draw.choice(list(ALGORITHMS[op])), hosts, self._draw, self._topology)
+        return _Plan(
+            op,
+            self._draw.choice(_offered(op)),
+            hosts,
+            self._draw,
+            self._topology,
+        )
 
     def _jittered(self, plan: _Plan) -> None:
         self._enter_at(self._begin(plan, "a", "a"), self._instants(plan, 60_000))

@@ -1,0 +1,125 @@
+"""NCCL over sockets: bytes and steps of its ring and trees by hand, times in closed form, sockets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import netsim
+from netsim import InputError, Protocol, Topology, schedule
+from netsim.collectives.schedules.check import messages
+from netsim.errors import UnknownNameError
+
+MIB = 1 << 20
+
+
+def star(num: int, rate: str = "1 Gbit/s", latency: str = "10 ms") -> Topology:
+    """Hosts whose own links out are the narrowest."""
+    names = [f"h{index}" for index in range(num)]
+    links = [
+        {"between": [name, "switch"], "up": rate, "down": "100 Gbit/s", "latency": latency} for name in names
+    ]
+    return Topology.from_mapping({"hosts": names, "routers": ["switch"], "links": links})
+
+
+def test_four_ranks_send_three_halves_by_the_ring_and_up_to_two_tensors_by_the_trees() -> None:
+    """Ranks 1 and 2 are inside one tree each: a half up and two down, and a half as a leaf of the other."""
+    sent = {
+        name: schedule("all_reduce", 4, num_bytes=64 * MIB, algorithm=name).sent_bytes.tolist()
+        for name in ("nccl-ring", "nccl-tree")
+    }
+    assert sent["nccl-ring"] == [96 * MIB] * 4
+    assert sent["nccl-tree"] == [64 * MIB, 128 * MIB, 128 * MIB, 64 * MIB]
+
+
+def test_a_ring_of_two_loops_has_slices_of_a_mebibyte_on_two_channels() -> None:
+    made = schedule("all_reduce", 4, num_bytes=32 * MIB, algorithm="nccl-ring")
+    (phase,) = made.phases
+    assert phase.window == 2 * 2
+    assert made.num_steps == 2 * 6 * 4
+    assert {message.high - message.low for message, _ in messages(made)} == {MIB}
+    adds = [phase.reduces(index) for index in range(24)]
+    assert adds == [True] * 12 + [False] * 12
+
+
+def test_trees_and_chains_pass_on_half_mebibytes_eight_at_once() -> None:
+    for op, name, steps in (
+        ("all_reduce", "nccl-tree", 4 * (8 + 8 * 5)),
+        ("broadcast", "nccl-ring", 2 * (8 + 8 * 2)),
+    ):
+        made = schedule(op, 8 if name == "nccl-tree" else 4, num_bytes=8 * MIB, algorithm=name)
+        assert {message.high - message.low for message, _ in messages(made)} == {MIB // 2}
+        assert made.num_steps == steps
+
+
+@given(st.integers(2, 200))
+def test_no_member_is_inside_both_trees(num: int) -> None:
+    """So none sends more than two tensors, and all together the 2 (n - 1) of any all_reduce."""
+    sent = schedule("all_reduce", num, num_bytes=64 * MIB, algorithm="nccl-tree").sent_bytes
+    assert sent.max() <= 2 * 64 * MIB
+    assert sent.sum() == 2 * (num - 1) * 64 * MIB
+
+
+@pytest.mark.parametrize("num", [2, 5])
+def test_a_chain_pays_latency_and_one_chunk_a_hop(num: int) -> None:
+    """Two channels alternate, so a hop begins when both have sent a chunk but for its own."""
+    took = netsim.collective(
+        star(num), "broadcast", num_bytes=64 * MIB, algorithm="nccl-ring", protocol="ideal"
+    ).seconds
+    chunk = MIB / 2 / 125e6
+    assert took == pytest.approx(64 * MIB / 125e6 + (num - 1) * 0.02 + (num - 2) * chunk, rel=1e-6)
+
+
+@pytest.mark.parametrize("num", [4, 16])
+def test_a_ring_hides_the_latency_of_its_steps(num: int) -> None:
+    """Four slices a step take 33.6 ms, and a delay of 20 ms and a slice less: only the last delay shows."""
+    took = {
+        name: netsim.collective(
+            star(num), "all_reduce", num_bytes=num * 4 * MIB, algorithm=name, protocol="ideal"
+        ).seconds
+        for name in ("ring", "nccl-ring")
+    }
+    wire = 2 * (num - 1) * 4 * MIB / 125e6
+    assert took["nccl-ring"] == pytest.approx(wire + 0.02, rel=1e-4)
+    assert took["ring"] == pytest.approx(wire + 2 * (num - 1) * 0.02, rel=1e-6)
+
+
+def test_sockets_are_threads_times_sockets_on_two_channels() -> None:
+    by_cloud = {(1, 1): 2, (2, 8): 32, (4, 1): 8}  # NCCL's defaults, on AWS, on Google Cloud
+    for (threads, sockets), streams in by_cloud.items():
+        form = {"preset": "nccl-sockets", "socket_threads": threads, "sockets_per_thread": sockets}
+        assert Protocol.parse(form).streams == streams
+    given = Protocol.parse({"preset": "nccl-sockets", "streams": 16})
+    assert (given.streams, given.channels) == (16, 0)
+    assert Protocol.parse("nccl-sockets").card_bits_per_second == 10e9
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        (
+            {"socket_threads": 2},
+            "socket_threads: only nccl-sockets has it, and the preset is linux-tcp: leave it out",
+        ),
+        (
+            {"preset": "nccl-sockets", "socket_threads": 16, "sockets_per_thread": 8},
+            "16 x 8; NCCL takes at most 16",
+        ),
+        (
+            {"preset": "nccl-sockets", "sockets_per_thread": 8, "streams": 8},
+            "streams and sockets_per_thread both",
+        ),
+        ({"preset": "nccl-sockets", "card": 10}, "card: "),
+    ],
+)
+def test_wrong_sockets_are_refused(form: dict[str, object], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        Protocol.parse(form)
+
+
+def test_a_group_may_name_its_algorithm() -> None:
+    took = netsim.collective(star(4), "all_reduce", num_bytes=MIB, algorithm="ring", protocol="nccl-sockets")
+    assert took.algorithm == "ring"
+    with pytest.raises(UnknownNameError, match="nccl-ring"):
+        schedule("broadcast", 4, num_bytes=1, algorithm="nccl-tree")
