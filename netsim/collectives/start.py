@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from netsim.collectives.closed_form import MessageRoutes, contention_free_seconds
 from netsim.collectives.schedules.algorithms import build, default_algorithm
 from netsim.collectives.schedules.schedule import Problem
-from netsim.network.collective import Collective, GlooCollective, StepMessages, StepSequence
+from netsim.network.collective import (
+    BufferedCollective,
+    Collective,
+    GlooCollective,
+    StepMessages,
+    StepSequence,
+)
 from netsim.network.trace import Span
 from netsim.weather.faults import network_with_weather
 
@@ -82,7 +88,9 @@ def _start(
     group: Hashable,
     on_done: Callable[[int], None],
 ) -> Collective:
-    kind = GlooCollective if network.protocol.rendezvous else Collective
+    protocol = network.protocol
+    buffered = BufferedCollective if protocol.buffers_sends else Collective
+    kind = GlooCollective if protocol.rendezvous else buffered
     engine = network.engine
     return kind(engine, sequence, list(hosts), object() if group is None else group, on_done)
 

@@ -3,6 +3,8 @@
 A member posts step i when its step i - window is done. A message leaves when its sender posts it; its send and its
 receive are done when it is delivered (and the receiver has posted the step).
 
+**As NCCL does it** over sockets, a send is done when the socket's buffer has taken its bytes.
+
 **As gloo does it**, data leave only when the receiver's note has come: both sides write a note as they post, and
 notes and data of one connection leave in order, so a note may wait behind data. A send is done when the socket's
 buffer has taken its bytes. gloo's threads wake some tenths of a millisecond apart, and post one send and receive
@@ -283,6 +285,29 @@ class Collective(Owner):
         engine = self.engine
         connection = engine.connect(self.group, self.hosts[src], self.hosts[dst])
         engine.send(StepTransfer(connection, size, self, step, src, dst, kind), tells_sent)
+
+
+@final
+class BufferedCollective(Collective):
+    """A collective whose sends are done when a buffer has taken them; that of a single message, with its receive."""
+
+    def delivered(self, transfer: Transfer) -> None:
+        if self.sequence.is_message:
+            super().delivered(transfer)
+        elif not self.is_cancelled:
+            assert isinstance(transfer, StepTransfer)
+            self._part_done(transfer.step, transfer.dst)
+
+    def sent(self, transfer: Transfer) -> None:
+        if not self.is_cancelled:
+            assert isinstance(transfer, StepTransfer)
+            self._part_done(transfer.step, transfer.src)
+
+    def _post(self, member: int, step: OpenStep) -> None:
+        messages = step.messages
+        tells_sent = not self.sequence.is_message
+        for send in range(messages.first[member], messages.first[member + 1]):
+            self._send(member, messages.targets[send], messages.sizes[send], step, DATA, tells_sent)
 
 
 @final

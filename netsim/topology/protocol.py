@@ -69,6 +69,8 @@ class Protocol:
         has_headers: bandwidth counts headers and acknowledgements; False: payload only.
         rtt_bias: transfers with longer round trips get smaller shares.
         rendezvous: data leave only when the receiver's note has arrived; honoured by collectives.
+        buffers_sends: a member's send is done when the socket's buffer has taken it, not at delivery; honoured by
+            collectives.
         software_seconds: what sending one message costs besides the network, added to its latency.
         collectives_in_flight: collectives of one group that run at once; honoured by the kernel.
         give_up_seconds: a connection is given up when a dead link has let no byte of its transfer through for
@@ -95,6 +97,7 @@ class Protocol:
     has_headers: bool = False
     rtt_bias: bool = False
     rendezvous: bool = False
+    buffers_sends: bool = False
     software_seconds: float = 0.0
     collectives_in_flight: int = 1
     give_up_seconds: float = math.inf
@@ -380,6 +383,7 @@ PRESETS: dict[str, Protocol] = {
         queue_packets=None,
         quick_acks=True,
         rendezvous=True,
+        buffers_sends=True,
         software_seconds=0.2e-3,
         collectives_in_flight=2,
         library="gloo",
@@ -388,7 +392,9 @@ PRESETS: dict[str, Protocol] = {
     "linux-tcp": _LINUX_TCP,
     # Two channels of one socket and thread: NCCL's defaults outside of clouds (NCCL_NSOCKS_PERTHREAD,
     # NCCL_SOCKET_NTHREADS). It sends without a rendezvous.
-    "nccl-sockets": replace(_LINUX_TCP, name="nccl-sockets", library="nccl", channels=2, streams=2),
+    "nccl-sockets": replace(
+        _LINUX_TCP, name="nccl-sockets", library="nccl", buffers_sends=True, channels=2, streams=2
+    ),
 }
 """Protocols by name."""
 
