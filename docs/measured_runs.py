@@ -62,6 +62,11 @@ def table(found: Sequence[ReproducedRun]) -> str:
             )
             lines.append(f"| {' | '.join((*texts, str(own.cells), first, today, run.unknown))} |")
         lines.append("")
+    open_runs = [made for made in found if any(cell["measured"] is None for cell in made.cells)]
+    if open_runs:
+        lines += ["**Predicted only**: the measured figure has not been read yet.", ""]
+        lines += [f"- [`{each.name}`](measured-runs.md#{each.name}): {each.run.what}" for each in open_runs]
+        lines.append("")
     return "\n".join(lines)
 
 

@@ -459,8 +459,10 @@ class ReproducedRun(NamedTuple):
         }
 
     def short_lines(self) -> list[str]:
-        """A line for each basis."""
-        return [
+        """A line for each basis, and one for cells that are predicted only."""
+        waiting = sum(cell["measured"] is None for cell in self.cells)
+        only = [f"{self.name:<18} {format_count(waiting, 'figure'):>11}, predicted only"] if waiting else []
+        return only + [
             f"{self.name:<18} {format_count(each.cells, 'figure'):>11}, {each.basis + ':':<9} error median "
             f"{each.median:.1%}, 95 % below {each.p95:.1%}, largest {each.largest:+.1%}"
             for each in self.summaries()
