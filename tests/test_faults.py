@@ -399,7 +399,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_topology_of_the_page_loads_and_runs(tmp_path: Path) -> None:
-    (text,) = blocks("yaml")
+    text, _ = blocks("yaml")
     (tmp_path / "stormy.yaml").write_text(text)
     topology = Topology.load(tmp_path / "stormy.yaml")
     assert all(getattr(topology.weather, kind) for kind in Weather.model_fields)

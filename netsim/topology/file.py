@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import ConfigError, Document, KeyPath
 from netsim.files.schemas import Schema, validate_document
+from netsim.topology.availability import Availability, availability_events
 from netsim.topology.graph import Host, Link, natural_key
 from netsim.topology.protocol import Protocol
 from netsim.topology.values import (
@@ -187,6 +188,7 @@ class _Parts(Schema):
     wan: list[LinkEntry] = Field(default_factory=list)
     routes: list[RouteEntry] = Field(default_factory=list)
     protocol: ProtocolSpec = None
+    availability: list[Availability] = Field(default_factory=list)
 
 
 class TopologyFile(Weather, _Parts):
@@ -202,6 +204,7 @@ class TopologyFile(Weather, _Parts):
         wan: connections between regions.
         routes: routes that differ from the one of least latency.
         protocol: name of a preset, or a mapping of its changes; None: `linux-tcp`.
+        availability: joins and leaves of hosts; crashes of `events` in the resolved form.
         events: changes of links and hosts at an instant.
         traces: rates and latencies over time.
         background: traffic of others.
@@ -271,6 +274,9 @@ class _Builder:
         except InputError as error:
             self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
         weather = read_weather(self.file, net, folder, self._problem)
+        absences = availability_events(self.file.availability, net, folder, self._problem)
+        if absences:
+            weather = weather.with_events(absences)
         self._raise_problems()
         return replace(net, explicit_routes=routes, weather=weather)
 

@@ -57,6 +57,7 @@ __all__ = [
     "Trace",
     "Weather",
     "random_crashes",
+    "read_csv_lines",
     "read_weather",
     "write_weather",
 ]
@@ -585,8 +586,8 @@ def _sort(entries: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(sorted(entries, key=order))
 
 
-def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]:
-    """Rows of a CSV file with the columns start_s and `column`, plain numbers in SI units.
+def read_csv_lines(folder: Path, name: str, header: list[str]) -> list[str]:
+    """Lines of a CSV file below its header.
 
     A topology may come from a stranger: it reads files below its own folder alone, links followed, and no error
     has any of their content.
@@ -598,11 +599,16 @@ def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]
             f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
         )
     text = read_text(path, MAX_TRACE_BYTES, "use fewer rows", shown(name))
-    header, *lines = text.splitlines() or [""]
-    if [title.strip() for title in header.split(",")] != ["start_s", column]:
-        raise InputError(f"{shown(name)} line 1: expected the header 'start_s,{column}'")
+    first, *lines = text.splitlines() or [""]
+    if [title.strip() for title in first.split(",")] != header:
+        raise InputError(f"{shown(name)} line 1: expected the header '{','.join(header)}'")
+    return lines
+
+
+def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]:
+    """Rows of a CSV file with the columns start_s and `column`, plain numbers in SI units."""
     rows = []
-    for number, cells in enumerate(csv.reader(lines), start=2):
+    for number, cells in enumerate(csv.reader(read_csv_lines(folder, name, ["start_s", column])), start=2):
         try:
             time, value = (float(cell) for cell in cells)
         except ValueError:

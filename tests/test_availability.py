@@ -1,0 +1,161 @@
+"""Joins and leaves of hosts as data become crashes and returns, in every simulation of the network."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core.strategy import DiLoCoStrategy
+from netgym import Trainer
+from netsim import Topology
+from netsim.errors import InputError
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "availability"
+
+
+def network(availability: Any, events: Any = (), hosts: int = 3) -> Topology:
+    regions = {"us": {"hosts": hosts, "nic": "100 Mbit/s", "latency": "1 ms"}}
+    return Topology.from_mapping({"regions": regions, "availability": availability, "events": list(events)})
+
+
+def loaded(folder: Path, rows: str, hosts: int = 3) -> Topology:
+    (folder / "churn.csv").write_text(f"start_s,host,event\n{rows}")
+    path = folder / "net.yaml"
+    path.write_text(
+        f"regions: {{us: {{hosts: {hosts}, nic: 100 Mbit/s, latency: 1 ms}}}}\navailability: [{{file: churn.csv}}]\n"
+    )
+    return Topology.load(path)
+
+
+def is_there(topology: Topology, host: str, at: float) -> bool:
+    spans = [
+        (event.at, event.at + (event.for_ or 1e18)) for event in topology.weather.events if event.host == host
+    ]
+    return not any(begin <= at < end for begin, end in spans)
+
+
+@given(
+    times=st.lists(st.integers(1, 10**6), min_size=1, max_size=12, unique=True).map(sorted),
+    joins=st.booleans(),
+)
+@settings(max_examples=25)
+def test_hosts_are_there_from_each_join_to_the_next_leave(
+    times: list[int], joins: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kinds = ["join", "leave"] if joins else ["leave", "join"]
+    rows = [(at, kinds[place % 2]) for place, at in enumerate(times)]
+    text = "".join(f"{at},us.1,{kind}\n" for at, kind in rows)
+    found = loaded(tmp_path_factory.mktemp("churn"), text)
+    assert is_there(found, "us.1", 0) is not joins
+    for (at, kind), (after, _) in pairwise([*rows, (2 * 10**6, "")]):
+        assert is_there(found, "us.1", at) is is_there(found, "us.1", (at + after) / 2) is (kind == "join")
+    assert {event.host for event in found.weather.events} <= {"us.1"}
+
+
+def test_absences_are_events_of_the_resolved_topology(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "10,us.0,leave\n25,us.2,join\n40.5,us.0,join\n50,us.1,leave\n")
+    crashes = [
+        {"at": "0 s", "host": "us.2", "crash": True, "for": "25 s"},
+        {"at": "10 s", "host": "us.0", "crash": True, "for": "30.5 s"},
+        {"at": "50 s", "host": "us.1", "crash": True},
+    ]
+    assert found.weather == network([], crashes).weather
+    again = Topology.from_mapping(found.to_mapping())
+    assert again.weather == found.weather
+    assert "availability" not in found.to_mapping()
+
+
+def test_drawn_absences_depend_on_seed_and_host_alone() -> None:
+    spot = {"spot": {"mtbf": "1 h", "away": "5 min"}, "until": "30 h"}
+    first, again = network([spot]), network([spot])
+    assert first.weather == again.weather != network([{**spot, "seed": 1}]).weather
+    counts = [sum(event.host == f"us.{rank}" for event in first.weather.events) for rank in range(3)]
+    assert all(10 < count < 50 for count in counts)  # 30 h / 65 min = 28 in the mean
+    daily = {"diurnal": {"away": "9 h", "spread": "2 h"}, "hosts": ["us.0", "us.1"], "until": "72 h"}
+    events = network([daily]).weather.events
+    starts = {host: [event.at for event in events if event.host == host] for host in ("us.0", "us.1")}
+    for own in starts.values():
+        assert len(own) == 3
+        assert own[0] <= 2 * 3600
+        assert [after - before for before, after in pairwise(own)] == pytest.approx([86400.0] * 2)
+    assert starts["us.0"] != starts["us.1"]
+    assert all(event.for_ == 9 * 3600 for event in events)
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ({}, "give exactly one of file, spot or diurnal"),
+        ({"spot": {"mtbf": "1 h", "away": "5 min"}}, "drawn absences need until"),
+        ({"diurnal": {"away": "25 h"}, "until": "9 h"}, "away must be shorter than day"),
+        ({"file": "a.csv", "until": "9 h"}, "a file names its hosts and times"),
+        ({"spot": {"mtbf": "1 h", "away": "5 min"}, "until": "9 h", "hosts": ["eu.0"]}, "eu.0"),
+    ],
+)
+def test_entries_without_meaning_are_refused_by_place(entry: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        network([entry])
+    assert "availability[0]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ("5,us.0,gone\n", "line 2: expected seconds, the name of a host, and join or leave"),
+        ("x,us.0,join\n", "line 2: expected seconds of at least 0"),
+        ("5,us.0,leave\n6,us.0,leave\n", "line 3: us.0 has a second leave in a row"),
+        ("5,us.0,leave\n4,us.0,join\n", "line 3: times of us.0 descend"),
+        ("5,us.9,leave\n", "us.9"),
+    ],
+)
+def test_rows_without_meaning_are_refused_by_line(rows: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=line):
+        loaded(tmp_path, rows)
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return (self.layer(batch[0]) ** 2).mean()
+
+
+def test_rounds_go_on_with_hosts_that_are_there(tmp_path: Path) -> None:
+    """Rounds of 0.2 s: us.2 joins at 0.5 s, us.1 leaves from 1.0 to 1.5 s."""
+    topology = loaded(tmp_path, "0.5,us.2,join\n1.0,us.1,leave\n1.5,us.1,join\n")
+    trainer = Trainer(Line(), TensorDataset(torch.randn(64, 4)), None)
+    options: dict[str, Any] = {"compute": "100 ms", "protocol": "ideal", "workers": "threads", "val_size": 0}
+    strategy = DiLoCoStrategy(H=2, timeout_waiting_for_peers=0.05, averaging_timeout=0.5)
+    trainer.fit(
+        strategy=strategy,
+        num_nodes=3,
+        topology=topology,
+        max_steps=24,
+        device="cpu",
+        progress=False,
+        **options,
+    )
+    result = trainer.result
+    assert result.dropped_peers is not None
+    absent = {(each["rank"], each["back_step"] is not None) for each in result.dropped_peers}
+    assert absent == {(1, True), (2, True)}
+    peers = [row["num_peers"] for row in result.history]
+    assert (peers[0], peers[-1], min(peers)) == (2, 3, 2)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_of_public_traces_load(path: Path) -> None:
+    topology = Topology.load(path)
+    assert topology.source
+    assert len(topology.weather.events) > 10
+    assert all(event.crash for event in topology.weather.events)
