@@ -10,6 +10,11 @@ notes and data of one connection leave in order, so a note may wait behind data.
 buffer has taken its bytes. gloo's threads wake some tenths of a millisecond apart, and post one send and receive
 after the other.
 
+**Two threads of a member.** One reads from the sockets: where the receiver's note follows data on a connection, it
+reads the note as well and writes what that asks for, before the thread that waits for the data has woken (and reduced
+them) and posts its next receive. So between two members that send to each other, as in a ring of two, a note stands
+behind a whole segment, and no segment leaves before the other's has arrived: each of them costs the latency.
+
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
 
@@ -32,6 +37,8 @@ WAKES_APART: Final = 8
 DATA: Final = 0
 READY: Final = 1  # a receiver's note
 NOTE: Final = 2  # a sender's, for which nobody waits
+
+RECEIVED: Final = -1  # a thread's next pair: none, it has received
 
 
 @final
@@ -279,11 +286,16 @@ class Collective(Owner):
             dst = messages.targets[send]
             self._send(member, dst, messages.sizes[send], step, DATA, False)
 
+    def _lane(self, src: int, dst: int) -> int:
+        """Which of the group's connections between their hosts two members use: one and the same."""
+        return 0
+
     def _send(self, src: int, dst: int, size: float, step: OpenStep, kind: int, tells_sent: bool) -> None:
         if self.is_cancelled:
             return
         engine = self.engine
-        connection = engine.connect(self.group, self.hosts[src], self.hosts[dst])
+        lane = self._lane(src, dst)
+        connection = engine.connect(self.group, self.hosts[src], self.hosts[dst], False, lane)
         engine.send(StepTransfer(connection, size, self, step, src, dst, kind), tells_sent)
 
 
@@ -312,7 +324,21 @@ class BufferedCollective(Collective):
 
 @final
 class GlooCollective(Collective):
-    """A collective whose every message is a rendezvous."""
+    """A collective whose every message is a rendezvous, and in which every pair of members has a connection."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sequence: StepSequence,
+        hosts: list[int],
+        group: Hashable,
+        on_done: Callable[[int], None],
+    ) -> None:
+        super().__init__(engine, sequence, hosts, group, on_done)
+        self._shares_hosts = len(set(hosts)) < len(hosts)
+
+    def _lane(self, src: int, dst: int) -> int:
+        return src * self.sequence.num_members + dst if self._shares_hosts else 0
 
     def _enter(self, member: int) -> None:
         """gloo's thread wakes a little later; single messages have none."""
@@ -323,11 +349,14 @@ class GlooCollective(Collective):
             self._go_on(member)
 
     def wake(self, member: int, step: OpenStep | None, number: int) -> None:
-        """A member's thread posts a pair of a step, or, where that is its first, enters."""
+        """A member's thread posts a pair of a step, or has received in it, or, without a step, enters."""
         if self.is_cancelled:
             return
         if step is None:
             self._go_on(member)
+            return
+        if number == RECEIVED:
+            self._part_done(step, member)
             return
         self._post_pair(member, step, number)
         if step.num_open[member] == 0:
@@ -338,8 +367,8 @@ class GlooCollective(Collective):
         if self.is_cancelled:
             return
         assert isinstance(transfer, StepTransfer)
-        if transfer.kind == DATA:
-            self._part_done(transfer.step, transfer.dst)
+        if transfer.kind == DATA:  # notes that have arrived with it are read before the waiting thread wakes
+            self.engine.set_timer(Thread(self, transfer.dst, transfer.step, RECEIVED), 0.0)
         elif transfer.kind == READY:  # from the receiver, at the sender
             self._meet(transfer.step, transfer.dst, transfer.src)
 
@@ -397,7 +426,7 @@ class GlooCollective(Collective):
 
 @final
 class Thread(Timer):
-    """gloo's thread of a member, which goes on at an instant: with its first step, or pair `number` of a step."""
+    """gloo's thread of a member that goes on at an instant: enters, posts pair `number` of a step, or has received."""
 
     def __init__(self, collective: GlooCollective, member: int, step: OpenStep | None, number: int) -> None:
         super().__init__(-1)

@@ -48,17 +48,19 @@ class Connection:
     """Transfers of one sender and receiver, in order; the first one is under way.
 
     Attributes:
-        name: shared by the connections of one user, one a route.
+        name: shared by the connections of one user, one a route and lane.
         is_background: it carries background traffic.
+        lane: number among those of a name and route.
         gross: claim on the links' payload as if there were no acknowledgements; None within a host.
         net: claim on what acknowledgements leave; `gross` if the protocol has none.
         window: TCP's limit; None without one.
         backlog: bytes of its unfinished transfers.
     """
 
-    def __init__(self, name: Hashable, is_background: bool, route: Route) -> None:
+    def __init__(self, name: Hashable, is_background: bool, lane: int, route: Route) -> None:
         self.name = name
         self.is_background = is_background
+        self.lane = lane
         self.route = route
         self.gross: Claim | None = None
         self.net: Claim | None = None
@@ -158,7 +160,7 @@ class Connections:
 
     Attributes:
         routes: those in use so far.
-        by_name: connections that are kept, by name and pair of hosts.
+        by_name: connections that are kept, by name, and by pair of hosts and lane.
     """
 
     def __init__(
@@ -187,21 +189,23 @@ class Connections:
             self.routes.append(route)
         return route
 
-    def find(self, name: Hashable, source: int, target: int) -> Connection | None:
-        """The connection of this name between two hosts, if one is kept."""
+    def find(self, name: Hashable, source: int, target: int, lane: int) -> Connection | None:
+        """The connection of this name and lane between two hosts, if one is kept."""
         named = self.by_name.get(name)
-        return None if named is None else named.get(source * self.num_hosts + target)
+        return None if named is None else named.get(self._key(source, target, lane))
 
-    def open(self, name: Hashable, source: int, target: int, is_background: bool, now: float) -> Connection:
+    def open(
+        self, name: Hashable, source: int, target: int, is_background: bool, lane: int, now: float
+    ) -> Connection:
         """Open a connection; it is kept unless connections are per transfer."""
         if len(self.by_name) + self._num_kept >= self._sweep_at:
             self._sweep(now)
-        connection = Connection(name, is_background, self.route(source, target))
+        connection = Connection(name, is_background, lane, self.route(source, target))
         if not self.is_per_transfer:
             named = self.by_name.get(name)
             if named is None:
                 named = self.by_name[name] = {}
-            named[source * self.num_hosts + target] = connection
+            named[self._key(source, target, lane)] = connection
             self._num_kept += 1
         return connection
 
@@ -211,13 +215,16 @@ class Connections:
             connection.window = open_window(self.tcp, connection.route)
 
     def close(self, connection: Connection) -> None:
-        route = connection.route
-        if self.find(connection.name, route.source, route.target) is connection:
-            del self.by_name[connection.name][route.source * self.num_hosts + route.target]
+        route, lane = connection.route, connection.lane
+        if self.find(connection.name, route.source, route.target, lane) is connection:
+            del self.by_name[connection.name][self._key(route.source, route.target, lane)]
             self._num_kept -= 1
 
     def kept(self) -> list[Connection]:
         return [connection for named in self.by_name.values() for connection in named.values()]
+
+    def _key(self, source: int, target: int, lane: int) -> int:
+        return (lane * self.num_hosts + source) * self.num_hosts + target
 
     def _sweep(self, now: float) -> None:
         """Close idle connections; called so seldom that it costs next to nothing for each that is opened."""

@@ -179,11 +179,13 @@ class Engine:
     def route(self, source: int, target: int) -> Route:
         return self.connections.route(source, target)
 
-    def connect(self, name: Hashable, source: int, target: int, is_background: bool = False) -> Connection:
-        """The connection of this name between two hosts, or one that lasts for a single transfer."""
-        found = self.connections.find(name, source, target)
+    def connect(
+        self, name: Hashable, source: int, target: int, is_background: bool = False, lane: int = 0
+    ) -> Connection:
+        """The connection of this name and lane between two hosts, or one that lasts for a single transfer."""
+        found = self.connections.find(name, source, target, lane)
         if found is None:
-            found = self.connections.open(name, source, target, is_background, self.now)
+            found = self.connections.open(name, source, target, is_background, lane, self.now)
             self.rates.admit(found)
         return found
 
@@ -305,7 +307,7 @@ class Engine:
         for transfer, waits_for_sent in again:
             lost = transfer.connection
             name, route = lost.name, lost.route
-            transfer.restart(self.connect(name, route.source, route.target, lost.is_background))
+            transfer.restart(self.connect(name, route.source, route.target, lost.is_background, lost.lane))
             self.send(transfer, waits_for_sent)
 
     def end_connections(self, name: Hashable) -> None:
