@@ -79,6 +79,7 @@ def topology_of(case: dict[str, Any]) -> Topology:
                     "up": f"{there['mbit']} Mbit/s",
                     "down": f"{back['mbit']} Mbit/s",
                     "latency": f"{(there['delay_ms'] + back['delay_ms']) / 2} ms",
+                    **({"mtu": there["mtu"]} if "mtu" in there else {}),
                 }
             )
     hosts = {key: {} for key in case["ranks"]}

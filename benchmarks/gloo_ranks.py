@@ -49,12 +49,19 @@ def be_rank(
     found = []
     for op, num_bytes in operations:
         count = num_bytes // 4 // num_ranks * num_ranks
-        whole, part = torch.ones(count), torch.ones(count // num_ranks)
+        whole, other, part = torch.ones(count), torch.ones(count), torch.ones(count // num_ranks)
         call: dict[str, Any] = {
             "all_reduce": lambda whole=whole: dist.all_reduce(whole),
             "reduce": lambda whole=whole: dist.reduce(whole, 0),
             "all_gather": lambda whole=whole, part=part: dist.all_gather_single(whole, part),
-            "all_to_all": lambda whole=whole: dist.all_to_all_single(torch.empty_like(whole), whole),
+            "all_to_all": lambda whole=whole, other=other: dist.all_to_all_single(other, whole),
+            "broadcast": lambda whole=whole: dist.broadcast(whole, 0),
+            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),
+            "sendrecv": [
+                lambda whole=whole: dist.send(whole, 1),
+                lambda whole=whole: dist.recv(whole, 0),
+                *[lambda: None] * num_ranks,
+            ][rank],
         }
         seconds, before = [], 0
         for number in range(calls):
@@ -64,6 +71,9 @@ def be_rank(
             call[op]()
             seconds.append(time.monotonic() - start)
         found.append((seconds, _segments_sent_again() - before))
+    _common_start(
+        Path(folder), rank, num_ranks
+    )  # a process that ends holds up those of this machine that still send
     return found
 
 
