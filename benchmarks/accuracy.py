@@ -197,6 +197,7 @@ def plot_ns3(path: Path) -> None:
 def plot_gloo(path: Path) -> None:
     groups: dict[str, list[tuple[float, float]]] = {}
     names = {"testbed": "stars, pairs and two sites", "sites": "sites", "unseen": "sites, compared once"}
+    names["long"] = "long links, drawn"
     for folder in gloo.FOLDERS:
         for file in sorted((gloo.GOLDEN / folder).glob("*.json")):
             for each in gloo.compare(json.loads(file.read_text())):
