@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.base import StepContext, Strategy
 from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, unflatten, widened
 from exogym_core.strategy.parts.gradients import dense_gradient
@@ -106,6 +106,7 @@ class ACCOStrategy(Strategy, name="ACCO"):
         if self.under_way is not None:
             mean, self.under_way = self.under_way.wait(), None
             if self.local_step % 2 == 0:
+                self.begin_step(StepContext())  # what has arrived is not scaled
                 self.arrived(mean, is_second=True)
             self.load()
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import strategy_reference as reference
 import torch
 from strategy_reference import adamw
+from torch import Tensor
 
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
+    ACCOStrategy,
     AllReduceStrategy,
     DiLoCoStrategy,
     EDiTStrategy,
     FedAvgStrategy,
     GPAStrategy,
     SNOOStrategy,
+    StepContext,
     Strategy,
     StreamingDiLoCoStrategy,
 )
@@ -92,3 +97,26 @@ def test_refusals(make: Callable[[], Strategy], words: str) -> None:
     with pytest.raises(InputError) as raised:
         reference.run_strategy(make(), *reference.make_problem(4, 2, 3, 4, seed=5))
     assert words in str(raised.value).partition("\n")[0]
+
+
+@pytest.mark.parametrize("make", [ACCOStrategy, GPAStrategy, SNOOStrategy, EDiTStrategy])
+def test_a_scaler_by_a_power_of_two_changes_no_bit(make: Callable[..., Strategy]) -> None:
+    """Also in the update that ends a run."""
+    model, batches = reference.make_problem(2, 6, 3, 4, seed=9, dtype=torch.float32)
+
+    def body(comm: Communicator, scaler: torch.amp.GradScaler | None) -> Tensor:
+        strategy, replica = make(adamw, max_norm=0.3), copy.deepcopy(model)
+        strategy.setup(replica, comm, 6, seed=0)
+        for number, step in enumerate(batches):
+            strategy.begin_step(StepContext(number, scaler=scaler))
+            strategy.zero_grad()
+            strategy.before_backward(last_micro_batch=True)
+            loss = replica(step[comm.rank])
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            strategy.step()
+        strategy.finish()
+        return reference.vector(replica)
+
+    plain = run_ranks(lambda comm: body(comm, None), 2).results
+    scaled = run_ranks(lambda comm: body(comm, torch.amp.GradScaler("cpu", init_scale=1024.0)), 2).results
+    assert all(map(torch.equal, plain, scaled))
