@@ -7,6 +7,7 @@ one rank runs once for all of its kind, and its requests are simulated on each n
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -390,7 +391,8 @@ class SimulatedRounds:
             mine = runner.strategy
             self.has_absences = mine.workers.number is not None
             is_measured = comm.rank < setting.ranks_a_worker  # of the first worker
-            if not is_measured:
+            keeps_state = mine.workers.number is not None  # which heals others: its size counts on every rank
+            if not is_measured and not keeps_state:
                 runner.still_optimizers()
 
             has_states = False
@@ -405,6 +407,8 @@ class SimulatedRounds:
                     has_states = memory["optimizer"] > 0
                     if has_states or step > 1:
                         runner.still_optimizers(1 if step < rounds.period else None)
+                elif keeps_state and step == max(2, rounds.period):
+                    runner.still_optimizers()
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
                 traffic, place = comm.traffic, mine.round_place()
@@ -572,8 +576,13 @@ class SimulatedRounds:
         counts: dict[str, Any] = {
             name: [[each.row[name] for each in own] for own in rows] for name in _COUNTS
         }
+        # A rank that was away marks what it has missed when it is back.
+        ends = [
+            max([each.virtual_seconds for each in marked if each.row["took_part"]], default=math.inf)
+            for marked in zip(*rows, strict=True)
+        ]
         return RoundFigures(
-            [max(ends) for ends in zip(*rank_ends, strict=True)],
+            ends,
             run.compute_seconds[:num_workers],
             **counts,
             coding=[own[-1].row["coding"] if own else None for own in rows],

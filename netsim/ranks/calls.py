@@ -223,7 +223,7 @@ class Calls:
 
     def post(self, rank: int, post: Post) -> None:
         """Post a call for a rank, behind its earlier collectives of the same group."""
-        if post.key.group in self._dissolved:
+        if self._dissolved and group_of(post.key.group) in self._dissolved:
             return
         if self._broken and group_of(post.key.group) in self._broken:
             self._undone.setdefault(post.key)
@@ -289,7 +289,9 @@ class Calls:
     def dissolve(self, group: Hashable) -> None:
         """Fail calls of this group from this instant on, also those that are posted later."""
         self._dissolved.add(group)
-        for key, flight in self._take_off(lambda key: key.group == group):
+        for key, flight in self._take_off(lambda key: group_of(key.group) == group):
+            if isinstance(key.group, MessageGroup):
+                self.sent.remove(key)
             self._end(key, flight)
 
     def _take_off(self, is_meant: Callable[[Key], bool]) -> list[tuple[Key, _InFlight]]:
