@@ -23,6 +23,8 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.run.snapshots import EvaluationTimes, Snapshots
 from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.codecs import codec_named
 from exogym_core.workers.journal import Journal, request_from_record, request_to_line
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import on_grid
@@ -597,3 +599,22 @@ def test_a_site_that_knows_of_nobody_present_leaves_evaluations_to_others(
         strategy.workers.present = present
         snapshots.evaluate(1)
         assert len(deposits) == number
+
+
+def test_an_encoded_ring_mean_that_is_cut_off_begins_again() -> None:
+    """Its messages were never withdrawn: the others waited for the lost rank's for ever."""
+
+    def body(comm: Communicator) -> tuple[list[int], float]:
+        comm.advance(1.0)
+        average = Averaging(codec_named("int8"))
+        return comm.among_present(lambda peers, weights: average.flat(peers, torch.ones(300_000)), 2.0, 3.0)[
+            0
+        ], comm.now()
+
+    down = {"link": ["b", "switch"], "at": "1.01 s", "down": True, "for": "60 s"}
+    rates = dict.fromkeys(("a", "b", "c"), "80 Mbit/s")
+    found = run_ranks(
+        body, 3, star_form(rates, rates, events=[down], protocol="ideal"), collectives="ring"
+    ).results
+    assert found[0][0] == found[2][0] == [0, 2]
+    assert 4.0 < found[0][1] < 5.0

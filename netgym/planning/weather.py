@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from exogym_core.strategy.participation.rejoining import short_time_out
 from netsim import HostEvent
 from netsim.errors import DeadlockError
 from netsim.units import format_seconds
@@ -149,16 +148,9 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
         remarks.append(
             "crashes are so frequent that several hosts are often away at once: their cost is an estimate"
         )
-    has_rounds = not measured.strategy.patience.of_steps  # a step's gradients go with the others'
-    if measured.rounds.has_absences and has_rounds and measured.strategy.patience.rejoin == "next_round":
+    if measured.rounds.has_absences and measured.strategy.patience.rejoin == "next_round":
         remarks.append(
             "a worker that returns begins with the next common round; rejoin: at_once plans torchft's, which trains on"
-        )
-    patience = measured.strategy.patience
-    waits = patience.patience(measured.strategy.where)
-    if waits is not None and patience.rejoin == "at_once" and waits.waiting_seconds < quiet.seconds_per_round:
-        remarks.append(
-            short_time_out(measured.strategy.where, waits.waiting_seconds, quiet.seconds_per_round)
         )
     if loss.fatal:
         remarks.append(
