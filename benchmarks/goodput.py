@@ -3,8 +3,9 @@
     python benchmarks/goodput.py --out docs/goodput.png
 
 Workers crash at random (exponential times between failures, drawn by seed) and come back; goodput is the
-computing that was not lost to a crash, as a share of all workers' virtual seconds. Synchronous DiLoCo
-waits for all; elastic DiLoCo continues without absent workers; Async DiLoCo never waits.
+computing that was not lost to a crash, as a share of all workers' virtual seconds. Synchronous ones wait for all,
+elastic ones continue without absent workers, Async DiLoCo never waits. Of elastic ones the share of steps that are in
+the model is printed too (`counted`): a worker that was left out of a round has computed in vain.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import harness
 import torch
 from torch.utils.data import TensorDataset
 
-from exogym_core.strategy import AsyncDiLoCoStrategy, DiLoCoStrategy, Strategy
+from exogym_core.strategy import AllReduceStrategy, AsyncDiLoCoStrategy, DiLoCoStrategy, Strategy
 
 H, STEP_SECONDS = 10, 1.0
 
@@ -42,16 +43,21 @@ def topology(num_workers: int) -> dict[str, Any]:
 
 
 def strategies() -> dict[str, Strategy]:
-    """One of each kind, with rounds of equal length."""
+    """One of each kind; rounds of DiLoCo have equal length."""
+    waits: dict[str, Any] = {"averaging_timeout": 5.0, "timeout_waiting_for_peers": 5.0}
     return {
+        "data-parallel": AllReduceStrategy(lr=1e-2),
+        "elastic data-parallel": AllReduceStrategy(lr=1e-2, **waits),
         "synchronous": DiLoCoStrategy(H=H, lr=1e-2),
-        "elastic": DiLoCoStrategy(H=H, lr=1e-2, averaging_timeout=5.0, timeout_waiting_for_peers=5.0),
+        "elastic": DiLoCoStrategy(H=H, lr=1e-2, **waits),
         "asynchronous": AsyncDiLoCoStrategy(H=H, lr=1e-2),
     }
 
 
-def goodput(strategy: Strategy, num_workers: int, mtbf: float, repair: float, until: float) -> float:
-    """Share of all workers' time that went into computing; steps of a round cut short for its worker are counted."""
+def goodput(
+    strategy: Strategy, num_workers: int, mtbf: float, repair: float, until: float
+) -> tuple[float, float]:
+    """Share of all workers' time that went into computing, and into steps in the model (where that is known)."""
     torch.manual_seed(0)
     inputs = torch.randn(64, 4)
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
@@ -61,7 +67,10 @@ def goodput(strategy: Strategy, num_workers: int, mtbf: float, repair: float, un
     result = harness.fitted(
         Model(), data, strategy, num_workers, steps, batch_size=1, topology=network, **options
     )
-    return sum(min(seconds, until) for seconds in result.compute_seconds) / (num_workers * until)
+    whole = num_workers * until
+    steps_a_round = strategy.round_steps or 1
+    counted = sum(len(ranks) for ranks in result.averaged_ranks.values()) * steps_a_round * STEP_SECONDS
+    return sum(min(seconds, until) for seconds in result.compute_seconds) / whole, counted / whole
 
 
 def main() -> None:
@@ -71,14 +80,19 @@ def main() -> None:
     parser.add_argument("--mtbf", type=float, default=600.0, help="seconds between a worker's failures")
     parser.add_argument("--repair", type=float, default=60.0, help="seconds until it is back")
     parser.add_argument("--until", type=float, default=1200.0, help="virtual seconds of a run")
+    parser.add_argument("--only", nargs="+", choices=list(strategies()), default=list(strategies()))
     parser.add_argument("--out", type=Path, help="a picture")
     given = parser.parse_args()
     table: dict[str, list[float]] = {}
-    for name in strategies():
-        table[name] = [
+    for name in given.only:
+        figures = [
             goodput(strategies()[name], size, given.mtbf, given.repair, given.until) for size in given.sizes
         ]
+        table[name] = [computing for computing, _ in figures]
         print(json.dumps({name: dict(zip(given.sizes, table[name], strict=True))}), flush=True)
+        if name.startswith("elastic"):
+            counted = dict(zip(given.sizes, (each for _, each in figures), strict=True))
+            print(json.dumps({f"{name}, counted": counted}), flush=True)
     if given.out is not None:
         ticks = {"xticks": given.sizes, "xticklabels": list(map(str, given.sizes))}
         labels = {"xlabel": "workers", "ylabel": "goodput", "ylim": (0, 1), "xscale": "log"}

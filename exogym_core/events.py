@@ -68,6 +68,7 @@ class RoundPlace(NamedTuple):
         missed_round: first round that the rank missed, in its first row after it has caught up.
         back_in_round: the round that it continues in; None: never.
         are_drawn: the members were drawn for the round, and may begin it later than others; nobody is absent.
+        num_alive: ranks that were alive when the round was formed, alongside `averaged_ranks`; None: not known.
     """
 
     round: int
@@ -76,6 +77,7 @@ class RoundPlace(NamedTuple):
     missed_round: int | None = None
     back_in_round: int | None = None
     are_drawn: bool = False
+    num_alive: int | None = None
 
 
 # --- from ranks --------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from netsim.ranks import (
     Join,
     Kernel,
     Key,
+    Met,
     Publish,
     Request,
     largest_mesh,
@@ -235,13 +236,13 @@ def arriving(delays: Sequence[float], seconds: float) -> list[list[Request]]:
     ]
 
 
-def present(*members: int) -> tuple[Arrival, ...]:
-    return tuple(Arrival(member, 1.0) for member in members)
+def present(*members: int, alive: int) -> Met:
+    return Met(tuple(Arrival(member, 1.0) for member in members), alive)
 
 
 def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> None:
     kernel, answers = simulate(arriving([1.0, 2.0, 2.0 + 2.0**-30, 0.0], 2.0))
-    assert answers == dict.fromkeys(range(4), present(0, 1, 3))
+    assert answers == dict.fromkeys(range(4), present(0, 1, 3, alive=4))
     assert kernel.seconds.end == [2.0, 2.0, 2.0 + 2.0**-30, 2.0]
     assert kernel.seconds.exposed == [1.0, 0.0, 0.0, 2.0]
 
@@ -249,7 +250,7 @@ def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> No
 def test_without_end_one_waits_for_all() -> None:
     """An infinite time, to come in and to be through, is a time like others and no overflow."""
     _, answers = simulate(arriving([2.0, 0.5, 1.0], math.inf))
-    assert answers == dict.fromkeys(range(3), present(0, 1, 2))
+    assert answers == dict.fromkeys(range(3), present(0, 1, 2, alive=3))
 
 
 @given(st.lists(st.floats(0.0, 4.0), min_size=1, max_size=6), st.floats(0.0, 4.0))
@@ -257,7 +258,8 @@ def test_exactly_those_within_the_deadline_are_included(delays: list[float], sec
     arrivals = [on_grid(delay) for delay in delays]
     deadline = min(arrivals) + on_grid(seconds)
     _, answers = simulate(arriving(delays, seconds))
-    expected = present(*(rank for rank, at in enumerate(arrivals) if at <= deadline))
+    in_time = [rank for rank, at in enumerate(arrivals) if at <= deadline]
+    expected = present(*in_time, alive=len(arrivals))
     assert answers == dict.fromkeys(range(len(delays)), expected)
 
 

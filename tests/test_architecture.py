@@ -229,9 +229,9 @@ FRONTS = {
         "Recorder Topology Trace Weather collective flows schedule shipped_topologies start_collective"
     ),
     "netsim.ranks": (
-        "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
-        "Fetched FirstSent Gathered HEARTBEAT_SECONDS HoldUntil "
-        "Join JoinNext Keep Kernel Key MailboxMessage Mark MessageGroup Post Progress Publish Put "
+        "Advance Answer Arrival ArrivalDelays Ask Await Call CallEnding Cancel Confirm Deadline Enter Exit "
+        "FROM_ROOT Fetch Fetched FirstSent Gathered HEARTBEAT_SECONDS HoldUntil "
+        "Join JoinNext Keep Kernel Key MailboxMessage Mark MessageGroup Met Post Progress Publish Put "
         "Question RankSink RankSource Reach Request SLOW_TIMES StampedRow Take Wait Withdraw call_at gives_time "
         "group_of largest_mesh "
         "needs_nobody on_grid start_at_once "

@@ -21,6 +21,7 @@ from torch import Tensor
 from exogym_core.communicator.exchange import caller, signature_of
 from exogym_core.plain import packed, unpacked
 from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.ranks.deadlines import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,7 @@ __all__ = [
     "Communicator",
     "Delivery",
     "Handle",
+    "JointWork",
     "NextMeeting",
     "Traffic",
     "nothing",
@@ -43,6 +45,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: No learned deadline, no quorum.
+FIXED = Deadline()
 
 _dtype_name = cache(str)  # `str` of a dtype takes a microsecond
 
@@ -81,6 +86,7 @@ class NextMeeting(NamedTuple):
         ranks: that take part, in order; `weights` are theirs.
         sources: those with the newest state, by their positions in `ranks`.
         is_newest: the state has gone through more rounds than any before; else others have done them too.
+        since_last: seconds since the last meeting was formed, or since the start.
     """
 
     number: int
@@ -88,6 +94,32 @@ class NextMeeting(NamedTuple):
     weights: list[float]
     sources: list[int]
     is_newest: bool
+    since_last: float
+
+
+class JointWork(ABC):
+    """Ranks present at a meeting, who work together, see `Communicator.meet`.
+
+    Attributes:
+        members: the ranks, in order; `weights` are theirs.
+        peers: connects them; None: this rank is not one of them.
+    """
+
+    members: list[int]
+    weights: list[float]
+    peers: Communicator | None
+
+    @abstractmethod
+    def confirm(self) -> bool:
+        """End the work; False: not all were through in time, and those left, now the members, begin it again."""
+
+    def run(self, work: Callable[[Communicator, list[float]], T]) -> T | None:
+        """Run `work(peers, weights)` until all are through together; None: without this rank."""
+        while self.peers is not None:
+            result = work(self.peers, self.weights)
+            if self.confirm():
+                return result
+        return None
 
 
 class Handle(ABC, Generic[T]):
@@ -154,6 +186,7 @@ class CallState:
     num_off_clock: int = 0  # times that calls went off the clock
     reads: set[str] = field(default_factory=set)  # figures of the network that the rank has read, by name
     compares_places: bool = True
+    num_alive: int | None = None  # ranks that were alive at the last meeting; None: not known
     has_values: Callable[[Tensor], bool] | None = (
         None  # False for tensors of shapes alone; None: there are none
     )
@@ -429,6 +462,7 @@ class Communicator(ABC):
         weight: float = 1.0,
         number: int | None = None,
         awaited: Sequence[int] | None = None,
+        deadline: Deadline = FIXED,
     ) -> tuple[list[int], T | None]:
         """Run `work` among the ranks that arrive in time, again without ranks that then stop answering.
 
@@ -445,6 +479,8 @@ class Communicator(ABC):
         Members that give the same `number` meet; it grows from call to call. Without one a rank's calls are counted,
         which is right as long as no rank omits one.
 
+        A `deadline` may shorten `seconds` by what arrivals have shown, and asks for a quorum: the meeting waits for it.
+
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 
         Returns:
@@ -456,12 +492,32 @@ class Communicator(ABC):
         """
         raise self._not_here("among_present")
 
+    def meet(
+        self,
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+        number: int | None = None,
+        awaited: Sequence[int] | None = None,
+        deadline: Deadline = FIXED,
+    ) -> JointWork:
+        """Meet as in `among_present`; the caller then does the work itself, as where it begins in a backward pass.
+
+        Args:
+            seconds, averaging_seconds, weight, number, awaited, deadline: as for `among_present`.
+
+        Raises:
+            InputError: as `among_present`.
+        """
+        raise self._not_here("meet")
+
     def among_next(
         self,
         work: Callable[[Communicator, NextMeeting], T],
         seconds: float,
         averaging_seconds: float = math.inf,
         weight: float = 1.0,
+        deadline: Deadline = FIXED,
     ) -> tuple[NextMeeting | None, T | None]:
         """Run `work` in the next meeting of this group with this rank, again without ranks that then stop answering.
 
@@ -473,6 +529,7 @@ class Communicator(ABC):
             seconds: for which ranks that are there wait for others that answer, once they are more than half.
             averaging_seconds: time-out of `work`, as for `among_present`; from the end of a member's last download.
             weight: number of states that this rank's has gone through, greater from meeting to meeting.
+            deadline: as for `among_present`.
 
         Returns:
             The meeting, and what `work` returned, None on a rank that was left out; no meeting for a rank without
@@ -519,11 +576,16 @@ class Communicator(ABC):
         """
         raise self._not_here("publish")
 
-    def fetch(self, at_least: int, source: int | None = None) -> tuple[int, list[Tensor]] | None:
+    def fetch(
+        self, at_least: int, source: int | None = None, is_open: bool = False
+    ) -> tuple[int, list[Tensor]] | None:
         """Download the newest published tensors, from the member with the best route, or from `source`.
 
         Waits until a rank (`source`) has published the number `at_least` or a newer one, then for the bytes, at this
         rank's virtual time; no other rank waits. They count as sent by this rank.
+
+        `is_open`: while members work together that have met at the newest number, wait for the next one, whose meeting
+        this rank can still join.
 
         Returns:
             The number and the tensors; None where no rank that has them can ever be reached.

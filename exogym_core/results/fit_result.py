@@ -167,6 +167,8 @@ class FitResult:
             where all are waited for. Rows of `history` are then means over the ranks in the round (bytes: sums over
             all), `num_peers` is their number, and `virtual_seconds` is when they ended.
         averaged_ranks: ranks in such rounds, by the step that ended them.
+        alive_ranks, averaging_ranks: numbers of ranks that were alive, and that took part, when such rounds were
+            formed; means over rounds.
         coding: "charged", or "not charged" where a strategy sent encoded values and called neither `charged` nor
             `charge`: its times lack what encoding takes; None where coding is free, or nothing was encoded.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
@@ -217,6 +219,8 @@ class FitResult:
     first_non_finite_step: int | None = None
     dropped_peers: list[Row] | None = None
     averaged_ranks: dict[int, list[int]] = field(default_factory=dict)
+    alive_ranks: float | None = None
+    averaging_ranks: float | None = None
     checkpoint_folder: Path | None = None
     resumed_step: int = 0
     complete: bool = False

@@ -174,7 +174,7 @@ class RunProgress:
 _STATUS_FILE = ".status.json"
 _MOST_BYTES = 10_000_000  # of it
 _SECONDS_BETWEEN = 1.0
-_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers", "dropped_peers")
+_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers", "num_alive", "dropped_peers")
 
 
 class AnyProgress(AbstractContextManager["AnyProgress"], ABC):

@@ -115,10 +115,12 @@ class Rounds:
 
     Attributes:
         has_any: whether there were such rows.
+        num_alive: ranks that were alive when the last round was formed; None: not known.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self.has_any = False
+        self.num_alive: int | None = None
         self._num_ranks = num_ranks
         self._held: dict[int, dict[int, dict[int, StampedRow]]] = {}  # round -> step -> rank -> row
         self._num_over = 0
@@ -146,6 +148,7 @@ class Rounds:
         if present is not None:  # those that were behind have done other steps
             present = [rank for rank in present if rank not in (place.healed_ranks or ())]
         if present is not None and all(rank in ranks for rank in present):
+            self.num_alive = place.num_alive
             seconds = max(ranks[rank].virtual_seconds for rank in present)
             self._end(number, step, present, seconds, are_drawn=place.are_drawn)
             yield from self._complete(number)
@@ -261,6 +264,7 @@ class RowRecorder:
         # Step of the rank that gives an evaluation's time, and that time, by evaluation until it is judged.
         self._own_times: dict[EvaluationPoint, tuple[int | None, float]] = {}
         self._present: list[int] = []  # at the end of the last round
+        self._num_rounds = self._sum_alive = self._sum_present = 0
         self._here: set[int] = set()  # in the last step
         self._newest: dict[int, StepDone] = {}  # of each rank
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
@@ -319,6 +323,8 @@ class RowRecorder:
         absences: Row = {}
         if place is not None:
             merged["num_peers"] = len(ranks)
+            if self.rounds.num_alive is not None:
+                merged["num_alive"] = self.rounds.num_alive
             if here != self._here:
                 self._here, absences["dropped_peers"] = here, self.rounds.dropped_peers(self._clock)
         if place is not None and place.averaged_ranks is not None:
@@ -326,6 +332,12 @@ class RowRecorder:
             if present != self._present:  # else one list for all rounds
                 self._present = present
             result.averaged_ranks[step] = self._present
+            self._num_rounds += 1
+            self._sum_present += len(present)
+            self._sum_alive += self.rounds.num_alive or 0
+            result.averaging_ranks = self._sum_present / self._num_rounds
+            if self.rounds.num_alive is not None:
+                result.alive_ranks = self._sum_alive / self._num_rounds
         result.history.append(merged)
         result.virtual_seconds = merged.get("virtual_seconds")
         result.wall_seconds = merged.get("wall_seconds")

@@ -88,6 +88,7 @@ TRAIN = (
     Column(
         "num_peers", "ranks in the step's round, where rounds continue without absent ones", optional=True
     ),
+    Column("num_alive", "ranks that were alive when the step's round was formed", optional=True),
 )
 """A row of `metrics/<strategy>.csv` is a step."""
 
@@ -174,6 +175,8 @@ class Summary:
         network_seconds: waiting for bytes under way, mean over workers
         waiting_seconds: waiting for other workers, mean over workers
         first_non_finite_step: first step with a loss that is nan or infinite
+        alive_ranks: ranks that were alive when rounds were formed, mean over rounds
+        averaging_ranks: ranks that took part in rounds, mean over rounds
         dropped_peers: absences of ranks that rounds continued without
         options: options that the strategy and its optimizers were run with, defaults included
         parameters: parameters of the model
@@ -207,6 +210,8 @@ class Summary:
     network_seconds: float | None = column("s", tidy=6)
     waiting_seconds: float | None = column("s", tidy=7)
     first_non_finite_step: float | None = column(over_seeds="least", optional=True)
+    alive_ranks: float | None = column("number", optional=True, heading="alive")
+    averaging_ranks: float | None = column("number", optional=True, heading="took part")
     dropped_peers: Sequence[Mapping[str, Any]] = column("list", over_seeds="none", optional=True, default=())
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"unit": "mapping"})
     parameters: float | None = column(over_seeds="same")

@@ -444,10 +444,11 @@ class Loop(Role):
             {"name": type(each).__name__} | _plain(getattr(each, "defaults", {}))
             for each in self.strategy.optimizers
         ]
-        remarks: tuple[str, ...] = ()
+        remarks = self.strategy.workers.remarks
         if self._is_off_clock and self.comm.rank == 0:
             name = type(self.strategy).__name__
             remarks = (
+                *remarks,
                 f"{name}: makes calls off the clock, which cost nothing; netgym check finds values that train",
             )
         state = {} if self.strategy.workers.is_out else final_state(self.model)

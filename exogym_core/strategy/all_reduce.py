@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import flag, option, options_of
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.participation.site import GradientOptions
 from exogym_core.strategy.parts.flat import flatten, write_back
+from netsim.errors import InputError
 
 __all__ = ["AllReduceStrategy", "SimpleReduceStrategy"]
 
@@ -27,6 +31,7 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
         max_norm: clip the norm of the mean gradient to this.
         broadcast_buffers: at the end of a step all ranks take rank 0's buffers, such as BatchNorm's running means, as
             DistributedDataParallel does before each forward pass: a message a type of value.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of `exogym_core.strategy.participation.site:GradientOptions`: `bucket_bytes`, `codec` (codecs
             other than fp32 communicate after the backward pass), `error_feedback`, `aggregate`, `sharding`,
             `ranks_per_node`; and of every Strategy: `lr`, `lr_scheduler`, ...
@@ -38,9 +43,20 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
 
     broadcast_buffers: bool = option(False, flag)
     sites: GradientOptions = options_of(GradientOptions)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "max_norm")
     round_steps = 1
     plain_steps = property(lambda self: not self.broadcast_buffers)
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        if self.patience.patience(self.where) is None:
+            return
+        if self.sites.sharding != "NO_SHARD" or self.broadcast_buffers:
+            name = "broadcast_buffers" if self.broadcast_buffers else "sharding"
+            raise InputError(
+                f"{self.where}: time-outs need ranks that do without others between exchanges; leave out {name}="
+            )
 
     def step(self) -> None:
         """The mean gradient, clipped; then the update, and rank 0's buffers."""

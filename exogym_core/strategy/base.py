@@ -242,6 +242,8 @@ class Strategy(Stateful):
             run of `max_steps`.
         sends_by_value: values decide which step sends how much: plans, which have no values, show expected bytes.
         plain_steps: a step up to `communicate` only averages gradients in the site, clips, and updates.
+        healed: attributes that are equal on all ranks and state, which a rank takes over that was absent from exchanges
+            of gradients.
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             missing declarations; undeclared attributes are not kept.
         default_optim: the default optimizer.
@@ -280,6 +282,7 @@ class Strategy(Stateful):
     accepted: ClassVar[dict[str, bool]] = {}
 
     state = State("local_step", "optim", "scheduler", "site", "workers")
+    healed: ClassVar[tuple[str, ...]] = ()
     judged: str = "replica"
     experimental: ClassVar[bool] = False
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
@@ -426,14 +429,22 @@ class Strategy(Stateful):
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
         if self.shared_state.whole is self:
-            self.site.listen(last_micro_batch, self.context)
+            self.workers.listen(last_micro_batch)
 
     def local_update(self) -> None:
-        """Update the parameters: average the gradients inside the site, exchange them, clip, step the optimizer."""
-        self.site.average_gradients(self.context)
-        self.before_update()
-        self.clip_gradients()
-        self.optimizer_step()
+        """Update the parameters: average the gradients inside the site, exchange them, clip, step the optimizer.
+
+        Where others exchanged theirs without this rank there is no update: it has their newest state.
+        """
+
+        def exchange() -> None:
+            self.site.average_gradients(self.context)
+            self.before_update()
+
+        if self.workers.exchange(exchange):
+            self.clip_gradients()
+            self.optimizer_step()
+            self.workers.end_step()
 
     def before_update(self) -> None:
         """Exchange gradients, which are neither unscaled nor clipped yet."""
@@ -536,6 +547,11 @@ class Strategy(Stateful):
     def num_nodes(self) -> int:
         """The number of workers, from `setup` on."""
         return self.workers_among(self.comm.world_size)
+
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that exchange gradients now: all, or those that are present."""
+        return self.workers.peers
 
     @property
     def overlaps_backward(self) -> bool:
@@ -652,6 +668,11 @@ class Strategy(Stateful):
         is_member = self.shared_state.whole not in (None, self)
         of_all = Strategy.state.attributes if is_member else {}
         return {key: name for key, name in own.items() if key not in of_all}
+
+    @property
+    def own_state(self) -> list[str]:
+        """Attributes of the state that its class declares, without that of every strategy."""
+        return [name for key, name in self.declared_state().items() if key not in Strategy.state.attributes]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, which `state_dict` returned, after `setup` with the same options."""

@@ -278,6 +278,12 @@ def _only_patience(members: Sequence[Strategy], where: str) -> Any:
         InputError: it stands beside one that does not.
     """
     patient = [each for each in members if each.patience.patience(where) is not None]
+    for each in patient:
+        if each.patience.of_steps:
+            raise InputError(
+                f"{where}: {each.where} exchanges gradients, whose time-outs go with that strategy alone; name it "
+                "without a Chain, or leave the time-outs out"
+            )
     for each in members if patient else ():
         if each.goes_first or each is patient[0]:
             continue

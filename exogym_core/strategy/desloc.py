@@ -125,7 +125,7 @@ class DESLOCStrategy(Strategy, name="DESLOC", experimental=True):
     def communicate(self, step: int) -> None:
         """Average parameters, first and second moments, each at its period."""
         if step % self.H == 0:
-            self.outer.over(self.site)
+            self.outer.adopt(self.outer.mean_over(self.site))
             self.num_rounds += 1
         if step % self.periods[0] == 0:
             self.first.take()

@@ -10,7 +10,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
-from exogym_core.strategy.options import fraction, number, option, share, whole_number
+from exogym_core.strategy.options import fraction, number, option, options_of, share, whole_number
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.exchange import (
     average,
     gathered,
@@ -54,6 +55,7 @@ class DGCStrategy(Strategy, name="DGC"):
         density_warmup_steps: steps over which the share goes down to `density`, in five stages of
             `density ** (i / 6)`.
         clip: each rank clips its gradient's norm to this over the square root of the number of ranks.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `max_norm` (of the mean), `lr_scheduler`, ...
 
     References:
@@ -64,6 +66,7 @@ class DGCStrategy(Strategy, name="DGC"):
     momentum: float = option(0.9, share)
     density_warmup_steps: int = option(0, whole_number)
     clip: float | None = option(None, number)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "density")
     default_optim = OptimSpec(torch.optim.SGD, lr=0.1)
 
@@ -71,6 +74,7 @@ class DGCStrategy(Strategy, name="DGC"):
     warmup_steps = property(lambda self: self.density_warmup_steps)
     takes_sites = False
     state = State("momenta", "waiting")
+    healed = ("dense_momenta",)
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
@@ -83,6 +87,11 @@ class DGCStrategy(Strategy, name="DGC"):
         self.momenta = zeros_like_gradients(self)
         self.waiting = list(compress(zeros_like_gradients(self), self.is_sparse))
 
+    @property
+    def dense_momenta(self) -> list[Tensor]:
+        """Momenta of vectors, which all ranks have of the mean gradient."""
+        return split(self.momenta, self.is_sparse)[1]
+
     def step(self) -> None:
         """The mean of what ranks send of their momenta, and the optimizer's step along it."""
         self.local_update()
@@ -93,14 +102,14 @@ class DGCStrategy(Strategy, name="DGC"):
         """Algorithm 2: `u = mu u + g; v = v + u`; the largest of v are sent, and zero in u and v from then on."""
         if self.clip is not None:
             self.unscale_gradients()
-            clip_norm(self.held, self.clip * self.comm.world_size**-0.5)
+            clip_norm(self.held, self.clip * self.peers.world_size**-0.5)
         gradients = own_gradients(self)
-        average(self.comm, split(gradients, self.is_sparse)[1])
+        average(self.peers, split(gradients, self.is_sparse)[1])
         for u, gradient in zip(self.momenta, gradients, strict=True):
             u.mul_(self.momentum).add_(gradient)
         for v, u in zip(self.waiting, compress(self.momenta, self.is_sparse), strict=True):
             v.add_(u)
-        dense = [u.clone() for u in split(self.momenta, self.is_sparse)[1]]
+        dense = [u.clone() for u in self.dense_momenta]
         sparse = self.means_of_largest() if self.waiting else []
         set_gradients(self, interleaved(sparse, dense, self.is_sparse))
 
@@ -111,14 +120,14 @@ class DGCStrategy(Strategy, name="DGC"):
         codec = self.charged(LargestCodec(shapes, [matrix_shape(shape) for shape in shapes], counts, 32))
         flat = flatten(self.waiting)
         total = torch.zeros_like(flat)
-        for rank, values in enumerate(gathered(self.comm, codec, flat)):
+        for rank, values in enumerate(gathered(self.peers, codec, flat)):
             total += values
-            if rank == self.comm.rank:
+            if rank == self.peers.rank:
                 sent = unflatten(values != 0, self.waiting)
         for u, v, mask in zip(compress(self.momenta, self.is_sparse), self.waiting, sent, strict=True):
             u.masked_fill_(mask, 0.0)
             v.masked_fill_(mask, 0.0)
-        return unflatten(total / self.comm.world_size, self.waiting)
+        return unflatten(total / self.peers.world_size, self.waiting)
 
     def density_at(self, step: int) -> float:
         """The share that the 0-based `step` sends."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
-from exogym_core.strategy.participation.absence import PatienceOptions
+from exogym_core.strategy.participation.absence import RoundPatienceOptions
 from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.participation.site import SiteOptions
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterOptimizer, OuterStep
@@ -34,8 +34,8 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
         H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
         codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         ranks_per_worker, sharding, ranks_per_node: of sites, see `SiteOptions`.
-        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: time-outs, see
-            `PatienceOptions`.
+        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at, deadline,
+            min_ranks, grace, rejoin: time-outs, see `PatienceOptions` and `RoundPatienceOptions`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -47,7 +47,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
     outer_optimizer: OuterOptimizer = options_of(OuterOptimizer)
     averaging: OuterAveraging = options_of(OuterAveraging)
     sites: SiteOptions = options_of(SiteOptions)
-    patience: PatienceOptions = options_of(PatienceOptions)
+    patience: RoundPatienceOptions = options_of(RoundPatienceOptions)
     clients: ClientOptions = options_of(ClientOptions)
     positional = ("optim_spec", "outer_optim_spec", "H")
 

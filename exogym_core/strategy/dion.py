@@ -9,7 +9,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
-from exogym_core.strategy.options import fraction, option, share
+from exogym_core.strategy.options import fraction, option, options_of, share
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.exchange import (
     PowerIteration,
     interleaved,
@@ -47,6 +48,7 @@ class DionStrategy(Strategy, name="Dion"):
             for what is no hidden matrix if it is not given (learning rate 0.01, weight decay 0.01 for both).
         rank_fraction: r over the shorter side of a matrix, rounded up; above 0 and at most 1.
         mu: the part of the momentum's low-rank share that remains after a step.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
@@ -56,11 +58,13 @@ class DionStrategy(Strategy, name="Dion"):
 
     rank_fraction: float = option(0.25, fraction)
     mu: float = option(0.95, share)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "rank_fraction")
     default_optim = OptimSpec(DirectionsAndAdamW, params=split_by_shape)
 
     round_steps = 1
     takes_sites = False
+    healed = ("factors",)
     state = State("factors", "momenta")
 
     def __init__(self, *positional: Any, **given: Any) -> None:

@@ -8,10 +8,12 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
+from exogym_core.strategy.participation.absence import PatienceOptions
 from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.parts.average import RoundAveraging
+from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.outer import GlobalModel
+from exogym_core.strategy.parts.outer import GlobalModel, mean_among, spread_among
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.participation.site import Site
 
 __all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy", "ParameterMean"]
@@ -37,7 +40,8 @@ class ParameterMean(GlobalModel):
 
     def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
         self.parameters, self.averaging = parameters, averaging
-        self.buckets = [[parameters[index] for index in bucket] for bucket in averaging.plan(parameters)]
+        self.plan = averaging.plan(parameters)
+        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
         self.residuals = list(map(averaging.residual, self.buckets))
         self._result = [parameter.detach().clone() for parameter in parameters]
 
@@ -46,25 +50,39 @@ class ParameterMean(GlobalModel):
         """Parameters after the last mean; before it the initial ones."""
         return self._result
 
-    def packed(self) -> list[Tensor]:
-        """The state that another rank takes over: the parameters after the last mean."""
-        return self._result
-
     @torch.no_grad()
+    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
+        """Mean parameters over the sites that `site` connects, flat, `weight` times each; waits for them."""
+        flats = list(map(flatten, self.buckets))
+        if site.between.world_size == 1:
+            return flats
+        if weight != 1.0 and self.averaging.aggregate == "mean":
+            flats = [flat * weight for flat in flats]
+        return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
+
+    def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
+        """Mean parameters over the ranks of `peers`, flat, see `SharedModel`."""
+        flats = list(map(flatten, self.buckets))
+        mean_among(self.averaging, site, peers, flats, residuals)
+        return flats
+
+    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
+        """Complete the result of `averaged` among the ranks of the site."""
+        spread_among(site, values)
+
+    def packed(self) -> list[Tensor]:
+        """The last mean, which another rank takes over."""
+        return [flatten([self._result[index] for index in bucket]) for bucket in self.plan]
+
     def unpack(self, packed: Sequence[Tensor]) -> None:
         """Take over another rank's `packed` as the last mean and as this rank's parameters."""
-        for theirs, value, parameter in zip(packed, self._result, self.parameters, strict=True):
-            value.copy_(theirs)
-            parameter.copy_(theirs)
+        self.adopt(packed)
 
     @torch.no_grad()
-    def over(self, site: Site, weight: float = 1.0) -> None:
-        """Average the parameters over the sites that `site` connects, `weight` times each."""
-        if site.between.world_size > 1:
-            if weight != 1.0 and self.averaging.aggregate == "mean":
-                for parameter in self.parameters:
-                    parameter.mul_(weight)
-            self.averaging.over(site, self.buckets, self.residuals)
+    def adopt(self, means: Sequence[Tensor]) -> None:
+        """Set the parameters to flat means."""
+        for flat, bucket in zip(means, self.buckets, strict=True):
+            write_back(flat, bucket)
         for value, parameter in zip(self._result, self.parameters, strict=True):
             value.copy_(parameter.detach())
 
@@ -87,6 +105,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
         H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
         max_norm: clip the norm of the local gradient to this.
         codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        averaging_timeout, deadline, min_ranks, ...: rounds that continue without absent ranks, see `PatienceOptions`.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
@@ -97,6 +116,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
     H: int = option(1, positive_int)
     island_size: int | None = option(None, positive_int)
     averaging: RoundAveraging = options_of(RoundAveraging)
+    patience: PatienceOptions = options_of(PatienceOptions)
     clients: ClientOptions = options_of(ClientOptions)
     weigh_by_default = "samples"
     positional = ("inner_optim", "island_size", "H", "max_norm")
@@ -114,6 +134,11 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
             )
         if self.clients.are_drawn and self.island_size is not None:
             raise InputError(f"{self.where}: drawn clients average among themselves; leave out island_size=")
+        if self.island_size is not None and self.patience.patience(self.where) is not None:
+            raise InputError(
+                f"{self.where}: time-outs for absent ranks go with one mean over all that are present; leave out "
+                "island_size="
+            )
 
     def prepare(self) -> None:
         """Keep what could be shipped."""
@@ -131,9 +156,15 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
         if step % self.H:
             return
         number, site = step // self.H - 1, self.workers.site
-        island = self.island(site.between.rank, site.between.world_size, number)
-        members = [self.workers.present[place] for place in island]
-        self.outer.over(site.among(island, number), self.round_weight(members))
+        if self.island_size is None:
+            means = self.workers.mean_of(self.outer)
+        else:
+            island = self.island(site.between.rank, site.between.world_size, number)
+            members = [self.workers.present[place] for place in island]
+            means = self.outer.mean_over(site.among(island, number), self.round_weight(members))
+        if means is None:  # the others have gone on without this worker: it has their newest parameters now
+            return
+        self.outer.adopt(means)
         self.num_rounds += 1
         self.workers.publish(self.outer)
 

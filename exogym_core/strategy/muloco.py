@@ -101,7 +101,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
         if step % self.H:
             return
         if self.coded is None:
-            delta = self.outer.mean_displacement(self.site)
+            delta = self.outer.mean_over(self.site)
         else:
             delta = self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.comm)
         self.outer.step(delta)

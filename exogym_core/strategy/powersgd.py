@@ -7,7 +7,8 @@ from itertools import compress
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options import option, positive_int, whole_number
+from exogym_core.strategy.options import option, options_of, positive_int, whole_number
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.exchange import (
     PowerIteration,
     as_matrix,
@@ -46,6 +47,7 @@ class PowerSGDStrategy(Strategy, name="PowerSGD"):
         approximation_rank: r (2), columns of a factor; at most the number of rows and of columns of the matrix. Also
             `matrix_approximation_rank`.
         start_step: plain averages before this step (counted from 0). Also `start_powerSGD_iter`.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `max_norm` (of the result), `lr_scheduler`, ...
 
     References:
@@ -54,10 +56,12 @@ class PowerSGDStrategy(Strategy, name="PowerSGD"):
 
     approximation_rank: int = option(2, positive_int)
     start_step: int = option(0, whole_number)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "approximation_rank")
 
     round_steps = 1
     takes_sites = False
+    healed = ("factors",)
     state = State("factors", "errors")
 
     def prepare(self) -> None:
@@ -77,7 +81,7 @@ class PowerSGDStrategy(Strategy, name="PowerSGD"):
         """Lines 3 to 11 for matrices, plain means for the rest."""
         gradients = own_gradients(self)
         if self.local_step < self.start_step:
-            average(self.comm, gradients)
+            average(self.peers, gradients)
             set_gradients(self, gradients)
             return
         thick, dense = split(gradients, self.is_low_rank)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options import one_of, option, positive_int
+from exogym_core.strategy.options import one_of, option, options_of, positive_int
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.exchange import gathered, own_gradients, set_gradients
 from exogym_core.strategy.parts.few_bits import QSGDCodec
 from exogym_core.strategy.parts.flat import flatten, unflatten
@@ -32,6 +33,7 @@ class QSGDStrategy(Strategy, name="QSGD"):
         bits: of a value, 2 to 8: a sign and one of `2 ** (bits - 1)` levels.
         bucket: values that share a norm.
         norm: of a bucket: "l2", or "max", its largest magnitude.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `max_norm` (of the mean), `lr_scheduler`, ...
 
     References:
@@ -41,6 +43,7 @@ class QSGDStrategy(Strategy, name="QSGD"):
     bits: int = option(4, one_of(*range(2, 9)))
     bucket: int = option(512, positive_int)
     norm: str = option("l2", one_of("l2", "max"))
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "bits")
 
     round_steps = 1
@@ -63,9 +66,9 @@ class QSGDStrategy(Strategy, name="QSGD"):
         generator = shared_generator(self.seed, "qsgd", self.local_step, self.comm.rank)
         codec = self.charged(QSGDCodec(self.bits, self.bucket, self.norm, generator))
         total = torch.zeros_like(flat)
-        for values in gathered(self.comm, codec, flat):
+        for values in gathered(self.peers, codec, flat):
             total += values
-        set_gradients(self, unflatten(total / self.comm.world_size, gradients))
+        set_gradients(self, unflatten(total / self.peers.world_size, gradients))
 
 
 class StochasticGradients(QSGDStrategy, part="QSGD"):

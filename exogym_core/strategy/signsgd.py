@@ -8,7 +8,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
-from exogym_core.strategy.options import one_of, option, share
+from exogym_core.strategy.options import one_of, option, options_of, share
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.average import served_mean
 from exogym_core.strategy.parts.exchange import gathered, own_gradients, set_gradients, zeros_like_gradients
 from exogym_core.strategy.parts.few_bits import SignCodec
@@ -37,6 +38,7 @@ class SignSGDStrategy(Strategy, name="SignSGD"):
             factory of your own. Others of torch's are refused: they would change the algorithm.
         momentum: beta, of the momentum whose sign is sent; 0 sends the gradient's.
         vote: ranks that count: "servers", each rank for its part of the values, or "all", each rank all values.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
@@ -45,6 +47,7 @@ class SignSGDStrategy(Strategy, name="SignSGD"):
 
     momentum: float = option(0.9, share)
     vote: str = option("servers", one_of("servers", "all"))
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "momentum")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-4)
 
@@ -73,10 +76,10 @@ class SignSGDStrategy(Strategy, name="SignSGD"):
             momentum.mul_(self.momentum).add_(gradient, alpha=1 - self.momentum)
         flat, codec = flatten(self.momenta), self.charged(SignCodec())
         if self.vote == "servers":
-            majority = served_mean(self.comm, flat, codec)
+            majority = served_mean(self.peers, flat, codec)
         else:
             total = torch.zeros_like(flat)
-            for signs in gathered(self.comm, codec, flat):
+            for signs in gathered(self.peers, codec, flat):
                 total += signs
             majority = (total >= 0).to(total.dtype) * 2 - 1
         set_gradients(self, unflatten(majority, self.momenta))

@@ -73,7 +73,7 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
         if step % self.H:
             return
         gamma = self.learning_rate
-        displacements = self.outer.mean_displacement(self.site)
+        displacements = self.outer.mean_over(self.site)
         self.outer.optim.param_groups[0]["lr"] = self.outer_lr * gamma
         self.outer.step([d / gamma if gamma else torch.zeros_like(d) for d in displacements])
         self.num_rounds += 1

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
-from exogym_core.communicator.base import Traffic
+from exogym_core.communicator.base import FIXED, Traffic
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.deadlock_detector import in_thread
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import CollectiveCall, Communicator, Delivery
     from netsim.files.signed import PeerAddress
+    from netsim.ranks.deadlines import Deadline
 
 __all__ = [
     "ElasticCommunicator",
@@ -205,6 +206,7 @@ class SiteCommunicator(ElasticCommunicator):
         weight: float = 1.0,
         number: int | None = None,
         awaited: Sequence[int] | None = None,
+        deadline: Deadline = FIXED,
     ) -> tuple[list[int], T | None]:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("among_present")
@@ -220,8 +222,10 @@ class SiteCommunicator(ElasticCommunicator):
             averaging_seconds=averaging_seconds,
             weight=weight,
             awaited=wanted,
+            deadline=list(deadline),
         )
         weights = dict(answer["present"])
+        self.state.num_alive = answer.get("alive")
         members = sorted(weights)
         while self.rank in members:
             result, is_finished = self._attempt(answer, members, [weights[site] for site in members], work)
@@ -294,7 +298,9 @@ class SiteCommunicator(ElasticCommunicator):
         self.link.remember(newest=number, has_begun=True)
         self._leader.send("publish", number=number)
 
-    def fetch(self, at_least: int, source: int | None = None) -> tuple[int, list[Tensor]] | None:
+    def fetch(
+        self, at_least: int, source: int | None = None, is_open: bool = False
+    ) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
         if source is not None:
             raise self._not_here("fetch from one source")

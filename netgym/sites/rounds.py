@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.communicator.base import FIXED
 from exogym_core.names import visible
 from netgym.sites.pairs import PairTest, test_seconds
 from netgym.sites.site_info import START, Lateness, SiteInfo, names_of, progress_of
-from netsim.ranks import SLOW_TIMES
+from netsim.ranks import SLOW_TIMES, ArrivalDelays, Deadline
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class RoundMeeting(_Pending):
     """The meeting before a round; once settled, `members` are those present in time, and late sites wait."""
 
     awaited: frozenset[int] | None
+    rule: Deadline = FIXED
+    enough: float = math.inf  # since when a quorum has been there
     weights: dict[int, float] = field(default_factory=dict)
     is_settled: bool = False
 
@@ -94,6 +97,7 @@ class PendingRounds:
         self._sites, self._pairs, self._downloads = members.sites, pairs, downloads
         self._send, self._say = members.send, members.say
         self.present: tuple[int, ...] = ()
+        self._arrivals = ArrivalDelays()
         self._rounds: dict[int, RoundMeeting] = {}
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
         self._group = (dict[int, str](), "")  # sessions of the last connected members, and their group
@@ -121,8 +125,11 @@ class PendingRounds:
     # --- meetings --------------------------------------------------------------------------------------------
 
     def join(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
-        """Join the meeting of a round: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`."""
+        """Join a round's meeting: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`, `deadline`."""
         number = int(asked["number"])
+        rule = FIXED if number == START else Deadline(*asked.get("deadline", ()))
+        opened = self._rounds[number].opened if number in self._rounds else now
+        self._arrivals.add(number, now - opened)
         if self._is_over(site, number, now):
             self._members.refuse(site, question)
             return
@@ -137,7 +144,13 @@ class PendingRounds:
             meeting = self._rounds[number] = RoundMeeting(
                 number=number,
                 seconds=float(asked["averaging_seconds"]),
-                deadline=now + (self._wait_seconds if number == START else float(asked["seconds"])),
+                deadline=now
+                + (
+                    self._wait_seconds
+                    if number == START
+                    else self._arrivals.seconds(rule, float(asked["seconds"]), number)
+                ),
+                rule=rule,
                 opened=now,
                 awaited=None if asked["awaited"] is None else frozenset(asked["awaited"]),
             )
@@ -208,10 +221,15 @@ class PendingRounds:
         if meeting.is_settled:
             return
         there = [site for site in meeting.questions if not self._members.is_gone(site, now)]
-        awaited = self._awaited(meeting, now) if now < meeting.deadline else set[int]()
+        if len(self._pairs.mesh(there)) < min(meeting.rule.quorum, self._members.num_sites):
+            meeting.enough = math.inf
+        elif meeting.enough == math.inf:
+            meeting.enough = now
+        closes = max(meeting.deadline, meeting.enough) + meeting.rule.grace_seconds
+        awaited = self._awaited(meeting, now) if now < closes else set[int]()
         awaited |= self._returning(meeting, now)
         missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.questions)
-        if there and not missing:
+        if there and not missing and meeting.enough < math.inf:
             self._settle(meeting, self._pairs.mesh(there), now)
         else:
             self._report_wait(meeting, there, missing, now, until=meeting.deadline)
@@ -300,8 +318,14 @@ class PendingRounds:
                 "group": attempt.group,
                 "attempt": attempt.attempt,
                 "seconds": attempt.seconds,
+                "alive": self._num_alive,
             },
         )
+
+    @property
+    def _num_alive(self) -> int:
+        """Sites to which messages get, and which have not ended."""
+        return sum(info.is_connected and not info.has_ended for info in self._sites.values())
 
     # --- attempts --------------------------------------------------------------------------------------------
 
@@ -448,7 +472,7 @@ class PendingRounds:
     # --- reports ---------------------------------------------------------------------------------------------
 
     def status(self, now: float) -> dict[str, Any]:
-        """Status of the run: `present`, `waits`, reasons of sites that are `absent`, and pairs that are `broken`."""
+        """Status of the run: `present`, `num_alive`, `waits`, reasons of `absent` sites, pairs that are `broken`."""
         absent = {}
         for site, info in sorted(self._sites.items()):
             if not info.is_connected:
@@ -460,6 +484,7 @@ class PendingRounds:
                 absent[str(site)] = since + self._why_absent(info, self.present, now)
         return {
             "present": list(self.present),
+            "num_alive": self._num_alive,
             "absent": absent,
             "broken": self._pairs.broken,
             "waits": [

@@ -12,6 +12,7 @@ from netsim.ranks.calls import (
     needs_nobody,
     start_at_once,
 )
+from netsim.ranks.deadlines import ArrivalDelays, Deadline
 from netsim.ranks.kernel import (
     Kernel,
     RankSink,
@@ -46,6 +47,7 @@ from netsim.ranks.requests import (
     MailboxMessage,
     Mark,
     MessageGroup,
+    Met,
     Post,
     Publish,
     Put,
@@ -64,12 +66,14 @@ __all__ = [
     "Advance",
     "Answer",
     "Arrival",
+    "ArrivalDelays",
     "Ask",
     "Await",
     "Call",
     "CallEnding",
     "Cancel",
     "Confirm",
+    "Deadline",
     "Enter",
     "Exit",
     "Fetch",
@@ -85,6 +89,7 @@ __all__ = [
     "MailboxMessage",
     "Mark",
     "MessageGroup",
+    "Met",
     "Post",
     "Progress",
     "Publish",

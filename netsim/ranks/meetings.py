@@ -9,7 +9,19 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
-from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Gathered, Join, JoinNext, Key, Publish
+from netsim.ranks.deadlines import ArrivalDelays, Deadline
+from netsim.ranks.requests import (
+    Arrival,
+    Confirm,
+    Fetch,
+    Fetched,
+    Gathered,
+    Join,
+    JoinNext,
+    Key,
+    Met,
+    Publish,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
@@ -66,18 +78,26 @@ class Reach:
 
     def answering(self, ranks: Collection[int]) -> tuple[int, ...]:
         """`together` of those of `ranks` whose hosts have a link that is up, or no links."""
+        return self.together(self._linked(ranks))
+
+    def alive(self, ranks: Collection[int]) -> list[int]:
+        """Those of `ranks` whose hosts are up and have a link that is up, or no links, whether or not they meet."""
+        network = self._network
+        if network is None:
+            return sorted(ranks)
+        return [rank for rank in self._linked(ranks) if network.downtime.since(self._hosts[rank]) is None]
+
+    def _linked(self, ranks: Collection[int]) -> list[int]:
         network = self._network
         if network is None or not network.dead_links:
-            return self.together(sorted(ranks))
+            return sorted(ranks)
         dead, links = network.dead_links, network.topology.links
         names = {rank: network.topology.hosts[self._hosts[rank]].name for rank in ranks}
         at = {
             name: {link.index for link in links if name in (link.source, link.target)}
             for name in names.values()
         }
-        return self.together(
-            [rank for rank in sorted(ranks) if not at[names[rank]] or at[names[rank]] - dead]
-        )
+        return [rank for rank in sorted(ranks) if not at[names[rank]] or at[names[rank]] - dead]
 
     def together(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The largest set of `ranks` on hosts that are up in which each reaches each other; () if there is none."""
@@ -233,10 +253,20 @@ class _Meeting:
 
     first: Join
     settled: simpy.Event
+    opened: float
     arrivals: list[Arrival] = field(default_factory=list)
-    present: tuple[Arrival, ...] = ()
+    met: Met | None = None  # once it is settled
     num_come: int = 0  # including those that came to a later one instead
     due: float = math.inf  # when its time was over
+    lacks: bool = False  # its time is over, and it waits for a quorum
+
+    @property
+    def deadline(self) -> Deadline:
+        return Deadline(*self.first.deadline)  # of a journal it is a tuple
+
+    @property
+    def quorum(self) -> int:
+        return min(self.deadline.quorum, len(self.first.ranks))
 
 
 @dataclass(slots=True, eq=False)
@@ -252,6 +282,9 @@ class _Series:
         number: of the next one.
         met: by rank, the last one that it was in.
         weight: the greatest so far.
+        arrivals: delays of their members.
+        enough: since when a quorum has been there; infinity: it is not.
+        formed: when the last one was formed.
     """
 
     members: set[int] = field(default_factory=set)
@@ -262,6 +295,9 @@ class _Series:
     number: int = 0
     met: dict[int, int] = field(default_factory=dict)
     weight: float = 0.0
+    arrivals: ArrivalDelays = field(default_factory=ArrivalDelays)
+    enough: float = math.inf
+    formed: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -285,7 +321,10 @@ class _Team:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """Published state of a group: its newest number, its holders, and events of ranks that wait for a newer one."""
+    """Published state of a group: its newest number, its holders, and events of ranks that wait for a newer one.
+
+    Also its meetings' members so far, and the delays of their arrivals.
+    """
 
     newest: int = -1
     num_bytes: int = 0
@@ -299,6 +338,8 @@ class _State:
     slow: dict[int, tuple[int, float]] = field(
         default_factory=dict
     )  # rank -> averages too slow, not awaited until
+    members: set[int] = field(default_factory=set)
+    arrivals: ArrivalDelays = field(default_factory=ArrivalDelays)
 
 
 class Meetings:
@@ -343,6 +384,8 @@ class Meetings:
 
     def leave(self, rank: int) -> None:
         """Forget a rank that has ended."""
+        for state in self._states.values():
+            state.members.discard(rank)
         for group, series in self._series.items():
             series.members.discard(rank)
             self._form(group)
@@ -359,13 +402,19 @@ class Meetings:
         series, formed = self._series[join.group], self._clock.event()
         if not series.arrived:
             series.since = self._clock.now
-            self._at_end(join.seconds, partial(self._form, join.group))
+            self._at_end(self._series_seconds(series, join), partial(self._form, join.group))
+        series.arrivals.add(series.number, self._clock.now - series.since)
         series.arrived[rank] = (join, formed)
         self._form(join.group)
         self.waiting.add(rank)
         gathered: Gathered | None = yield formed
         self.waiting.discard(rank)
         return gathered
+
+    @staticmethod
+    def _series_seconds(series: _Series, join: JoinNext) -> float:
+        deadline = Deadline(*join.deadline)
+        return series.arrivals.seconds(deadline, join.seconds, series.number) + deadline.grace_seconds
 
     def _form(self, group: Hashable) -> None:
         """Form the next meeting of a group if those that are there suffice."""
@@ -382,8 +431,19 @@ class Meetings:
         }
         if not here:
             return
+        first = series.arrived[here[0]][0]
+        deadline = Deadline(*first.deadline)
+        grace = deadline.grace_seconds
+        if len(here) < min(deadline.quorum, len(first.ranks)):
+            series.enough = math.inf
+            return
+        if series.enough == math.inf:
+            series.enough = now
+            if grace:
+                self._at_end(grace, partial(self._form, group))
         is_again = bool(series.last) and series.last & series.members <= set(here)
-        is_due = now >= series.since + on_grid(series.arrived[here[0]][0].seconds)
+        due = max(series.since + on_grid(self._series_seconds(series, first)), series.enough + on_grid(grace))
+        is_due = now >= due
         if not is_again and not (2 * len(here) > len(awaited) and (len(here) == len(awaited) or is_due)):
             return
         asked = [series.arrived.pop(rank) for rank in here]
@@ -395,10 +455,13 @@ class Meetings:
             if (join.weight, series.met.get(rank, -1)) == newest
         ]
         present = tuple(sorted(Arrival(join.member, join.weight) for join in joins))
-        gathered = Gathered(series.number, present, tuple(sorted(sources)), newest[0] > series.weight)
+        is_newest = newest[0] > series.weight
+        num_alive = len(self._reach.alive(series.members))
+        with_times = (is_newest, num_alive, now - series.formed)
+        gathered = Gathered(series.number, present, tuple(sorted(sources)), *with_times)
         series.last, series.weight = frozenset(here), max(newest[0], series.weight)
         series.met.update(dict.fromkeys(here, series.number))
-        series.number, series.since = series.number + 1, now
+        series.number, series.since, series.enough, series.formed = series.number + 1, now, math.inf, now
         first = joins[0]
         if first.averaging_seconds < math.inf:
             key = Key(group, gathered.number)
@@ -409,22 +472,31 @@ class Meetings:
 
     # --- presence ---------------------------------------------------------------------------------------
 
-    def join(self, join: Join) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
+    def join(self, join: Join) -> Generator[simpy.Event, None, Met]:
         """Join a meeting; return the ranks present."""
         self.have_met = True
+        state, number = self._states.setdefault(join.key.group, _State()), join.key.number
+        assert isinstance(number, int)
         meeting = self._meetings.get(join.key)
         if meeting is None:
-            meeting = self._meetings[join.key] = _Meeting(join, self._clock.event())
-            self._at_end(join.seconds, partial(self._is_due, meeting))
+            meeting = self._meetings[join.key] = _Meeting(join, self._clock.event(), self._clock.now)
+            state.members.update(join.ranks if join.awaited is None else join.awaited)
+            seconds = state.arrivals.seconds(meeting.deadline, join.seconds, number)
+            self._at_end(seconds, partial(self._is_over, meeting))
+        state.members.add(join.ranks[join.member])
+        state.arrivals.add(number, self._clock.now - meeting.opened)
         meeting.num_come += 1
         self._pass_over(join)
         if not meeting.settled.triggered:
             meeting.arrivals.append(Arrival(join.member, join.weight))
             self._settle_if_complete(meeting)
+            if meeting.lacks:
+                self._is_over(meeting)
         self._forget_if_over(meeting)
         if not meeting.settled.processed:
             yield meeting.settled
-        return meeting.present
+        assert meeting.met is not None
+        return meeting.met
 
     def look_again(self) -> None:
         """Retry, after a change of the network, what was out of reach."""
@@ -435,7 +507,23 @@ class Meetings:
             self._form(group)
         for meeting in list(self._meetings.values()):
             self._settle_if_complete(meeting)
+            if meeting.lacks:
+                self._is_over(meeting)
         self._reach.look_again()
+
+    def _is_over(self, meeting: _Meeting) -> None:
+        """Begin the grace of a meeting whose deadline has passed, once a quorum is there."""
+        if meeting.settled.triggered:
+            return
+        come = _ranks(meeting.first, meeting.arrivals)
+        meeting.lacks = meeting.quorum > 1 and len(self._reach.together(come)) < meeting.quorum
+        if meeting.lacks:
+            return
+        grace = meeting.deadline.grace_seconds
+        if grace:
+            self._at_end(grace, partial(self._is_due, meeting))
+        else:
+            self._is_due(meeting)
 
     def _is_due(self, meeting: _Meeting) -> None:
         """Close the meeting to all but ranks that return."""
@@ -454,8 +542,10 @@ class Meetings:
             return
         wanted = {*(meeting.first.ranks if meeting.first.awaited is None else meeting.first.awaited)}
         wanted |= self._returning(meeting)
-        if wanted.issubset(come) and wanted.issubset(self._reach.together(come)):
-            self._settle(meeting)
+        if wanted.issubset(come):
+            together = self._reach.together(come)
+            if wanted.issubset(together) and len(together) >= meeting.quorum:
+                self._settle(meeting)
 
     def _back(self, join: Join) -> list[tuple[int, float]]:
         """Ranks that got the state of this number by downloading it, and how much later than the others."""
@@ -486,16 +576,17 @@ class Meetings:
         if meeting.settled.triggered:
             return
         together = self._reach.together(_ranks(meeting.first, meeting.arrivals))
-        if not together:  # all have crashed since
+        if len(together) < meeting.quorum:  # crashed since, or cut off from each other
             self._overdue.append(partial(self._settle, meeting))
             return
         present = self._kept(meeting.first, meeting.arrivals, together)
-        meeting.present = present
+        members = self._states[meeting.first.key.group].members
+        meeting.met = Met(present, len(self._reach.alive(members)))
         meeting.arrivals.clear()
         meeting.settled.succeed()
         self._forget_if_over(meeting)
         if meeting.first.averaging_seconds < math.inf:
-            self._begin(meeting.first, 0, meeting.present)
+            self._begin(meeting.first, 0, present)
 
     def _pass_over(self, join: Join) -> None:
         """Count a rank as having skipped all earlier meetings."""
@@ -608,7 +699,11 @@ class Meetings:
     ) -> Generator[simpy.Event, None, Fetched | None]:
         source: int | None = AGAIN
         while source == AGAIN:
-            while state.newest < fetch.at_least or fetch.source not in (None, *state.holders):
+            while (
+                state.newest < fetch.at_least
+                or fetch.source not in (None, *state.holders)
+                or (fetch.is_open and self._is_under_way(fetch.group, state.newest))
+            ):
                 event = self._clock.event()
                 state.awaited.append(event)
                 if not (yield event):
@@ -636,6 +731,12 @@ class Meetings:
         if source is None:
             return None
         return Fetched(number, source, num_bytes)
+
+    def _is_under_way(self, group: Hashable, number: int) -> bool:
+        """True if members work together that have met at this number."""
+        return any(
+            key == (group, number) and not team.ended.triggered for (key, _), team in self._teams.items()
+        )
 
     @property
     def is_under_way(self) -> bool:

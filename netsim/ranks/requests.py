@@ -6,6 +6,8 @@ import math
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from netsim.ranks.deadlines import Deadline
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -31,6 +33,7 @@ __all__ = [
     "MailboxMessage",
     "Mark",
     "MessageGroup",
+    "Met",
     "Post",
     "Publish",
     "Put",
@@ -156,7 +159,8 @@ class Join(NamedTuple):
     """Ask which of `ranks` join `key` within `seconds` of the first, once that is settled.
 
     It is settled when all awaited ranks have joined and reach each other, else at the deadline. Ranks that join at
-    that very instant are included; ranks out of reach of the others are not. Later ones are answered at once.
+    that very instant are included; ranks out of reach of the others are not. Later ones are answered at once. The
+    answer is a `Met`.
 
     Attributes:
         key: the name of the meeting.
@@ -167,6 +171,7 @@ class Join(NamedTuple):
         weight: reported to all that are present, with the member.
         awaited: ranks to wait for; None: all. Ranks that fetched the group's state of this number are, too.
         is_past: it was answered in an earlier part of the run, and is not asked again.
+        deadline: learned deadline, quorum and grace; its first member's counts.
     """
 
     key: Key
@@ -177,6 +182,17 @@ class Join(NamedTuple):
     weight: float = 1.0
     awaited: tuple[int, ...] | None = None
     is_past: bool = False
+    deadline: Deadline = Deadline()
+
+
+class Met(NamedTuple):
+    """A meeting that is settled: the members present, and the number of those that were alive then.
+
+    Alive is a member that has been awaited or has come before, whose host is up and has a link that is up.
+    """
+
+    present: tuple[Arrival, ...]
+    num_alive: int
 
 
 class JoinNext(NamedTuple):
@@ -185,12 +201,13 @@ class JoinNext(NamedTuple):
     One is formed as soon as all members of the one before are there; else when more than half of the members that
     answer are, and all of these or `seconds` have passed since the first came. A member answers until it has been
     down, paused or cut off for `HEARTBEAT_SECONDS`. Who comes later is in the next one. A crash takes back what the
-    rank has asked; once it is up, and has computed again what it has lost, it asks again.
+    rank has asked; once it is up, and has computed again what it has lost, it asks again. A meeting has the quorum of
+    `deadline` at least.
 
     Attributes:
         group: whose meeting.
-        member, ranks, seconds, averaging_seconds, weight, is_past: as for `Join`; the weight grows from meeting to
-            meeting of one state.
+        member, ranks, seconds, averaging_seconds, weight, is_past, deadline: as for `Join`; the weight grows from
+            meeting to meeting of one state.
     """
 
     group: Hashable
@@ -200,6 +217,7 @@ class JoinNext(NamedTuple):
     averaging_seconds: float
     weight: float
     is_past: bool = False
+    deadline: Deadline = Deadline()
 
 
 class Gathered(NamedTuple):
@@ -210,12 +228,16 @@ class Gathered(NamedTuple):
         present: its members.
         sources: those with the newest state, of the greatest weight; of states of equal weight the last to have met.
         is_newest: no meeting before had this weight; else these members repeat what others have done without them.
+        num_alive: members that were alive then.
+        since_last: seconds since the last meeting was formed, or since the start.
     """
 
     number: int
     present: tuple[Arrival, ...]
     sources: tuple[int, ...]
     is_newest: bool
+    num_alive: int
+    since_last: float
 
 
 class Keep(NamedTuple):
@@ -283,12 +305,14 @@ class Fetch(NamedTuple):
         at_least: the oldest number of use; waits until a rank publishes it or a newer one.
         is_past: as for `Join`.
         source: the rank to download from, which is waited for; None: the nearest.
+        is_open: a state is of no use once its meeting, of the same number, is settled: waits for the next one.
     """
 
     group: Hashable
     at_least: int
     is_past: bool = False
     source: int | None = None
+    is_open: bool = False
 
 
 class Fetched(NamedTuple):
@@ -368,7 +392,15 @@ Question = Ask | Join | JoinNext | Confirm | Fetch | Take | FirstSent | Withdraw
 """A request that is answered, at the rank's virtual time."""
 
 Answer = (
-    float | CallEnding | tuple[Arrival, ...] | Gathered | tuple[MailboxMessage, ...] | Fetched | Key | None
+    float
+    | CallEnding
+    | Met
+    | tuple[Arrival, ...]
+    | Gathered
+    | tuple[MailboxMessage, ...]
+    | Fetched
+    | Key
+    | None
 )
 """None: the state to fetch can never arrive."""
 

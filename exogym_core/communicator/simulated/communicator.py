@@ -7,7 +7,6 @@ pipe for ranks elsewhere.
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections import Counter
@@ -20,9 +19,11 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator.base import (
+    FIXED,
     CallState,
     Communicator,
     Handle,
+    JointWork,
     NextMeeting,
     nothing,
     write_first,
@@ -49,6 +50,7 @@ from netsim.ranks import (
     Key,
     Mark,
     MessageGroup,
+    Met,
     Post,
     Publish,
     Put,
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import CollectiveCall, Delivery
     from exogym_core.communicator.exchange import Signature
     from exogym_core.events import Marked
-    from netsim.ranks import Answer, Arrival, Question, Request
+    from netsim.ranks import Answer, Arrival, Deadline, Question, Request
 
 __all__ = ["InFlight", "Port", "RankState", "ScheduleBook", "SimulatedCommunicator", "SimulatedHandle"]
 
@@ -231,6 +233,49 @@ class SimulatedHandle(Handle[T]):
 
 
 _CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
+
+
+class SimulatedJointWork(JointWork):
+    """Ranks present at the meeting `key` of a group; with a time-out those that are left work again without others."""
+
+    def __init__(
+        self,
+        comm: SimulatedCommunicator,
+        key: Key,
+        present: tuple[Arrival, ...],
+        averaging_seconds: float,
+    ) -> None:
+        self._comm, self._key, self._averaging_seconds = comm, key, averaging_seconds
+        self._attempt = 0
+        self._take(present)
+
+    def _take(self, present: tuple[Arrival, ...]) -> None:
+        self._present = present
+        self.members = [arrival.member for arrival in present]
+        self.weights = [arrival.weight for arrival in present]
+        self.peers = None
+        if self._comm.rank in self.members:
+            (group, counted), comm = self._key, self._comm
+            ranks = tuple(comm._ranks[member] for member in self.members)
+            place = self.members.index(comm.rank)
+            self.peers = comm._with(ranks, place, (group, ranks), cast("int", counted))
+
+    def confirm(self) -> bool:
+        if self._averaging_seconds == math.inf:
+            return True
+        left: tuple[Arrival, ...] = self._comm._ask(Confirm(self._key, self._attempt))
+        self._attempt += 1
+        if left == self._present:
+            return True
+        if not left:
+            named = ", ".join(map(str, self.members))  # by each of them, and the first error is the run's
+            raise InputError(
+                f"average_present of ranks {named}: not finished in {self._averaging_seconds:g} s, though all members "
+                "answer and none has a narrower connection than the others; raise averaging_seconds "
+                "(averaging_timeout of a strategy)"
+            )
+        self._take(left)
+        return False
 
 
 class SimulatedCommunicator(Communicator):
@@ -478,16 +523,31 @@ class SimulatedCommunicator(Communicator):
         weight: float = 1.0,
         number: int | None = None,
         awaited: Sequence[int] | None = None,
+        deadline: Deadline = FIXED,
     ) -> tuple[list[int], T | None]:
+        gathering = self.meet(seconds, averaging_seconds, weight, number, awaited, deadline)
+        result = gathering.run(work)
+        return gathering.members, result
+
+    def meet(
+        self,
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+        number: int | None = None,
+        awaited: Sequence[int] | None = None,
+        deadline: Deadline = FIXED,
+    ) -> SimulatedJointWork:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("average_present")
         group = self._states
         counted = self._next_number(group) if number is None else number
         key = Key(group, counted)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
-        join = Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight, wanted)
-        present: tuple[Arrival, ...] = self._ask(join)
-        return self._work_among(key, present, work, averaging_seconds)
+        about = (seconds, averaging_seconds, weight, wanted)
+        met: Met = self._ask(Join(key, self.rank, self._ranks, *about, deadline=deadline))
+        self.state.num_alive = met.num_alive
+        return SimulatedJointWork(self, key, met.present, averaging_seconds)
 
     def among_next(
         self,
@@ -495,59 +555,35 @@ class SimulatedCommunicator(Communicator):
         seconds: float,
         averaging_seconds: float = math.inf,
         weight: float = 1.0,
+        deadline: Deadline = FIXED,
     ) -> tuple[NextMeeting | None, T | None]:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("among_next")
         about = (seconds, averaging_seconds, weight)
-        gathered: Gathered | None = self._ask(JoinNext(self._states, self.rank, self._ranks, *about))
+        join = JoinNext(self._states, self.rank, self._ranks, *about, deadline=deadline)
+        gathered: Gathered | None = self._ask(join)
         if gathered is None:
             return None, None
+        self.state.num_alive = gathered.num_alive
         formed: NextMeeting | None = None
 
-        def work_on(peers: SimulatedCommunicator, weights: list[float]) -> T:
+        def work_on(peers: Communicator, weights: list[float]) -> T:
             nonlocal formed
-            ranks = list(map(self._ranks.index, peers._ranks))
-            sources = [place for place, rank in enumerate(ranks) if rank in gathered.sources]
+            ranks = gathering.members
+            sources = [place for place, rank in enumerate(ranks) if self._ranks[rank] in gathered.sources]
             # Where all of them have gone, one of those that are left leads the others.
             sources = sources or [weights.index(max(weights))]
-            formed = NextMeeting(gathered.number, ranks, weights, sources, gathered.is_newest)
+            about = (gathered.is_newest, gathered.since_last)
+            formed = NextMeeting(gathered.number, ranks, weights, sources, *about)
             return work(peers, formed)
 
         key = Key(self._states, gathered.number)
-        _, result = self._work_among(key, gathered.present, work_on, averaging_seconds)
+        gathering = SimulatedJointWork(self, key, gathered.present, averaging_seconds)
+        result = gathering.run(work_on)
         return formed, result
 
     def keep_state(self) -> None:
         self._request(Keep(self._states))
-
-    def _work_among(
-        self,
-        key: Key,
-        present: tuple[Arrival, ...],
-        work: Callable[[SimulatedCommunicator, list[float]], T],
-        averaging_seconds: float,
-    ) -> tuple[list[int], T | None]:
-        """Run `work` among the ranks present at the meeting `key`, again among those that are left."""
-        group, counted = key.group, cast("int", key.number)
-        for attempt in itertools.count():
-            members = [arrival.member for arrival in present]
-            if self.rank not in members:
-                break
-            ranks = tuple(self._ranks[member] for member in members)
-            peers = self._with(ranks, members.index(self.rank), (group, ranks), counted)
-            result = work(peers, [arrival.weight for arrival in present])
-            left = present if averaging_seconds == math.inf else self._ask(Confirm(key, attempt))
-            if left == present:
-                return members, result
-            if not left:
-                named = ", ".join(map(str, members))  # by each of them, and the first error is the run's
-                raise InputError(
-                    f"average_present of ranks {named}: not finished in {averaging_seconds:g} s, though all members "
-                    "answer and none has a narrower connection than the others; raise averaging_seconds "
-                    "(averaging_timeout of a strategy)"
-                )
-            present = left
-        return members, None
 
     @property
     def _states(self) -> Hashable:
@@ -560,10 +596,12 @@ class SimulatedCommunicator(Communicator):
         self._post_alone("publish", key, tensors)
         self._request(Publish(Key(self._states, number), sum(tensor.nbytes for tensor in tensors)))
 
-    def fetch(self, at_least: int, source: int | None = None) -> tuple[int, list[Tensor]] | None:
+    def fetch(
+        self, at_least: int, source: int | None = None, is_open: bool = False
+    ) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
         of_source = None if source is None else self._ranks[source]
-        fetched: Fetched | None = self._ask(Fetch(self._states, at_least, source=of_source))
+        fetched: Fetched | None = self._ask(Fetch(self._states, at_least, source=of_source, is_open=is_open))
         if fetched is None:
             return None
         of_run = self._ranks[self.rank]

@@ -43,7 +43,7 @@ _TIME_UNITS = ((3600.0, " h"), (1.0, " s"), (1e-3, " ms"), (1e-6, " us"))
 _UNITS = {column.name: column.unit for column in SUMMARY}
 _LEAST_NEEDED = (
     *("sent over WAN", "bytes saved", "time per step saved", "accuracy", "sent per worker"),
-    *("compute utilisation", "tokens to target"),
+    *("compute utilisation", "tokens to target", "alive", "took part"),
 )
 """Columns in the order in which a narrow terminal drops them."""
 
@@ -223,7 +223,11 @@ def _share_format(share: float) -> str:
     return f".{2 - math.floor(math.log10(100 * share)) if 0 < share < 0.01 else 1}%"
 
 
-_FORMS: Mapping[str, Callable[[float], str]] = {"loss": loss_format, "share": _share_format}
+_FORMS: Mapping[str, Callable[[float], str]] = {
+    "loss": loss_format,
+    "share": _share_format,
+    "number": lambda value: ".1f",
+}
 """Formats of a value and its deviation, by unit."""
 
 

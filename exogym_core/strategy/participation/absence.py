@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from exogym_core.communicator.base import FIXED
 from exogym_core.events import RoundPlace
-from exogym_core.strategy.options import Options, number, one_of, option
+from exogym_core.strategy.options import Options, number, one_of, option, positive_int, share
 from exogym_core.strategy.participation.rejoining import Rejoining
 from exogym_core.strategy.participation.site import LOST, Everyone
+from exogym_core.strategy.participation.steps import GradientSteps
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError, locate_errors, unknown_name
+from netsim.ranks.deadlines import Deadline
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.base import Communicator, JointWork
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.parts.outer import OuterStep
+    from exogym_core.strategy.parts.outer import SharedModel
 
 __all__ = [
     "Absence",
     "Patience",
     "PatienceOptions",
+    "RoundPatienceOptions",
     "Seconds",
+    "StepPatienceOptions",
 ]
 
 
@@ -37,6 +42,8 @@ _REJOIN = ("at_once", "next_round")
 
 # OpenDiLoCo's and hivemind's.
 _WAITING, _MATCHMAKING, _AVERAGING = 600.0, 15.0, 60.0
+# After a learned deadline: ranks that have always come together are not left out for a microsecond.
+_GRACE = 1.0
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,13 @@ class Patience:
         waiting_seconds: wait of the first rank at the end of a round for others.
         averaging_seconds: limit of averaging, after which unreachable ranks are left out.
         join_at: virtual seconds at which late ranks join, by rank.
+        deadline: learned limit of the wait, quorum and grace.
     """
 
     waiting_seconds: float
     averaging_seconds: float
     join_at: Mapping[int, float] = field(default_factory=dict)
+    deadline: Deadline = FIXED
 
     def check(self, where: str, comm: Communicator, ranks_per_worker: int) -> None:
         """Refuse transports and sites that do not go with time-outs."""
@@ -71,9 +80,14 @@ class Patience:
                 f"{where}: time-outs for absent ranks go with ranks_per_worker=1 in simulation; leave one of both out"
             )
         num_sites = comm.world_size // ranks_per_worker
+        what = "ranks" if ranks_per_worker == 1 else "sites"
+        if self.deadline.quorum > num_sites:
+            raise InputError(
+                f"{where}: min_ranks={self.deadline.quorum}, but there are {num_sites} {what}: no round could begin; "
+                f"give {num_sites} at most"
+            )
         late = [site for site in self.join_at if not 0 <= site < num_sites]
         if late or len(self.join_at) == num_sites:
-            what = "ranks" if ranks_per_worker == 1 else "sites"
             raise InputError(
                 f"{where}: join_at={dict(self.join_at)} must name some of the {what} 0 to {num_sites - 1}, "
                 "and leave one that is there from the start"
@@ -100,6 +114,24 @@ def _join_times(where: str, name: str, value: Mapping[int, Seconds]) -> dict[int
     return {int(rank): _seconds(where, f"{name}[{rank}]", time) for rank, time in value.items()}
 
 
+def _deadline(where: str, name: str, value: object) -> str | dict[str, float]:
+    """`value` as "fixed", or as the multiples or the quantile of a learned deadline."""
+    if value == "fixed":
+        return "fixed"
+    if isinstance(value, Mapping) and value and value.keys() <= {"median", "mad"}:
+        rule = {str(key): number(where, f"{name}.{key}", each) for key, each in value.items()}
+        if any(rule.values()):
+            return rule
+    if isinstance(value, Mapping) and value.keys() == {"quantile"}:
+        quantile = share(where, f"{name}.quantile", value["quantile"])
+        if quantile:
+            return {"quantile": quantile}
+    raise InputError(
+        f"{where}: {name}={value!r} must be fixed, {{median: 1, mad: 3}} (multiples of the median of earlier arrivals "
+        "and of their deviation) or {quantile: 0.9}"
+    )
+
+
 class PatienceOptions(Options):
     """Options of rounds that continue without absent ranks; by default rounds wait for all.
 
@@ -116,17 +148,25 @@ class PatienceOptions(Options):
         matchmaking_time: time that "no_wait" leaves others to arrive; 15 s if None. "wait_for_all" gives
             them so much longer.
         join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
-        rejoin: "next_round": a rank that returns downloads the newest state, and begins with the others' next round.
-            "at_once": it trains on at once as torchft's do, is healed where it meets the others, and commits alone
-            where it is alone; see `exogym_core.strategy.participation.rejoining:Rejoining`. By default next_round.
+        deadline: "fixed" (the time-out above), or learned from arrivals at the last 16 rounds, each counted from the
+            first one of its round: {median: 1, mad: 3} is their median plus three times their median absolute
+            deviation, {quantile: 0.9} the time by which nine in ten had arrived. The time-out stays its limit.
+        min_ranks: fewest ranks of a round, which waits for them beyond its deadline; 1 if None.
+        grace: time after the deadline, or after the arrival of the `min_ranks`-th rank if that is later, in which
+            others are still taken in; 1 s after a learned deadline, else 0.
     """
+
+    of_steps: ClassVar[bool] = False
+    rejoin: ClassVar[Any] = "next_round"
 
     averaging_timeout: Seconds | None = option(None, _some_seconds)
     all_reduce_strategy: str | None = option(None)
     timeout_waiting_for_peers: Seconds | None = option(None, _seconds)
     matchmaking_time: Seconds | None = option(None, _seconds)
     join_at: Mapping[int, Seconds] | None = option(None, _join_times)
-    rejoin: str = option("next_round", one_of(*_REJOIN))
+    deadline: str | Mapping[str, float] = option("fixed", _deadline)
+    min_ranks: int | None = option(None, positive_int)
+    grace: Seconds | None = option(None, _seconds)
 
     def check(self, where: str) -> None:
         """Refuse times without meaning."""
@@ -151,6 +191,7 @@ class PatienceOptions(Options):
                 "use matchmaking_time"
             )
         is_plain = self.averaging_timeout is None and timeout is None and not self.join_at
+        is_plain = is_plain and (self.deadline, self.min_ranks, self.grace) == ("fixed", None, None)
         if waits and is_plain and self.rejoin != "at_once":
             return None
         times = (self.averaging_timeout, self.matchmaking_time, timeout)
@@ -158,14 +199,38 @@ class PatienceOptions(Options):
         averaging, matching, waiting = (
             default if given is None else float(given) for given, default in zip(times, defaults, strict=True)
         )
-        return Patience(matching + waiting, averaging, _join_times(where, "join_at", self.join_at or {}))
+        rule: Mapping[str, float] = {} if isinstance(self.deadline, str) else self.deadline
+        grace = (_GRACE if rule else 0.0) if self.grace is None else float(self.grace)
+        deadline = Deadline(**rule, grace_seconds=grace, quorum=self.min_ranks or 1)
+        late = _join_times(where, "join_at", self.join_at or {})
+        return Patience(matching + waiting, averaging, late, deadline)
 
     def workers(self, strategy: Strategy) -> Everyone:
         """Membership of the rounds of a connected strategy."""
         patience = self.patience(strategy.where)
         if patience is None or strategy.comm.world_size == 1:
             return Everyone(strategy)
-        return (Rejoining if self.rejoin == "at_once" else Absence)(strategy, patience)
+        if self.rejoin == "at_once":
+            return Rejoining(strategy, patience)
+        return Absence(strategy, patience, GradientSteps(strategy) if self.of_steps else None)
+
+
+class RoundPatienceOptions(PatienceOptions):
+    """Options of rounds of an outer step.
+
+    Args:
+        rejoin: "next_round": a rank that returns downloads the newest state, and begins with the others' next round.
+            "at_once": it trains on at once as torchft's do, is healed where it meets the others, and commits alone
+            where it is alone; see `exogym_core.strategy.participation.rejoining:Rejoining`. By default next_round.
+    """
+
+    rejoin: str = option("next_round", one_of(*_REJOIN))  # type: ignore[misc]
+
+
+class StepPatienceOptions(PatienceOptions):
+    """Options of steps that exchange gradients: each is a round, see `GradientSteps`."""
+
+    of_steps = True
 
 
 #: Number of the meeting at which real ranks begin, the first time or after a stop.
@@ -181,6 +246,7 @@ class Absence(Everyone):
     Args:
         strategy: whose rounds these are, of `strategy.round_steps` steps each.
         patience: waiting times.
+        steps: exchange of gradients, whose rounds are steps; None: rounds lead to a model, `strategy.outer`.
 
     Attributes:
         present: the ranks of the last round, whose models are evaluated together; before the first round, those that
@@ -193,10 +259,10 @@ class Absence(Everyone):
     state = State("number", present="_present", has_begun="_has_begun", news="_news")
     number: int
 
-    def __init__(self, strategy: Strategy, patience: Patience) -> None:
+    def __init__(self, strategy: Strategy, patience: Patience, steps: GradientSteps | None = None) -> None:
         super().__init__(strategy)
-        comm = strategy.comm
-        self._site_size = comm.world_size // strategy.site.between.world_size
+        comm, self._steps = strategy.comm, steps
+        self._site_size = comm.world_size // self._meeting.world_size
         patience.check(strategy.where, comm, self._site_size)
         self.patience, self.steps_a_round = patience, strategy.round_steps or 1
         late = patience.join_at
@@ -212,8 +278,8 @@ class Absence(Everyone):
 
     @property
     def _meeting(self) -> Communicator:
-        """Group of the ranks at this rank's position in every site."""
-        return self.strategy.site.between
+        """Group of the ranks at this rank's position in every site; of all ranks where gradients are exchanged."""
+        return self.strategy.site.between if self._steps is None else self._comm
 
     def _sites(self) -> list[int]:
         return sorted({rank // self._site_size for rank in self._present})
@@ -231,18 +297,63 @@ class Absence(Everyone):
         weight: float = 1.0,
     ) -> Any:
         """Result of `work` among the sites that are present; None: done without this one."""
-        waits = self.patience.waiting_seconds, self.patience.averaging_seconds
-        sites, result = self._meeting.among_present(
-            work, *waits, weight=weight, number=number, awaited=awaited
-        )
+        about = (*self._waits, weight, number, awaited, self.patience.deadline)
+        sites, result = self._meeting.among_present(work, *about)
         size = self._site_size
         self._present = [site * size + place for site in sites for place in range(size)]
         return result
+
+    @property
+    def _waits(self) -> tuple[float, float]:
+        return self.patience.waiting_seconds, self.patience.averaging_seconds
+
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that step together, in an exchange of gradients those of the attempt."""
+        return super().peers if self._steps is None or self._steps.peers is None else self._steps.peers
 
     def skips(self, step: int) -> bool:
         """True if the others have done the step after `step` steps while this rank was away."""
         self.join()
         return step < self.number * self.steps_a_round
+
+    def listen(self, last_micro_batch: bool) -> None:
+        """Prepare for a backward pass, in which ranks meet where their gradients leave during it."""
+        if self._steps is None:
+            super().listen(last_micro_batch)
+        else:
+            self._steps.listen(last_micro_batch, self._gather)
+
+    def _gather(self) -> JointWork:
+        weight = float(self.strategy.context.samples or 1)
+        about = (*self._waits, weight, self.number, self._present, self.patience.deadline)
+        return self._comm.meet(*about)
+
+    def exchange(self, work: Callable[[], None]) -> bool:
+        """Exchange gradients among the ranks that arrive in time; False: this one did not, and has caught up."""
+        if self._steps is None:
+            return super().exchange(work)
+
+        def among(attempt: Callable[[Communicator, list[float]], Any], early: JointWork | None) -> Any:
+            if early is None:
+                weight = float(self.strategy.context.samples or 1)
+                return self._together(attempt, self.number, self._present, weight)
+            result = early.run(attempt)
+            self._present = early.members
+            return result
+
+        if self._steps.exchange(among, work):
+            return True
+        self._catch_up(self.number + 1, self.number + 1)
+        return False
+
+    def end_step(self) -> None:
+        """Count a step whose gradients were exchanged, and publish what it led to while ranks are absent."""
+        if self._steps is not None:
+            self.number += 1
+            self._note_round()
+            if len(self._present) < self._comm.world_size:
+                self._publish()
 
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""
@@ -285,8 +396,8 @@ class Absence(Everyone):
             self._take_over(tensors)
         self._publish()
 
-    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
-        """Mean displacement over the ranks that arrive in time; None: this one did not, and has caught up with them."""
+    def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
+        """Mean of what the ranks send that arrive in time; None: this one did not, and has caught up with them."""
 
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
@@ -301,25 +412,34 @@ class Absence(Everyone):
         outer.spread(self.strategy.site, gradients)
         return gradients
 
-    def publish(self, outer: OuterStep) -> None:
+    def publish(self, outer: SharedModel) -> None:
         """Publish the state after a round, for ranks that come later."""
         self.number += 1
-        self._news = {"averaged_ranks": self.present}
+        self._note_round()
         self._publish()
+
+    def _note_round(self) -> None:
+        self._news = {"averaged_ranks": self.present, "num_alive": self._comm.state.num_alive}
 
     def _mine(self) -> list[Tensor]:
         """State published by this rank: empty if another rank of its site publishes the same."""
-        return self.strategy.outer.packed() if self.strategy.site.is_first else []
+        if self._steps is not None:
+            return self._steps.packed()
+        packed: list[Tensor] = self.strategy.outer.packed() if self.strategy.site.is_first else []
+        return packed
 
     def _publish(self) -> None:
         self._meeting.publish(self.number, self._mine())
 
     def _take_over(self, state: list[Tensor]) -> None:
+        if self._steps is not None:
+            self._steps.unpack(state)
+            return
         self.strategy.outer.unpack(self.strategy.site.shared(state))
         self.strategy.site.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
-        fetched = self._meeting.fetch(at_least)
+        fetched = self._meeting.fetch(at_least, is_open=self._steps is not None)
         if fetched is None:
             self.number = LOST
         else:

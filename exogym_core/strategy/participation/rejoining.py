@@ -9,16 +9,28 @@ from torch import Tensor
 
 from exogym_core.events import RoundPlace
 from exogym_core.strategy.participation.site import LOST, Everyone
+from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
+from netsim.units import format_seconds
 
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator, NextMeeting
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.participation.absence import Patience
-    from exogym_core.strategy.parts.outer import OuterStep
+    from exogym_core.strategy.parts.outer import SharedModel
 
-__all__ = ["Rejoining"]
+__all__ = ["Rejoining", "short_time_out"]
+
+
+def short_time_out(where: str, limit: float, seconds: float) -> str:
+    """Remark on a time-out of `limit` seconds that is shorter than a round."""
+    return (
+        f"{where}: rejoin='at_once' with a time-out of {format_seconds(limit)}, shorter than a round of "
+        f"{format_seconds(seconds)}: a rank that has come back out of step waits longer than that, so each "
+        "meeting closes without another one and all may never meet again; make timeout_waiting_for_peers "
+        "(matchmaking_time under no_wait) longer than a round"
+    )
 
 
 class _Averaged(NamedTuple):
@@ -91,8 +103,9 @@ class Rejoining(Everyone):
         """False for steps that the others did before they healed this rank: it has a later state from then on."""
         return step >= self.number * self.steps_a_round
 
-    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
+    def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
         """Mean displacement over the next meeting, which heals this rank if it is behind; None: all have ended."""
+        assert isinstance(outer, OuterStep)
         published = set[int]()
 
         def average(peers: Communicator, meeting: NextMeeting) -> _Averaged:
@@ -117,13 +130,17 @@ class Rejoining(Everyone):
 
         while True:
             waits = self.patience.waiting_seconds, self.patience.averaging_seconds
-            meeting, averaged = self._comm.among_next(average, *waits, weight=1.0 + self.number)
+            about = (*waits, 1.0 + self.number, self.patience.deadline)
+            meeting, averaged = self._comm.among_next(average, *about)
             if meeting is None:
                 self._news = {"missed_round": self.number + 1, "back_in_round": None}
                 self.number = LOST
                 return None
             if averaged is not None:
                 break
+        seconds, limit = meeting.since_last, self.patience.waiting_seconds
+        if not self.remarks and len(meeting.ranks) == self._comm.world_size and limit < seconds:
+            self.remarks = (short_time_out(self.strategy.where, limit, seconds),)
         behind = [rank for place, rank in enumerate(meeting.ranks) if place not in meeting.sources]
         if averaged.state is not None:
             outer.unpack(averaged.state)
@@ -131,12 +148,13 @@ class Rejoining(Everyone):
         if self._comm.rank in behind:
             self._news = {"missed_round": self.number + 1, "back_in_round": rounds + 2}
         elif meeting.is_newest:
-            self._news = {"averaged_ranks": meeting.ranks, "healed_ranks": behind}
+            num_alive = self._comm.state.num_alive
+            self._news = {"averaged_ranks": meeting.ranks, "healed_ranks": behind, "num_alive": num_alive}
         self._present, self._is_newest, self.number = meeting.ranks, meeting.is_newest, rounds
         outer.residuals = averaged.residuals
         return averaged.gradients
 
-    def publish(self, outer: OuterStep) -> None:
+    def publish(self, outer: SharedModel) -> None:
         """Count the round, and keep the state to which it has led."""
         self.number += 1
         self._comm.keep_state()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.participation.site import Site
-    from exogym_core.strategy.parts.outer import OuterStep
+    from exogym_core.strategy.parts.outer import SharedModel
 
 __all__ = ["ClientOptions", "Sampling", "balanced_steps", "draw_clients"]
 
@@ -245,7 +245,7 @@ class Sampling(Everyone):
         self.take_place(step)
         return self.sits_out(step) > 0
 
-    def publish(self, outer: OuterStep) -> None:
+    def publish(self, outer: SharedModel) -> None:
         """Count the round."""
         self.number += 1
         self._news = {"averaged_ranks": list(self.members(self._round))}

@@ -31,7 +31,7 @@ from exogym_core.strategy.parts.state import Stateful
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import StepContext, Strategy
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.parts.average import Steps
-    from exogym_core.strategy.parts.outer import OuterStep
+    from exogym_core.strategy.parts.outer import OuterStep, SharedModel
 
 __all__ = [
     "SHARDINGS",
@@ -260,10 +260,12 @@ class Everyone(Stateful):
     Attributes:
         number: rounds behind this rank's parameters, including downloaded ones; None: not counted here.
         is_out: this rank was not drawn for the round, and has no replica.
+        remarks: warnings for the user.
     """
 
     number: int | None = None
     is_out = False
+    remarks: tuple[str, ...] = ()
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy, self._comm = strategy, strategy.comm
@@ -285,6 +287,18 @@ class Everyone(Stateful):
         present = self.present
         whole = len(present) == self._comm.world_size
         return self._comm if whole else self._comm.group(present, reuse=True)
+
+    def listen(self, last_micro_batch: bool) -> None:
+        """Prepare for a backward pass, in which the gradients of a site may leave."""
+        self.strategy.site.listen(last_micro_batch, self.strategy.context)
+
+    def exchange(self, work: Callable[[], None]) -> bool:
+        """Exchange gradients by `work`; False: the others did without this rank, which has caught up with them."""
+        work()
+        return True
+
+    def end_step(self) -> None:
+        """Note that a step has been taken whose gradients were exchanged."""
 
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""
@@ -331,11 +345,11 @@ class Everyone(Stateful):
     def leave(self) -> None:
         """Drop the replica."""
 
-    def mean_of(self, outer: OuterStep) -> list[Tensor] | None:
-        """Mean displacement over all that take part; None: this rank did not, and has caught up with them."""
-        return outer.mean_displacement(self.site, self.strategy.round_weight(self.present))
+    def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
+        """Mean of what all send that take part; None: this rank did not, and has caught up with them."""
+        return outer.mean_over(self.site, self.strategy.round_weight(self.present))
 
-    def publish(self, outer: OuterStep) -> None:
+    def publish(self, outer: SharedModel) -> None:
         """Publish the state after a round, for ranks that come later."""
 
 
@@ -438,6 +452,11 @@ class Division(Options):
         if not self.divides:
             return Site(None, comm)
         is_whole = size == comm.world_size
+        if is_whole and comm.members_change and strategy.patience.of_steps:
+            raise InputError(
+                f"{where}: exchanges gradients at each step, which real sites that come and go do not; use a strategy "
+                "with rounds and time-outs, such as DiLoCo or FedAvg with averaging_timeout"
+            )
         return Site(comm, comm.group([comm.rank])) if is_whole else Site.of(comm, size, where)
 
     def filled(self, site: Site, strategy: Strategy) -> Site:
@@ -552,9 +571,9 @@ class ShardedReplica(GradientAverager):
 
     is_one_call = False
 
-    def listen(self, on: bool, weight: float = 1.0) -> None:
+    def listen(self, on: bool, weight: float = 1.0, before_first: Callable[[], bool] | None = None) -> None:
         """Prepare for a backward pass: gather for it, if parameters were freed after the forward pass."""
-        super().listen(on, weight)
+        super().listen(on, weight, before_first)
         if self.sharding in ("FULL_SHARD", "HYBRID_SHARD"):
             if not self._is_gathered:  # for the forward pass of this micro-batch
                 self.gather()

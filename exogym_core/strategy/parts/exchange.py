@@ -118,7 +118,7 @@ class PowerIteration(Stateful):
     def __init__(
         self, strategy: Strategy, matrices: Sequence[Tensor], ranks: Sequence[int], name: str
     ) -> None:
-        self._comm, self._charge = strategy.comm, partial(strategy.charge, "low-rank")
+        self._strategy, self._charge = strategy, partial(strategy.charge, "low-rank")
         self._charge("encode", 0)  # a speed that is missing is missed now
         generator = shared_generator(strategy.seed, name)
         sizes = [(matrix.shape[1], r) for matrix, r in zip(matrices, ranks, strict=True)]
@@ -143,9 +143,9 @@ class PowerIteration(Stateful):
         num_values = sum(matrix.numel() for matrix in matrices)
         self._charge("encode", num_values)
         left = [matrix @ columns for matrix, columns in zip(matrices, self.right, strict=True)]
-        average(self._comm, [*dense, *left])
+        average(self._strategy.peers, [*dense, *left])
         left = [orthonormal(columns) for columns in left]
         back = [matrix.T @ columns for matrix, columns in zip(matrices, left, strict=True)]
-        average(self._comm, back)
+        average(self._strategy.peers, back)
         self._charge("decode", num_values)
         return left, back

@@ -144,20 +144,35 @@ class GradientAverager(Stateful):
         self._posted: list[Flight[Tensor]] = []
         self._missing = [set(map(id, bucket)) for bucket in self._buckets]
         self._listening = False
+        self._before_first: Callable[[], bool] = _always
         self._hooks: list[RemovableHandle] = []
         self._call: CollectiveCall | None = None  # of all gradients, without values
 
-    def listen(self, on: bool, weight: float = 1.0) -> None:
+    def listen(self, on: bool, weight: float = 1.0, before_first: Callable[[], bool] | None = None) -> None:
         """Prepare for a backward pass; if it completes the gradients, buckets leave during it.
 
-        `weight` multiplies this rank's gradients.
+        Args:
+            on: it does.
+            weight: multiplies this rank's gradients.
+            before_first: called when the first bucket is to leave; False: none leaves in this pass.
         """
+        self._before_first = before_first or _always
         if on and not self._hooks and self._leaves_early:
             # The last bucket is full when the backward pass is over: `average` sends it.
             for number, bucket in enumerate(self._buckets[:-1]):
                 hook = partial(self._on_gradient, number)
                 self._hooks += [_after_accumulation(parameter, hook) for parameter in bucket]
         self._listening, self._weight = on, weight
+
+    def join(self, comm: Communicator, weight: float = 1.0) -> None:
+        """Average over the ranks of `comm` from now on, with this `weight`."""
+        self.comm, self._weight = comm, weight
+
+    def forget(self) -> None:
+        """Drop what has left and was not averaged, as where a rank was lost."""
+        self._listening, self._posted = False, []
+        if self._hooks:
+            self._missing = [set(map(id, bucket)) for bucket in self._buckets]
 
     def average(self, weight: float = 1.0, *, scaled: bool = False) -> None:
         """Send the remaining buckets, wait, and set the gradients to the means of `weight` times gradient.
@@ -173,9 +188,7 @@ class GradientAverager(Stateful):
             self._post(number)
         for bucket, average in zip(self._buckets, self._averages(), strict=True):
             self._deliver(bucket, average)
-        self._posted = []
-        if self._hooks:
-            self._missing = [set(map(id, bucket)) for bucket in self._buckets]
+        self.forget()
 
     @property
     def is_one_call(self) -> bool:
@@ -223,6 +236,9 @@ class GradientAverager(Stateful):
                 "use_reentrant=False"
             )
         self._missing[number].remove(id(parameter))
+        if not self._posted and not self._missing[0] and not self._before_first():
+            self._listening = False
+            return
         while (ready := len(self._posted)) < len(self._buckets) - 1 and not self._missing[ready]:
             self._post(ready)
 
@@ -249,6 +265,10 @@ class GradientAverager(Stateful):
         for parameter, gradient in zip(bucket, unflatten(average, bucket), strict=True):
             is_used = parameter.grad is not None
             parameter.grad = gradient if is_used else received_gradient(None, gradient)
+
+
+def _always() -> bool:
+    return True
 
 
 def _sent(bucket: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,10 @@ __all__ = [
     "OuterOptimizer",
     "OuterStep",
     "Round",
+    "SharedModel",
+    "mean_among",
     "nesterov",
+    "spread_among",
 ]
 
 
@@ -140,6 +143,56 @@ class KeptParameters(GlobalModel):
         return self.kept
 
 
+class SharedModel(Protocol):
+    """Global model of rounds that may continue without absent ranks.
+
+    Attributes:
+        residuals: rounding errors that this rank owes the next mean, by bucket.
+    """
+
+    residuals: list[Tensor | None]
+
+    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
+        """The mean over sites of what each sends, flat, `weight` times each; waits for it."""
+
+    def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
+        """The mean over the ranks of `peers`, flat; changes nothing but `residuals`.
+
+        Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
+        """
+
+    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
+        """Complete the result of `averaged` among the ranks of the site."""
+
+    def packed(self) -> list[Tensor]:
+        """State that a rank catches up to, flat."""
+
+    def unpack(self, packed: Sequence[Tensor]) -> None:
+        """Take over the state of another rank's `packed`, and the global parameters as this rank's."""
+
+
+@torch.no_grad()
+def mean_among(
+    averaging: RoundAveraging,
+    site: Site,
+    peers: Communicator,
+    values: Sequence[Tensor],
+    residuals: Sequence[Tensor | None],
+) -> None:
+    """Replace flat `values` by their means over the ranks of `peers`, in a site of several ranks this one's parts."""
+    own = [None if residual is None else site.own(residual) for residual in residuals]
+    parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
+    for flight in [Flight(averaging.steps(peers, *each, waits=waits)) for each in parts]:
+        flight.wait()
+
+
+@torch.no_grad()
+def spread_among(site: Site, values: Sequence[Tensor]) -> None:
+    """Complete flat `values`, of which each rank of the site has its own part."""
+    for value in values:
+        run(site.spread_steps(value))
+
+
 class Round:
     """An outer round under way: pseudo-gradients that have left and are being averaged.
 
@@ -175,7 +228,7 @@ class Round:
 class OuterStep(GlobalModel):
     """The global parameters `theta` and the optimizer that updates them, equal on every rank.
 
-    `mean_displacement` averages the pseudo-gradients `theta - theta_i`, `step` updates `theta` with them. No rank is
+    `mean_over` averages the pseudo-gradients `theta - theta_i`, `step` updates `theta` with them. No rank is
     special, and nothing but the pseudo-gradients travels. With one site it is the same without a message. Every
     rank holds the whole of `theta` and of the optimizer's state, also where a site has several ranks.
     """
@@ -207,7 +260,7 @@ class OuterStep(GlobalModel):
         return [self.optim]
 
     @torch.no_grad()
-    def mean_displacement(self, site: Site, weight: float = 1.0) -> list[Tensor]:
+    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
         """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all, `weight` times each; waits for them."""
         flats = self.pseudo_gradients(site.between)
         if weight != 1.0 and self.averaging.aggregate == "mean":
@@ -256,18 +309,12 @@ class OuterStep(GlobalModel):
         """
         if gradients is None:
             gradients = self.pseudo_gradients(peers)
-        own = [None if residual is None else site.own(residual) for residual in residuals]
-        parts = zip(map(site.own, gradients), own, strict=True)
-        waits = len(gradients) == 1
-        for flight in [Flight(self.averaging.steps(peers, *each, waits=waits)) for each in parts]:
-            flight.wait()
+        mean_among(self.averaging, site, peers, gradients, residuals)
         return gradients
 
-    @torch.no_grad()
-    def spread(self, site: Site, gradients: Sequence[Tensor]) -> None:
+    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
         """Complete the result of `averaged` among the ranks of the site."""
-        for gradient in gradients:
-            run(site.spread_steps(gradient))
+        spread_among(site, values)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Update the global parameters with flat gradients; every worker continues from them."""

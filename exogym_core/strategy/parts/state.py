@@ -11,7 +11,7 @@ from torch import Tensor
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["State", "Stateful"]
 
@@ -63,11 +63,19 @@ class Stateful:
                 )
         return {key: _saved(getattr(self, name)) for key, name in self.declared_state().items()}
 
+    def state_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Copies of some attributes, by name."""
+        return {name: _saved(getattr(self, name)) for name in names}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, tensors in place, since others may have views of them."""
-        for key, name in self.declared_state().items():
-            if not _restored(getattr(self, name), state[key]):
-                setattr(self, name, copy.deepcopy(state[key]))
+        self.load_state_of({name: state[key] for key, name in self.declared_state().items()})
+
+    def load_state_of(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_of` returned, tensors in place."""
+        for name, saved in state.items():
+            if not _restored(getattr(self, name), saved):
+                setattr(self, name, copy.deepcopy(saved))
 
 
 def _saved(value: Any) -> Any:

@@ -1,0 +1,83 @@
+"""Deadlines of meetings: fixed, or learned from the arrivals of the last meetings; quorums and grace."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+__all__ = ["ArrivalDelays", "Deadline"]
+
+_MEETINGS = 16  # whose arrivals are remembered
+
+
+class Deadline(NamedTuple):
+    """Rule by which a meeting closes while members that it waits for are missing.
+
+    It closes `grace_seconds` after the deadline, or after the arrival of the `quorum`-th member if that is later. The
+    deadline is a time after the first arrival: the meeting's own fixed one, which is the limit of a learned one.
+
+    Attributes:
+        median, mad: multiples of the median of earlier delays and of their median absolute deviation from it.
+        quantile: instead, this quantile of the delays (0 to 1); 0: none.
+        grace_seconds: see above.
+        quorum: fewest members.
+    """
+
+    median: float = 0.0
+    mad: float = 0.0
+    quantile: float = 0.0
+    grace_seconds: float = 0.0
+    quorum: int = 1
+
+    @property
+    def is_learned(self) -> bool:
+        """True if earlier arrivals decide."""
+        return bool(self.median or self.mad or self.quantile)
+
+
+class ArrivalDelays:
+    """Delays of arrivals at the last meetings of a group, each from its meeting's first arrival (which counts as 0).
+
+    >>> arrivals = ArrivalDelays()
+    >>> for delay in (0.0, 1.0, 2.0, 30.0):
+    ...     arrivals.add(7, delay)
+    >>> arrivals.seconds(Deadline(median=1, mad=3), 60.0)  # 1.5 + 3 * 1
+    4.5
+    >>> arrivals.seconds(Deadline(quantile=0.75), 60.0), arrivals.seconds(Deadline(), 60.0)
+    (2.0, 60.0)
+    """
+
+    def __init__(self) -> None:
+        self._delays: deque[tuple[int, list[float]]] = deque(maxlen=_MEETINGS)
+
+    def add(self, number: int, delay: float) -> None:
+        """Add an arrival at the meeting `number`, `delay` seconds after the first; also one after it has closed."""
+        for known, delays in self._delays:
+            if known == number:
+                delays.append(delay)
+                return
+        if not self._delays or number > self._delays[-1][0]:
+            self._delays.append((number, [delay]))
+
+    def seconds(self, deadline: Deadline, limit: float, before: int | None = None) -> float:
+        """Deadline in seconds after the first arrival: `limit` at most, and where nothing has been learned yet.
+
+        Args:
+            deadline: the rule.
+            limit: fixed deadline.
+            before: number of the meeting, whose own arrivals do not count; None: all count.
+        """
+        if not deadline.is_learned:
+            return limit
+        delays = sorted(
+            delay for number, own in self._delays if before is None or number < before for delay in own
+        )
+        if not delays:
+            return limit
+        if deadline.quantile:
+            return min(limit, delays[math.ceil(deadline.quantile * len(delays)) - 1])
+        middle = median(delays)
+        deviation = median(abs(delay - middle) for delay in delays)
+        return min(limit, deadline.median * middle + deadline.mad * deviation)
