@@ -30,6 +30,7 @@ from exogym_core.strategy import (
     DionStrategy,
     FedAvgStrategy,
     LowRankGradients,
+    OptimSpec,
     OneBitAdamStrategy,
     PowerSGDStrategy,
     QSGDStrategy,
@@ -71,7 +72,12 @@ class Seen(NamedTuple):
 
 
 def train(
-    comm: Communicator, strategy: Strategy, steps: int = 24, counts: Sequence[int] = (), width: int = VALUES
+    comm: Communicator,
+    strategy: Strategy,
+    steps: int = 24,
+    counts: Sequence[int] = (),
+    width: int = VALUES,
+    sizes: Sequence[int] = (),
 ) -> list[Seen]:
     """A second a step; every rank goes towards a value of its own."""
     model = nn.Linear(width, 1, bias=False)
@@ -90,7 +96,7 @@ def train(
             strategy.skip_step()
             continue
         own = counts[comm.rank] if counts else 1
-        take_step(strategy, gradients, None, StepContext(number, own, counts))
+        take_step(strategy, gradients, None, StepContext(number, own, counts, data_sizes=sizes))
         value = float(model.weight[0, 0].detach())
         seen.append(Seen(number + 1, value, comm.now(), comm.traffic.bytes_sent))
     return seen
@@ -99,6 +105,19 @@ def train(
 def trained(make: Callable[[], Strategy], *events: Mapping[str, Any], **options: Any) -> list[list[Seen]]:
     run = run_ranks(lambda comm: train(comm, make(), **options), 3, star(*events), collectives="ring")
     return run.results
+
+
+def test_fedavg_without_a_lost_client_weighs_the_others_by_their_samples() -> None:
+    """Each goes to its own value in a step; the mean of a round by the sizes of the data sets of those in it."""
+    sgd = OptimSpec(torch.optim.SGD, lr=1.0)
+
+    def make() -> Strategy:
+        return FedAvgStrategy(sgd, H=1, **WAITS)
+
+    whole = trained(make, steps=2, sizes=(1, 2, 5))
+    assert whole[0][0].value == pytest.approx((1 + 2 * 2 + 3 * 5) / 8)
+    lost = trained(make, away("crash", 0.5, 30), steps=2, sizes=(1, 2, 5))
+    assert lost[0][0].value == lost[2][0].value == pytest.approx((1 + 3 * 5) / 6)
 
 
 # --- values and times by hand ---------------------------------------------------------------------------------

@@ -399,11 +399,16 @@ class Absence(Everyone):
     def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
         """Mean of what the ranks send that arrive in time; None: this one did not, and has caught up with them."""
 
+        strategy = self.strategy
+        sizes = strategy.context.data_sizes if strategy.weigh_by_default == "samples" else ()
+        own = float(sizes[self._comm.rank]) if sizes else 1.0
+
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
-            return outer.averaged(self.strategy.site, peers, residuals), residuals
+            share = own * len(weights) / sum(weights)
+            return outer.averaged(strategy.site, peers, residuals, weight=share), residuals
 
-        result = self._together(average, self.number, self._sites())
+        result = self._together(average, self.number, self._sites(), own)
         if result is None:
             self._catch_up(self.number + 1, self.number + 1)
             return None

@@ -155,8 +155,10 @@ class SharedModel(Protocol):
     def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
         """The mean over sites of what each sends, flat, `weight` times each; waits for it."""
 
-    def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
-        """The mean over the ranks of `peers`, flat; changes nothing but `residuals`.
+    def averaged(
+        self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None], *, weight: float = 1.0
+    ) -> list[Tensor]:
+        """The mean over the ranks of `peers`, flat, `weight` times each; changes nothing but `residuals`.
 
         Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
         """
@@ -301,6 +303,8 @@ class OuterStep(GlobalModel):
         peers: Communicator,
         residuals: Sequence[Tensor | None],
         gradients: list[Tensor] | None = None,
+        *,
+        weight: float = 1.0,
     ) -> list[Tensor]:
         """The mean pseudo-gradients over the ranks of `peers`, flat; changes nothing but `residuals` and `gradients`.
 
@@ -309,6 +313,8 @@ class OuterStep(GlobalModel):
         """
         if gradients is None:
             gradients = self.pseudo_gradients(peers)
+        if weight != 1.0 and self.averaging.aggregate == "mean":
+            gradients = [gradient * weight for gradient in gradients]
         mean_among(self.averaging, site, peers, gradients, residuals)
         return gradients
 
