@@ -26,6 +26,9 @@ from exogym_core.strategy import DiLoCoStrategy
 from netgym.sites.membership import START, Membership
 from netsim.errors import DeadlockError
 
+# Rounds of the trainings here are a little longer than their time-out.
+pytestmark = pytest.mark.filterwarnings("ignore:.*rejoin='at_once' with a time-out")
+
 ROUNDS = 4
 
 
