@@ -198,6 +198,8 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     assert {row["strategy"] for row in rows if row["stages"]["count"] == 2} == {"AllReduce", "DiLoCo"}
     assert all(row["fits"] is not False for row in rows)
     for row in rows:
+        if row["left_out"]:
+            continue
         there = replace(
             where,
             num_ranks=row["workers"],

@@ -292,9 +292,12 @@ class Recording:
     def lengthened(self, num_marks: int) -> Recording:
         """Recording whose part between the last two marks is repeated until each rank has `num_marks` marks.
 
-        Unchanged where the last two parts differ in more than increasing numbers.
+        Unchanged where the last two parts of a rank differ in more than increasing numbers.
         """
-        return replace(self, streams=[_lengthened(stream, num_marks) for stream in self.streams])
+        streams = [_lengthened(stream, num_marks) for stream in self.streams]
+        if len({len(_ends(stream)) for stream in streams} - {0}) > 1:  # of ranks that wait for each other
+            return self
+        return replace(self, streams=streams)
 
     def with_copies(self, most: int | None = None) -> Recording:
         """Recording with the copies of steps that marks ask for, see `copied`; `most` at most."""

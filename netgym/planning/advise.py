@@ -74,6 +74,7 @@ _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest 
 _MORE_LEFT_OUT = 3  # when one is left out already
 _MOST_COMPARED = 8  # routes by which a site's width is judged
 _MOST_OUTSIDE = 3  # sites that are left out together
+_CHAINS_WITHOUT = (1 / 4, 1 / 2, 3 / 4)  # of the sites, the narrowest
 _FEW_IDLE, _MOST_MICRO = 4, 64  # micro-batches a stage: with the first, less than a fifth of a step is idle
 
 #: Values of options of which each is planned with each, the first matters most to a loss; of buckets: a model's number.
@@ -169,7 +170,7 @@ class Advice:
             setting = replace(setting, tokens=tokens, dollars=None)
         self._setting = setting
         self._explained: list[str] = []
-        self._misfits: list[tuple[int, str, Strategy, dict[str, int], Setting]] = []
+        self._misfits: list[tuple[int, str, Strategy, list[dict[str, int]], Setting]] = []
         self._not_simulated: list[dict[str, Any]] = []
 
     def search(self) -> None:
@@ -246,7 +247,11 @@ class Advice:
             "budget": {"tokens": setting.tokens} if self._dollars is None else {"dollars": self._dollars},
             "protocol": setting.resolved_protocol.describe(),
             "placement": setting.workers_by_site(),
-            "dominated": [row for row in rows if row not in kept],
+            "dominated": [
+                row if self._dollars is None else self._for_money(row, self._dollars)
+                for row in rows
+                if row not in kept
+            ],
             "not_simulated": self._not_simulated,
             "ring": ring_orders(
                 setting.topology, setting.hosts, 4 * setting.model.num_parameters, setting.protocol
@@ -287,6 +292,7 @@ class Advice:
         }
         share = dollars / row["cost"]
         tokens = worth["worth"] * row["steps_ratio"]["mean"]
+        steps = math.floor(row["steps"] * tokens / planned)
         days = [row["days_low"] / row["cost_low"], row["days"] / row["cost"]]
         days.append(days[-1] if row["days_high"] is None else row["days_high"] / row["cost_high"])
         low, middle, high = sorted(each * dollars for each in days)
@@ -297,6 +303,8 @@ class Advice:
             "cost_by": {of: None if part is None else part * share for of, part in row["cost_by"].items()},
             "worker_hours": row["worker_hours"] * share,
             "tokens": tokens,
+            "steps": steps,
+            "rounds": steps // row["steps_per_round"],
             "tokens_per_parameter": tokens / parameters,
             **worth,
         }
@@ -429,19 +437,20 @@ class Advice:
         if setting.stages is not None or setting.batch_by_speed:
             return
 
-        def cut(count: int, number: int) -> Setting:
+        def cut(count: int, number: int, at: Sequence[str] | None = None) -> Setting:
             stages, batch = Stages(count=count, microbatches=number), setting.batch_size * count
             fixed = setting.compute.fixed  # of a whole worker's batch
             compute = setting.compute.model_copy(update={"fixed": None if fixed is None else count * fixed})
-            there = replace(setting, num_ranks=hosts // count, batch_size=batch, stages=stages)
-            return replace(there, compute=compute)
+            workers = (hosts if at is None else len(at)) // count
+            there = replace(setting, num_ranks=workers, batch_size=batch, stages=stages, compute=compute)
+            return there if at is None else replace(there, placement=at)
 
         fits_whole, smallest = bool(self.rows), None
         for name, options in STAGED:
             # One worker has no rounds; there the gradients of data-parallel stay where they are.
             most = hosts if name == "AllReduce" else hosts // 2
             soonest = min((row["days"] for row in self.rows if row["strategy"] == name), default=math.inf)
-            whole = memory_states(build_strategy(name, **options), setting)
+            (whole,) = memory_states(build_strategy(name, **options), setting) or [{}]
             found: list[tuple[Setting, list[Setting]]] = []
             for count in (each for each in range(2, most + 1) if hosts % each == 0):
                 numbers = _micro_batches(setting.batch_size * count, count)
@@ -465,12 +474,31 @@ class Advice:
                     for there in [*others, *(longer for longer, _ in found[at + 1 : at + 2])]:
                         self._plan(name, options, there)
                 break
+        best = min((row for row in self.rows if row["stages"]), key=_order, default=None)
+        if best is not None and len(set(setting.hosts)) == hosts:
+            sites = _narrowest_first(setting, setting.hosts)
+            for share in _CHAINS_WITHOUT:
+                outside = sites[: round(len(sites) * share)]
+                kept = [] if len(outside) == len(sites) else list(setting.without(outside).placement or ())
+                count = min(best["stages"]["count"], len(kept))
+                if not outside or count < 2:
+                    continue
+                used = kept[: len(kept) // count * count]
+                there = cut(count, _micro_batches(setting.batch_size * count, count)[0], used)
+                is_alone = there.num_ranks == 1
+                name, options = ("AllReduce", {}) if is_alone else (best["strategy"], best["options"])
+                left_out = " and ".join([*outside, *kept[len(used) :]])
+                with suppress(InputError):
+                    (whole,) = memory_states(build_strategy(name, **options), setting) or [{}]
+                    if may_fit(there, whole) and least_days_in_stages(there) < best["days"]:
+                        self._plan(name, options, there, left_out=left_out)
         if best := min((row for row in self.rows if row["stages"]), key=_order, default=None):
             count, number = best["stages"]["count"], best["stages"]["microbatches"]
+            where = " on the hosts left" if best["left_out"] else ""
             self._explained.append(
-                f"{count} stages of {number} micro-batches: each worker is a chain of {count} hosts with {count} times "
-                f"a host's batch: workers.count={best['workers']}, batch_size={setting.batch_size * count}, stages="
-                f"{{count: {count}, microbatches: {number}}} (docs/stages.md)"
+                f"{count} stages of {number} micro-batches: each worker is a chain of {count} hosts{where} with "
+                f"{count} times a host's batch: workers.count={best['workers']}, batch_size="
+                f"{setting.batch_size * count}, stages={{count: {count}, microbatches: {number}}} (docs/stages.md)"
             )
         elif not fits_whole and smallest is not None:
             self._explained.append(f"stages do not fit with these batches; enough would be {smallest}")

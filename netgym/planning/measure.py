@@ -296,6 +296,9 @@ class Measured:
 
     def __init__(self, strategy: Strategy, setting: Setting) -> None:
         self.strategy, self.setting = strategy, setting
+        if setting.stages is not None and not strategy.is_synchronous:
+            name = type(strategy).__name__
+            raise InputError(f"plan: stages do not go with {name}, whose workers go at their own pace")
         begun = _begin(strategy, setting)
         name, period, remarks = type(strategy).__name__, begun.period, begun.remarks
         self._is_a_mean, self.rounds_of, self.rounds = not begun.is_declared, begun.rounds_of, begun.rounds
@@ -370,7 +373,7 @@ class Measured:
         """Plan for the setting's tokens, crashes included."""
         setting = self.setting
         made = self._plan_of(name, period, pace)
-        fits_with = would_fit(self.strategy, setting, self.rounds.memory())
+        fits_with = would_fit(self.strategy, setting, self.rounds.memory)
         self.plan = replace(made, expected_bytes=self.strategy.sends_by_value, fits_with=tuple(fits_with))
         simulated = pace.ends[-1] if pace.ends else 0.0  # workers at their own pace have no common rounds
         end = (made.days or 0.0) * SECONDS_A_DAY
@@ -428,7 +431,7 @@ class Measured:
             if days:  # cold connections, weather and all
                 per_second = worked / (days * SECONDS_A_DAY)
         available = setting.memory_available()
-        states = self.rounds.memory()
+        states = self.rounds.memory
         memory, fits = setting.memory_of(states), setting.fits(states)
         if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
             remarks += (
@@ -456,7 +459,7 @@ class Measured:
             memory_per_worker=memory["total"],
             memory=memory,
             memory_with={name: setting.memory_of(states, [name])["total"] for name in MEMORY_CHOICES},
-            stages=stage_rows(setting, figures.memory),
+            stages=stage_rows(setting, states),
             mfu=setting.mfu(pace.seconds / period),
             memory_available=available,
             fits=fits,
@@ -555,12 +558,17 @@ class Measured:
     def _pace(self, figures: RoundFigures) -> Pace:
         if not self.strategy.is_synchronous:
             return pace_apart(figures)
-        return pace_together(
+        pace = pace_together(
             figures,
             are_peers_new=self.are_peers_new,
             differ=self.setting.differs_for_ever(),
             has_events=bool(self.setting.topology.weather.events),
         )
+        stages = self.setting.stages
+        if stages is None or not stages.is_asynchronous:
+            return pace
+        own = self.setting.computing_seconds()  # of full chains; the first rounds compute less
+        return pace._replace(computing_seconds=self.rounds.period * sum(own) / len(own))
 
     def own_round(self) -> float:
         """Seconds of a later round in the plan's own setting, equal to `later_round`."""
@@ -659,6 +667,8 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
         rounds = PlannedRounds(period, number, start)._replace(**others)
         return SimulatedRounds(strategy, setting, rounds, apart=declared is None)
 
+    if setting.stages is not None:  # until chains are full
+        number += -(-setting.stages.staleness(0) // period)
     rounds = rounds_of(number)
     if declared is not None and not warmup:
         rounds.keep_for_choice()
@@ -705,9 +715,9 @@ def _is_shipped(strategy: Strategy) -> bool:
     return all(type(part).__module__.startswith("exogym_core.") for part in parts)
 
 
-def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
-    """Bytes of a worker's states by purpose, without simulating; empty where only a simulation finds them."""
-    return _begin(strategy, setting).rounds.memory()
+def memory_states(strategy: Strategy, setting: Setting) -> list[dict[str, int]]:
+    """Bytes by purpose of the states of each rank of a worker, without simulating; empty where only that finds them."""
+    return _begin(strategy, setting).rounds.memory
 
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
@@ -721,7 +731,7 @@ def _are_crowds(setting: Setting, num_ranks: int) -> bool:
     return num_ranks * (num_ranks - 1) > most
 
 
-def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
+def would_fit(strategy: Strategy, setting: Setting, states: Sequence[Mapping[str, int]]) -> list[str]:
     """Changes, each of which makes a worker's states and activations fit into its devices; empty if they fit already.
 
     The fewest memory-saving choices that suffice, the fewest devices, the most layers, and the smallest sites that
@@ -730,7 +740,7 @@ def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -
     Args:
         strategy: not set up.
         setting: where.
-        states: bytes by purpose, see `memory_states`.
+        states: of `memory_states`.
     """
     if setting.fits(states) is not False:
         return []
@@ -746,7 +756,9 @@ def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -
     others, name = _more_devices(setting, states), type(strategy).__name__.removesuffix("Strategy")
     for size in range(2, setting.num_ranks + 1) if strategy.arguments.get("ranks_per_worker") == 1 else ():
         # Ranks of a site share all states but the weights.
-        part = {of: -(-each // (1 if of == "weights" else size)) for of, each in states.items()}
+        part = [
+            {of: -(-each // (1 if of == "weights" else size)) for of, each in own.items()} for own in states
+        ]
         if setting.num_ranks % size == 0 and setting.fits(part) is not False:
             key = f"--set strategies.{name}"
             others.append(f"{key}.ranks_per_worker={size} {key}.sharding=FULL_SHARD (netgym plan)")
@@ -758,7 +770,7 @@ def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -
     return [*others, *(f"{flag} with {each}" for each in together)]
 
 
-def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
+def _more_devices(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[str]:
     """Fewest devices of a worker that suffice, as at most one line."""
     number = setting.devices_per_worker
     if not isinstance(number, int):
@@ -771,13 +783,13 @@ def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
     return [f"--devices-per-worker {count}"] if count < _MOST_DEVICES else []
 
 
-def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:
+def _fewer_layers(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[str]:
     """Most layers whose states fit, with the whole model's activations, as at most one line."""
     blocks = getattr(setting.model.model, "blocks", ())
     every = setting.model.num_parameters
     for layers in range(len(blocks) - 1, 0, -1):
         size = every - sum(each.numel() for block in blocks[layers:] for each in block.parameters())
-        fewer = {name: num_bytes * size // every for name, num_bytes in states.items()}
+        fewer = [{name: num_bytes * size // every for name, num_bytes in own.items()} for own in states]
         if setting.fits(fewer) is not False:
             return [f"--set model.num_layers={layers} ({size / 1e9:.3g}B parameters)"]
     return []

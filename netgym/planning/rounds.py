@@ -74,7 +74,6 @@ class RoundFigures:
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
         end_seconds: when the last rank ended, after what was in flight.
         quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
-        memory: bytes by purpose of each rank of the first worker.
         collectives: the algorithms that were used, by operation.
         link_bytes: payload that crossed each link, over all of them.
         peers: ranks that each rank met in each round.
@@ -94,7 +93,6 @@ class RoundFigures:
     coding: list[str | None]
     end_seconds: float = 0.0
     quiet_seconds: float | None = None
-    memory: list[dict[str, int]] = field(default_factory=list)
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
     peers: list[Hashable] = field(default_factory=list)
@@ -524,12 +522,18 @@ class SimulatedRounds:
             return last_calls(self._recording.stream(rank))
         return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
 
-    def memory(self) -> dict[str, int]:
-        """Bytes of a worker's states by purpose, its largest stage's; empty if only a simulation finds them."""
+    @property
+    def period(self) -> int:
+        """Steps of a round."""
+        return self._rounds.period
+
+    @property
+    def memory(self) -> list[dict[str, int]]:
+        """Bytes by purpose of the states of each rank of a worker; none if only a simulation finds them."""
         if not self._memory:
             with suppress(ValueError, RuntimeError):
                 run_alone(self._body, self._num_ranks, answers=True)
-        return max(self._memory.values(), key=lambda states: states["total"], default={})
+        return [states for _, states in sorted(self._memory.items())]
 
     @property
     def calls_a_round(self) -> int:
@@ -587,7 +591,6 @@ class SimulatedRounds:
             **counts,
             coding=[own[-1].row["coding"] if own else None for own in rows],
             end_seconds=run.virtual_seconds or 0.0,
-            memory=[states for _, states in sorted(self._memory.items())],
             collectives=run.collectives,
             link_bytes=run.link_bytes,
             peers=self._recording.peers() if self._recording is not None else [],

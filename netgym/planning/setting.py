@@ -303,32 +303,37 @@ class Setting:
         return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
     def memory_of(
-        self, states: Mapping[str, int], choices: Sequence[str] | None = None, place: int | None = None
+        self, states: Sequence[Mapping[str, int]], choices: Sequence[str] | None = None
     ) -> dict[str, int]:
-        """Memory of a worker's states, of copies of its weights, and of activations on its devices.
+        """Memory of a worker on its devices; with stages that of the rank with most, see `memory_of_ranks`."""
+        return max(self.memory_of_ranks(states or [{}], choices), key=lambda memory: memory["total"])
+
+    def memory_of_ranks(
+        self, states: Sequence[Mapping[str, int]], choices: Sequence[str] | None = None
+    ) -> list[dict[str, int]]:
+        """Memory of the states of each rank of a worker, of copies of its weights, and of its activations.
 
         Args:
-            states: bytes by purpose.
+            states: bytes by purpose of each rank.
             choices: replace the setting's.
-            place: of a rank in its worker's chain of stages; None: the largest activations of all.
         """
+        given = self.memory if choices is None else choices
         number = max(
             self._of_site("devices per worker", self.devices_per_worker, host) for host in self.hosts
         )
-        at_once = min(number * self.micro_batch, max(self.batches()))
-        kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
-        if self.stages is not None:
-            places = range(self.stages.count) if place is None else [place]
-            sequences = self.batch_size // (self.stages.microbatches or 1)
-            shares = self._shares()
-            alive = max(self.stages.most_alive(each) * sequences * shares[each] for each in places)
-            kept = math.ceil(alive * self.model.activation_bytes)
-            few = math.ceil(alive * self.model.checkpointed_bytes)
-            copies = max(map(self.stages.staleness, places))  # of the weights, for passes in flight
-            states = {**states, "weights": states.get("weights", 0) * (1 + copies)}
-        if self.half:
-            kept, few = kept // 2, few // 2
-        return memory_in_use(states, kept, few, self.memory if choices is None else choices)
+        stages, model = self.stages, self.model
+        sequences = float(min(number * self.micro_batch, max(self.batches())))
+        found = []
+        for place, own in enumerate(states):
+            if stages is not None:
+                alive = stages.most_alive(place) * self.batch_size // (stages.microbatches or 1)
+                sequences = alive * self._shares()[place]
+                copies = stages.staleness(place)  # of the weights, for passes in flight
+                own = {**own, "weights": own.get("weights", 0) * (1 + copies)}
+            sizes = (model.activation_bytes, model.checkpointed_bytes)
+            kept, few = (math.ceil(sequences * size) // (2 if self.half else 1) for size in sizes)
+            found.append(memory_in_use(own, kept, few, given))
+        return found
 
     def batches(self) -> list[int]:
         """Whole sequences of each worker in a step, at least one; the total is that of equal batches.
@@ -449,7 +454,7 @@ class Setting:
                 found.append(memory * devices / self._slowdown(host))
         return min(found, default=None)
 
-    def fits(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> bool | None:
+    def fits(self, states: Sequence[Mapping[str, int]], choices: Sequence[str] | None = None) -> bool | None:
         """True if states and activations, see `memory_of`, fit into every worker's devices; None if unknown."""
         available = self.memory_available()
         if not states or available is None:

@@ -188,15 +188,15 @@ def stage_rows(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[di
             "host": hosts[setting.hosts[place]].name,
             "computing": sum(cut.shares[place::count]),
             "staleness": cut.stages.staleness(place),
-            "memory": setting.memory_of(own, place=place)["total"],
+            "memory": memory["total"],
             "boundary_bytes": crossing[place],
         }
-        for place, own in enumerate(states)
+        for place, memory in enumerate(setting.memory_of_ranks(states))
     ]
 
 
 def may_fit(setting: Setting, states: Mapping[str, int]) -> bool:
-    """False if the largest stage's part of a whole replica's states, and its activations, exceed a worker's memory.
+    """False if a stage's part of a whole replica's states, and its activations, exceed a worker's memory.
 
     Args:
         setting: with stages.
@@ -207,13 +207,13 @@ def may_fit(setting: Setting, states: Mapping[str, int]) -> bool:
     """
     cut = setting.cut
     assert cut is not None
-    sizes, held = dict.fromkeys(range(cut.stages.count), 0), 0
+    sizes, held = [0] * cut.stages.count, 0
     for name, parameter in setting.model.model.named_parameters():
         held += parameter.nbytes
         for place in cut.ranks_of(name):
             sizes[place] += parameter.nbytes
-    largest = max(sizes.values())
-    return setting.fits({of: size * largest // held for of, size in states.items()}) is not False
+    parts = [{of: size * own // held for of, size in states.items()} for own in sizes]
+    return setting.fits(parts) is not False
 
 
 def stages_text(cut: Cut, batch_size: int) -> str:
