@@ -31,7 +31,12 @@ JUDGED = {
 }  # docs/verdict.md has the same: test_report.py
 
 OVERLAPPED = ["CoCoDC", "DelayedDiLoCo", "StreamingDiLoCo"]
-IN_ROUNDS = [name for name, judged in JUDGED.items() if judged == "outer" and name not in OVERLAPPED]
+WITHOUT_ROUNDS = ["ACCO", "GPA"]  # whose global model changes at each step
+IN_ROUNDS = [
+    name
+    for name, judged in JUDGED.items()
+    if judged == "outer" and name not in [*OVERLAPPED, *WITHOUT_ROUNDS]
+]
 
 
 def batch(rank, step):

@@ -375,11 +375,8 @@ def test_the_table_of_protocols() -> None:
             protocol.software_seconds * 1e3
         )
         assert int(cells["collectives of a group at once"]) == protocol.collectives_in_flight
-        assert cells["`auto` compares"] == (
-            "nothing: gloo's own"
-            if protocol.rendezvous
-            else ", ".join(protocol.algorithms) or "all algorithms"
-        )
+        takes = {"": "the fastest", "gloo": "gloo's own", "nccl": "NCCL's choice"}
+        assert cells["`auto` takes"] == takes[protocol.library]
         gives_up = f"after {protocol.give_up_seconds:g} s" if protocol.give_up_seconds < math.inf else "never"
         assert cells["gives up on a dead link"] == gives_up
 
