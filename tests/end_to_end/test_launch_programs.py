@@ -49,7 +49,7 @@ def launch(*arguments: str) -> tuple[int, str, str]:
 def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script on gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
-    real = ranks(3, run_script, script, "gloo", seconds=60.0)[0]
+    real = ranks(3, run_script, script, "gloo", seconds=30.0)[0]
     # Its losses count, not its exit code: torch's gloo now and then aborts a process that has ended.
     assert len(LOSSES.findall(real.stdout)) == (4 if name == "ddp.py" else 3), real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
