@@ -34,8 +34,9 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
         H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
         codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
         ranks_per_worker, sharding, ranks_per_node: of sites, see `SiteOptions`.
-        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at, deadline,
-            min_ranks, grace, rejoin: time-outs, see `PatienceOptions` and `RoundPatienceOptions`.
+        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: time-outs, see
+            `PatienceOptions`.
+        deadline, min_ranks, grace, rejoin: of rounds with time-outs, see `RoundPatienceOptions`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:

@@ -167,6 +167,9 @@ def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
         results.clock if column.unit == "s" else column.heading: partial(_text, results, column.name)
         for column in SUMMARY
         if column.heading
+        and (
+            not column.optional or any(getattr(each, column.name) is not None for each in results.strategies)
+        )
     }
 
     def tokens(result: StrategyResult) -> str:
