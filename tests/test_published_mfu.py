@@ -16,6 +16,8 @@ WORDS = [
     "DiLoCo",
     "--topology",
     "lan",
+    "--workers",
+    "2",
     "--protocol",
     "ideal",
     "--tokens",
