@@ -111,8 +111,11 @@ def test_fedavg_without_a_lost_client_weighs_the_others_by_their_samples() -> No
     """Each goes to its own value in a step; the mean of a round by the sizes of the data sets of those in it."""
     sgd = OptimSpec(torch.optim.SGD, lr=1.0)
 
-    def make() -> Strategy:
-        return FedAvgStrategy(sgd, H=1, **WAITS)
+    def make(**given: Any) -> Strategy:
+        return FedAvgStrategy(sgd, H=1, **WAITS, **given)
+
+    alike = trained(lambda: make(weigh_by="worker"), steps=2, sizes=(1, 2, 5))
+    assert alike[0][0].value == pytest.approx((1 + 2 + 3) / 3)
 
     whole = trained(make, steps=2, sizes=(1, 2, 5))
     assert whole[0][0].value == pytest.approx((1 + 2 * 2 + 3 * 5) / 8)

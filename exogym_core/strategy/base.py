@@ -698,12 +698,18 @@ class Strategy(Stateful):
         drawn = self.clients.workers(self)
         return self.patience.workers(self) if drawn is None else drawn
 
+    @property
+    def round_weights(self) -> Mapping[int, int]:
+        """Weight of each worker in the mean of a round; empty: all weigh the same."""
+        clients = self.clients
+        kind = clients.weigh_by or ("steps" if clients.balance else self.weigh_by_default)
+        if kind == "steps":
+            return self.workers.num_steps
+        return dict(enumerate(self.context.data_sizes)) if kind == "samples" else {}
+
     def round_weight(self, ranks: Sequence[int]) -> float:
         """Weight of this worker in the mean of a round among `ranks`, over their mean weight."""
-        clients, workers = self.clients, self.workers
-        kind = clients.weigh_by or ("steps" if clients.balance else self.weigh_by_default)
-        sizes = dict(enumerate(self.context.data_sizes)) if kind == "samples" else {}
-        of = workers.num_steps if kind == "steps" else sizes
+        of = self.round_weights
         return 1.0 if not of else of[self.rank] * len(ranks) / sum(of[rank] for rank in ranks)
 
     def prepare(self) -> None:

@@ -53,24 +53,19 @@ class ParameterMean(GlobalModel):
     @torch.no_grad()
     def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
         """Mean parameters over the sites that `site` connects, flat, `weight` times each; waits for them."""
+        flats = list(map(flatten, self.buckets))
         if site.between.world_size == 1:
-            return self._flat(1.0)
-        flats = self._flat(weight)
+            return flats
+        flats = self.averaging.weighed(flats, weight)
         return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
 
     def averaged(
         self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None], *, weight: float = 1.0
     ) -> list[Tensor]:
         """Mean parameters over the ranks of `peers`, flat, see `SharedModel`."""
-        flats = self._flat(weight)
+        flats = self.averaging.weighed(list(map(flatten, self.buckets)), weight)
         mean_among(self.averaging, site, peers, flats, residuals)
         return flats
-
-    def _flat(self, weight: float) -> list[Tensor]:
-        """Parameters `weight` times, flat."""
-        flats = list(map(flatten, self.buckets))
-        is_plain = weight == 1.0 or self.averaging.aggregate != "mean"
-        return flats if is_plain else [flat * weight for flat in flats]
 
     def spread(self, site: Site, values: Sequence[Tensor]) -> None:
         """Complete the result of `averaged` among the ranks of the site."""

@@ -437,14 +437,6 @@ class Advice:
         if setting.stages is not None or setting.batch_by_speed:
             return
 
-        def cut(count: int, number: int, at: Sequence[str] | None = None) -> Setting:
-            stages, batch = Stages(count=count, microbatches=number), setting.batch_size * count
-            fixed = setting.compute.fixed  # of a whole worker's batch
-            compute = setting.compute.model_copy(update={"fixed": None if fixed is None else count * fixed})
-            workers = (hosts if at is None else len(at)) // count
-            there = replace(setting, num_ranks=workers, batch_size=batch, stages=stages, compute=compute)
-            return there if at is None else replace(there, placement=at)
-
         fits_whole, smallest = bool(self.rows), None
         for name, options in STAGED:
             # One worker has no rounds; there the gradients of data-parallel stay where they are.
@@ -454,7 +446,9 @@ class Advice:
             found: list[tuple[Setting, list[Setting]]] = []
             for count in (each for each in range(2, most + 1) if hosts % each == 0):
                 numbers = _micro_batches(setting.batch_size * count, count)
-                first, *others = (cut(count, each) for each in ((fits_whole and numbers[1:]) or numbers))
+                first, *others = (
+                    _in_stages(setting, count, each) for each in ((fits_whole and numbers[1:]) or numbers)
+                )
                 try:
                     is_possible = may_fit(first, whole)
                 except InputError as error:  # the model cannot be cut so, and not into more stages
@@ -463,7 +457,9 @@ class Advice:
                     break
                 if is_possible and least_days_in_stages(first) < soonest:
                     found.append((first, others))
-                elif smallest is None and may_fit(replace(cut(count, count), batch_size=count), whole):
+                elif smallest is None and may_fit(
+                    replace(_in_stages(setting, count, count), batch_size=count), whole
+                ):
                     smallest = f"--batch-size 1 in {count} stages for {name}"
             for at, (first, others) in enumerate(found):
                 num_misfits = len(self._misfits)
@@ -476,22 +472,7 @@ class Advice:
                 break
         best = min((row for row in self.rows if row["stages"]), key=_order, default=None)
         if best is not None and len(set(setting.hosts)) == hosts:
-            sites = _narrowest_first(setting, setting.hosts)
-            for share in _CHAINS_WITHOUT:
-                outside = sites[: round(len(sites) * share)]
-                kept = [] if len(outside) == len(sites) else list(setting.without(outside).placement or ())
-                count = min(best["stages"]["count"], len(kept))
-                if not outside or count < 2:
-                    continue
-                used = kept[: len(kept) // count * count]
-                there = cut(count, _micro_batches(setting.batch_size * count, count)[0], used)
-                is_alone = there.num_ranks == 1
-                name, options = ("AllReduce", {}) if is_alone else (best["strategy"], best["options"])
-                left_out = " and ".join([*outside, *kept[len(used) :]])
-                with suppress(InputError):
-                    (whole,) = memory_states(build_strategy(name, **options), setting) or [{}]
-                    if may_fit(there, whole) and least_days_in_stages(there) < best["days"]:
-                        self._plan(name, options, there, left_out=left_out)
+            self._shorten_chains(best)
         if best := min((row for row in self.rows if row["stages"]), key=_order, default=None):
             count, number = best["stages"]["count"], best["stages"]["microbatches"]
             where = " on the hosts left" if best["left_out"] else ""
@@ -502,6 +483,26 @@ class Advice:
             )
         elif not fits_whole and smallest is not None:
             self._explained.append(f"stages do not fit with these batches; enough would be {smallest}")
+
+    def _shorten_chains(self, best: Mapping[str, Any]) -> None:
+        """Plan the best row with stages without the narrowest sites; on one worker, as data-parallel."""
+        setting = self._setting
+        sites = _narrowest_first(setting, setting.hosts)
+        for share in _CHAINS_WITHOUT:
+            outside = sites[: round(len(sites) * share)]
+            kept = [] if len(outside) == len(sites) else list(setting.without(outside).placement or ())
+            count = min(best["stages"]["count"], len(kept))
+            if not outside or count < 2:
+                continue
+            used = kept[: len(kept) // count * count]
+            there = _in_stages(setting, count, _micro_batches(setting.batch_size * count, count)[0], used)
+            is_alone = there.num_ranks == 1
+            name, options = ("AllReduce", {}) if is_alone else (best["strategy"], best["options"])
+            left_out = " and ".join([*outside, *kept[len(used) :]])
+            with suppress(InputError):
+                (whole,) = memory_states(build_strategy(name, **options), setting) or [{}]
+                if may_fit(there, whole) and least_days_in_stages(there) < best["days"]:
+                    self._plan(name, options, there, left_out=left_out)
 
     def _group(self) -> None:
         """Plan rounds between groups of hosts of one region, inside which gradients are averaged at each step."""
@@ -578,6 +579,16 @@ class Advice:
 def _least(setting: Setting, name: str, options: Mapping[str, Any]) -> float:
     """Lower bound on a strategy's days, see `least_days`."""
     return least_days(build_strategy(name, **options), setting)[0]
+
+
+def _in_stages(setting: Setting, count: int, number: int, at: Sequence[str] | None = None) -> Setting:
+    """Setting of chains of `count` hosts (those `at`) with `number` micro-batches; each host's batch stays."""
+    stages, batch = Stages(count=count, microbatches=number), setting.batch_size * count
+    fixed = setting.compute.fixed  # of a whole worker's batch
+    compute = setting.compute.model_copy(update={"fixed": None if fixed is None else count * fixed})
+    workers = (setting.num_ranks if at is None else len(at)) // count
+    there = replace(setting, num_ranks=workers, batch_size=batch, stages=stages, compute=compute)
+    return there if at is None else replace(there, placement=at)
 
 
 def _micro_batches(batch: int, count: int) -> list[int]:

@@ -450,7 +450,7 @@ class ReproducedRun(NamedTuple):
         return found
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data."""
+        """Mapping of the run and its cells for JSON."""
         return {
             "name": self.name,
             **self.facts(),

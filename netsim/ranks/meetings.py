@@ -81,7 +81,7 @@ class Reach:
         return self.together(self._linked(ranks))
 
     def alive(self, ranks: Collection[int]) -> list[int]:
-        """Those of `ranks` whose hosts are up and have a link that is up, or no links, whether or not they meet."""
+        """Ranks among `ranks` on hosts that are up and have a link that is up, or no links; they may meet or not."""
         network = self._network
         if network is None:
             return sorted(ranks)

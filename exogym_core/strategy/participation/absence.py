@@ -400,8 +400,7 @@ class Absence(Everyone):
         """Mean of what the ranks send that arrive in time; None: this one did not, and has caught up with them."""
 
         strategy = self.strategy
-        sizes = strategy.context.data_sizes if strategy.weigh_by_default == "samples" else ()
-        own = float(sizes[self._comm.rank]) if sizes else 1.0
+        own = float(strategy.round_weights.get(self._comm.rank, 1))
 
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]

@@ -246,7 +246,7 @@ class Sampling(Everyone):
         return self.sits_out(step) > 0
 
     def publish(self, outer: SharedModel) -> None:
-        """Count the round."""
+        """Count the round, and note its clients for the row of its last step."""
         self.number += 1
         self._news = {"averaged_ranks": list(self.members(self._round))}
 

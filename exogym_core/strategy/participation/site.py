@@ -343,7 +343,7 @@ class Everyone(Stateful):
         """Take this rank's place in the round of `step`: drop its replica, or download one."""
 
     def leave(self) -> None:
-        """Drop the replica."""
+        """Free the memory of the replica, of a rank that was not drawn."""
 
     def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
         """Mean of what all send that take part; None: this rank did not, and has caught up with them."""

@@ -358,6 +358,10 @@ class Buckets(Options):
 class RoundAveraging(Averaging, Buckets):
     """Average of a round's parameters or pseudo-gradients, in one call or in several that are under way together."""
 
+    def weighed(self, values: list[Tensor], weight: float) -> list[Tensor]:
+        """Flat `values`, `weight` times each; as they are where each counts once, as in a median."""
+        return values if weight == 1.0 or self.aggregate != "mean" else [value * weight for value in values]
+
     def post(
         self, site: Site, flats: Sequence[Tensor], residuals: Sequence[Tensor | None]
     ) -> list[Flight[Tensor]]:

@@ -258,16 +258,13 @@ class OuterStep(GlobalModel):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The outer optimizer."""
+        """Optimizer of the global parameters, alone in a list."""
         return [self.optim]
 
     @torch.no_grad()
     def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
         """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all, `weight` times each; waits for them."""
-        flats = self.pseudo_gradients(site.between)
-        if weight != 1.0 and self.averaging.aggregate == "mean":
-            for flat in flats:
-                flat.mul_(weight)
+        flats = self.averaging.weighed(self.pseudo_gradients(site.between), weight)
         return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
 
     @torch.no_grad()
@@ -313,8 +310,7 @@ class OuterStep(GlobalModel):
         """
         if gradients is None:
             gradients = self.pseudo_gradients(peers)
-        if weight != 1.0 and self.averaging.aggregate == "mean":
-            gradients = [gradient * weight for gradient in gradients]
+        gradients = self.averaging.weighed(gradients, weight)
         mean_among(self.averaging, site, peers, gradients, residuals)
         return gradients
 
