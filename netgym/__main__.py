@@ -7,9 +7,8 @@ import gc
 import os
 import signal
 import sys
-from pathlib import Path
 
-from exogym_core.results.disk import Forgiving
+from exogym_core.results.disk import Forgiving, cache_folder
 from netsim.cli.signals import interrupt
 
 __all__ = ["main"]
@@ -17,7 +16,7 @@ __all__ = ["main"]
 
 def _keep_compiled() -> None:
     """Keep torch's compiled code in the user's cache; by default, and on a read-only disk, it is a temporary file."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "netgym" / "torchinductor"
+    cache = cache_folder() / "torchinductor"
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK):

@@ -5,15 +5,22 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from exogym_core.results.disk import FolderLock
 from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
+from netgym.planning.planned import trained_model
 from netgym.tasks import build_task
-from netgym.tasks.tokens import write_tokens
+from netgym.tasks.task import MissingDataError
+from netgym.tasks.tokens import SHIPPED, Corpus, write_tokens
 from netsim.errors import InputError
+from netsim.files.documents import Document
 
 tokenizers = pytest.importorskip("tokenizers")
 if importlib.util.find_spec("datasets") is None:  # imported later: it is large
@@ -42,6 +49,9 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("NETGYM_CACHE", str(tmp_path / "cache"))
+    # A hub that is not reached is tried for long.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
 
 
@@ -78,10 +88,10 @@ def test_the_command_stops_when_there_are_enough_and_says_how_to_train_with_them
 @pytest.mark.parametrize(
     ("corpus", "options", "line"),
     [
-        ("a.jsonl", {"column": "body"}, "has no column 'body'; there are text, url"),
+        ("a.jsonl", {"column": "body"}, "has no column 'body' of texts; there are text, url"),
         ("a.jsonl", {"end": "<stop>"}, "has no token '<stop>'; name one that it has"),
         ("none.jsonl", {}, "cannot be read: "),
-        ("a.jsonl", {"tokenizer": "none/such"}, "none/such is no tokenizer.json, nor a model of the hub"),
+        ("a.jsonl", {"tokenizer": "none/such"}, "none/such is no file here, and as a model cannot be read"),
         (["a.jsonl", "c.txt.gz"], {}, "give files of one kind (.txt, .json, .jsonl, .csv, .parquet)"),
     ],
 )
@@ -91,11 +101,7 @@ def test_unreadable_input_is_reported_in_a_line(
     corpus: str | list[str],
     options: dict[str, str],
     line: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", True
-    )  # a hub that is not reached is tried for long
     names = [str(home / name) for name in ([corpus] if isinstance(corpus, str) else corpus)]
     given = {"tokenizer": str(home / "tokenizer.json"), **options}
     with pytest.raises(InputError) as error:
@@ -104,3 +110,90 @@ def test_unreadable_input_is_reported_in_a_line(
     assert line in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out.bin").exists()
+
+
+def test_a_folder_by_name_is_tokenised_once(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for name in ("train-a.jsonl", "train-b.jsonl"):
+        (folder / name).write_text((home / f"{name[6]}.jsonl").read_text())
+    (folder / "validation.jsonl").write_text('{"text": "kept apart"}\n')
+    asked = {"name": "stories", "tokenizer": str(home / "tokenizer.json"), "num_tokens": 9000}
+    task: Any = build_task("text", dataset=asked, block_size=16)
+    made = task.train.files[0].path
+    assert np.fromfile(made, dtype="uint16").tolist() == expected(home)[:9000]
+    assert task.model_options["gpt"]["vocab_size"] == 400
+    written = made.stat().st_ino
+    assert Corpus(**asked).cached()[0].stat().st_ino == written, "found again"
+    made.with_name("made.json").unlink()  # as a kill leaves the folder
+    made.with_name(".tokens.bin.1f.tmp").write_bytes(b"half")
+    assert Corpus(**asked).cached()[0] == made
+    assert sorted(path.name for path in made.parent.iterdir()) == ["made.json", "tokens.bin"]
+    apart, _ = Corpus(name="stories", split="validation").cached()
+    assert (apart.read_bytes(), apart.parent.name == made.parent.name) == (b"kept apart\n", False)
+    (folder / "train-a.jsonl").write_text('{"text": "another", "url": "x"}\n')
+    assert Corpus(**asked).cached()[0] != made
+
+
+def test_the_shipped_text_is_there_as_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    task: Any = build_task("text", dataset="alice", block_size=64)
+    sides = [side.files[0].tokens.tobytes() for side in (task.train, task.validation)]
+    assert b"".join(sides) == SHIPPED["alice"].read_bytes()
+    assert task.model_options["gpt"]["vocab_size"] == 256
+    assert netgym(["tokens", "alice", "--tokenizer", "bytes", "--most", "70", "--out", "few.bin"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2].endswith("vocab_size: 256, dtype: uint8}")
+    assert Path("few.bin").read_bytes() == SHIPPED["alice"].read_bytes()[:70]
+
+
+def test_a_process_waits_for_the_one_that_makes_the_tokens(tmp_path: Path) -> None:
+    corpus = Corpus(name="alice")
+    out, _ = corpus.cached()
+    out.unlink()
+    lock = FolderLock(out.parent)
+    waiting = threading.Thread(target=corpus.cached, daemon=True)
+    waiting.start()
+    out.write_bytes(b"made by the other one")
+    lock.release()
+    waiting.join(20.0)
+    assert not waiting.is_alive()
+    assert out.read_bytes() == b"made by the other one"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"dataset": "roneneldan/TinyStories"},
+            "tokens: roneneldan/TinyStories is no file here, and as a data set",
+        ),
+        ({"dataset": {"name": "alice", "tokenizer": "gpt2"}}, "tokens: gpt2 is no file here, and as a model"),
+        (
+            {"dataset": "alice", "paths": "a.txt"},
+            "paths and dataset both name the text: leave one of them out",
+        ),
+        (
+            {"dataset": {"name": "alice", "colum": "x"}},
+            "dataset: colum: unknown key 'colum': did you mean 'column'",
+        ),
+        ({"dataset": {"name": "alice", "num_tokens": 0}}, "dataset: num_tokens: "),
+    ],
+)
+def test_a_data_set_that_cannot_be_had_is_reported_in_a_line(
+    options: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as error:
+        build_task("text", **options)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("cache/text/*"))
+
+
+def test_a_missing_library_and_plans_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"name": "text", "dataset": "roneneldan/TinyStories", "block_size": 8}
+    asked = {"task": data, "workers": {"count": 2}, "steps": 1, "strategies": ["AllReduce"], "compute": "1 s"}
+    document = Document("experiment", {**asked, "topology": "lan"})
+    sequence, remarks = trained_model(Experiment.from_document(document, Path(), "experiment"))
+    assert (sequence.length, remarks) == (8, ())
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(MissingDataError, match=r"datasets is not installed: pip install 'netgym\[text\]'"):
+        build_task(**data)  # type: ignore[arg-type]

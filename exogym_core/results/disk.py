@@ -25,6 +25,7 @@ __all__ = [
     "Forgiving",
     "RecordError",
     "append_text",
+    "cache_folder",
     "make_folder",
     "owner_of",
     "record_errors",
@@ -54,6 +55,13 @@ class Forgiving:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def cache_folder() -> Path:
+    """Folder of files that can be made again: NETGYM_CACHE, or `netgym` in the user's cache folder."""
+    if named := os.environ.get("NETGYM_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "netgym"
 
 
 class RecordError(NetsimError, RuntimeError):

@@ -106,12 +106,12 @@ def tokens(
     most_tokens: int | None = given("--most", metavar="N", type=click.IntRange(1)),
     as_json: bool = given(),
 ) -> None:
-    """Tokenize a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
+    """Tokenize a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), a folder, or a data set of Hugging Face.
 
     It needs the extra: pip install 'netgym[text]'.
 
     Args:
-        tokenizer: A tokenizer.json, or a model of the Hugging Face hub.
+        tokenizer: A tokenizer.json, a model of the Hugging Face hub, or bytes.
         out: File of tokens to write, such as c4.bin.
         config: Configuration of a data set of the hub, such as en.
         split: Split of a data set of the hub.
@@ -119,16 +119,11 @@ def tokens(
         end: Token after each document [the tokenizer's own].
         most_tokens: Number of tokens at which to stop.
     """
-    from netgym.tasks.tokens import write_tokens
-
-    def show(documents: int, so_far: int) -> None:
-        if sys.stderr.isatty():
-            line = f"\r{format_count(documents, 'document')}, {format_count(so_far, 'token')}"
-            click.echo(line, nl=False, err=True)
+    from netgym.tasks.tokens import print_progress, write_tokens
 
     source = corpus[0] if len(corpus) == 1 else corpus
     part: dict[str, Any] = {"config": config, "split": split, "column": column, "end": end}
-    written = write_tokens(source, out, tokenizer, most_tokens=most_tokens, progress=show, **part)
+    written = write_tokens(source, out, tokenizer, most_tokens=most_tokens, progress=print_progress, **part)
     if sys.stderr.isatty():
         click.echo("", err=True)
     if as_json:
@@ -139,8 +134,8 @@ def tokens(
         f"{format_count(written.num_documents, 'document')}{ends}; "
         f"{format_count(written.num_tokens, 'token')} of {written.vocab_size}"
     )
-    wide = ", dtype: uint32" if written.dtype == "uint32" else ""
-    click.echo(f"task: {{name: text, paths: {out}, vocab_size: {written.vocab_size}{wide}}}")
+    dtype = "" if written.dtype == "uint16" else f", dtype: {written.dtype}"
+    click.echo(f"task: {{name: text, paths: {out}, vocab_size: {written.vocab_size}{dtype}}}")
     click.echo(out)
 
 

@@ -255,7 +255,8 @@ class Experiment:
         try:
             return build_task(self._maker(task.name, "task"), **task.options)
         except MissingDataError as error:
-            raise MissingDataError(str(self.document.error(("task", "paths"), error))) from error
+            key = "dataset" if "dataset" in task.options else "paths"
+            raise MissingDataError(str(self.document.error(("task", key), error))) from error
         except InputError as error:
             raise self.document.error(_blamed(("task",), task.options, str(error)), error) from error
 

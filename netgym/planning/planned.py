@@ -105,14 +105,16 @@ def _first_samples(task: Task, num_workers: int) -> Any:
 def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Task, tuple[str, ...]]:
     """The task `text`, built from its options alone."""
     options = experiment.settings.task.options
-    paths = options.get("paths") or []
+    paths, dataset = options.get("paths") or [], options.get("dataset")
     suffixes = {Path(path).suffix for path in ([paths] if isinstance(paths, str) else paths)}
-    is_bytes = bool(suffixes) and not suffixes & {".bin", ".npy", ""}
+    tokenizer = dataset.get("tokenizer", "bytes") if isinstance(dataset, dict) else "bytes"
+    is_bytes = tokenizer == "bytes" if dataset else bool(suffixes) and not suffixes & {".bin", ".npy", ""}
     vocabulary = options.get("vocab_size") or (_BYTES if is_bytes else _TOKENS)
     sizes = {"vocab_size": vocabulary, "block_size": options.get("block_size", _BLOCK_SIZE)}
     task = Task(TokenWindows([], sizes["block_size"]), None, "gpt", {"gpt": sizes, "llama": sizes})
     model = experiment.settings.model
-    if "vocab_size" in options or (model is not None and "vocab_size" in model.options):
+    is_known = "vocab_size" in options or (model is not None and "vocab_size" in model.options)
+    if is_known or (dataset and is_bytes):
         return task, ()
     reason = str(error).splitlines()[0]
     return task, (

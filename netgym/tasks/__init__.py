@@ -1,4 +1,4 @@
-"""Tasks and models by name, or by `module:callable`; everything runs offline.
+"""Tasks and models by name, or by `module:callable`; all but data sets of a hub are there offline.
 
 >>> build_model("mlp", hidden=[32]).logits(torch.zeros(2, 64)).shape
 torch.Size([2, 10])

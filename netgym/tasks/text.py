@@ -18,11 +18,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from netgym.tasks.task import MissingDataError, Task
+from netgym.tasks.tokens import Corpus
 from netsim.errors import InputError
+from netsim.files.documents import Document
+from netsim.files.schemas import validate_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["TokenFile", "TokenWindows", "text"]
 
@@ -152,29 +155,34 @@ def _opened(paths: str | Sequence[str], dtype: str) -> list[TokenFile]:
 def text(
     paths: str | Sequence[str] | None = None,
     validation_paths: str | Sequence[str] | None = None,
+    dataset: str | Mapping[str, Any] | None = None,
     block_size: int = 128,
     validation_fraction: float = 0.1,
     num_bytes: int = 4_000_000,
     dtype: str = "uint16",
     vocab_size: int | None = None,
 ) -> Task:
-    """Next-token prediction on any text, offline.
+    """Next-token prediction on any text.
 
-    Without `paths` the corpus is the source code of the running Python's standard library (its top-level
+    Without `paths` and `dataset` the corpus is the source code of the running Python's standard library (its top-level
     modules by name, up to `num_bytes`), so it differs between Python versions.
 
     Args:
         paths: files to read; `.bin` and `.npy` hold tokens, every other file is taken byte by byte. A name may have
             variables of the environment in it, such as `$C4`.
         validation_paths: files to validate on; without them the last `validation_fraction` of all tokens.
+        dataset: name of a data set of the Hugging Face hub, of a local file or folder, or `alice`; or a mapping with
+            `name`, `config`, `split`, `column`, `tokenizer` and `num_tokens` (`netgym.tasks.tokens:Corpus`). Its tokens
+            are made once, in the cache folder.
         block_size: tokens a sample.
         validation_fraction: share kept for validation, more than 0 and less than 1.
         num_bytes: most bytes taken of the standard library.
         dtype: of the tokens in `.bin` files.
-        vocab_size: of the default model; 256 for bytes, 50304 for tokens where not given.
+        vocab_size: of the default model; where not given that of the tokenizer of `dataset`, 256 for bytes, or 50304
+            for tokens.
 
     Raises:
-        MissingDataError: a file is not there, or a variable is not set.
+        MissingDataError: a file is not there, a variable is not set, or a data set cannot be fetched.
         InputError: a file cannot be read as said, or one side has no window of `block_size`.
     """
     if not 0 < validation_fraction < 1:
@@ -185,7 +193,14 @@ def text(
         counts = False
     if not counts:
         raise InputError(f"task text: dtype={dtype!r} is no kind of whole number; use 'uint16' or 'uint32'")
-    files = _standard_library(num_bytes) if paths is None else _opened(paths, dtype)
+    if dataset is not None:
+        if paths is not None:
+            raise InputError("task text: paths and dataset both name the text: leave one of them out")
+        asked = Document("task text: dataset", {"name": dataset} if isinstance(dataset, str) else dataset)
+        path, written = validate_document(Corpus, asked).cached()
+        files, vocab_size = [TokenFile.open(path, written.dtype)], vocab_size or written.vocab_size
+    else:
+        files = _standard_library(num_bytes) if paths is None else _opened(paths, dtype)
     train, validation = files, []
     if validation_paths is not None:
         validation = _opened(validation_paths, dtype)
