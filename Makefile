@@ -18,7 +18,7 @@ test: setup
 	$(MAKE) --jobs=4 --keep-going lint ray rates suite
 
 suite: $(VENV)/.compiled
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py -m 'not browser and not rates'
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py -m 'not browser and not rates and not thorough'
 
 ray: $(VENV)/.compiled  # whose processes would go behind all others
 	RAY_worker_niceness=0 nice -n -10 $(BIN)/python -m pytest tests/test_ray.py
@@ -26,12 +26,13 @@ ray: $(VENV)/.compiled  # whose processes would go behind all others
 rates: $(VENV)/.compiled
 	nice -n -15 $(BIN)/python -m pytest tests/test_probe.py tests/test_mtu.py -m rates
 
-# The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 500 networks asked in two orders, 500 strategies, 100 kills, 50 broken runs, 500 experiments. What they find
+# The pages with all notebooks, the tests marked `thorough`, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 500 networks asked in two orders, 500 strategies, 100 kills, 50 broken runs, 500 experiments. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
 SOAK ?= 1
 FUZZED := flows:300000 topology:220000 traces:220000 checkpoint:80000 foreign:80000 experiment:40000
 FUZZED_GUIDED := flows:20000 topology:15000 traces:10000 checkpoint:5000 foreign:5000 experiment:5000
 test-all: test docs $(VENV)/.soak
+	$(BIN)/python -m pytest -m thorough
 	for each in $(FUZZED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with random \
 		--inputs $$(($${each#*:} / $(SOAK))) || exit 1; done
 	for each in $(FUZZED_GUIDED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with atheris \

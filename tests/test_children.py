@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -10,15 +11,16 @@ import math
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from forks import Fork
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,20 +66,21 @@ def _open_descriptors() -> int:
 def test_objects_go_both_ways_and_nothing_is_left(method: str) -> None:
     gc.collect()  # of earlier tests
     before = _open_descriptors()
+    num_children = 2 if method == "fork" else 1  # which imports torch again
     offset = 3  # a closure reaches both kinds of children
 
     def target(index: int, channel: Pipe) -> None:
         given = channel.recv()
         channel.send({"index": index, "sum": given["tensor"] + offset, "type": type("Local", (), {})})
 
-    with Children(target, 2, method=method) as children:
+    with Children(target, num_children, method=method) as children:
         for channel in children.channels:
             channel.send({"tensor": torch.arange(3)})
         answers = [channel.recv() for channel in children.channels]
         pids = children.pids
-    assert [answer["index"] for answer in answers] == [0, 1]
-    assert answers[1]["sum"].tolist() == [3, 4, 5]
-    assert [children.describe_exit(index) for index in range(2)] == ["exit code 0"] * 2
+    assert [answer["index"] for answer in answers] == [*range(num_children)]
+    assert answers[-1]["sum"].tolist() == [3, 4, 5]
+    assert [children.describe_exit(index) for index in range(num_children)] == ["exit code 0"] * num_children
     assert not any(_alive(pid) for pid in pids)
     assert _open_descriptors() == before
 
@@ -268,34 +271,28 @@ def test_twenty_failures_leave_nothing() -> None:
     assert threading.active_count() <= threads
 
 
-_PARENT = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
-from exogym_core.workers.processes.children import Children
-print("once")
-def target(index, channel):
-    channel.send(os.getpid())
-    while True:
-        time.sleep(60)
-import atexit
-atexit.register(print, "exit handler")
-with Children(target, 2, method=sys.argv[1]) as children:
-    for channel in children.channels:
-        print(channel.recv())
-    sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+@pytest.mark.parametrize(("method", "num_children"), [("fork", 2), ("spawn", 1)])
+def test_children_end_with_a_killed_parent(method: str, num_children: int) -> None:
+    def target(index: int, channel: Pipe) -> None:
+        channel.send(os.getpid())
+        while True:
+            time.sleep(60)
 
+    def parent() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+        print("once")
+        atexit.register(print, "exit handler")
+        with Children(target, num_children, method=method) as children:
+            for channel in children.channels:
+                print(channel.recv())
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_end_with_a_killed_parent(method: str) -> None:
-    command = [sys.executable, "-c", _PARENT, method]
-    # The pipe's end of file comes when its last holder, parent or child, has closed it to end.
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    result = Fork(parent).end(60.0)
     assert result.returncode == -signal.SIGKILL
     first, *pids = result.stdout.splitlines()
     assert first == "once"
-    assert len(pids) == 2
+    assert len(pids) == num_children
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # gone already
             process = os.pidfd_open(int(pid))

@@ -119,6 +119,7 @@ def test_what_extras_ask_for_is_installed_together() -> None:
             assert metadata.version(asked.name) in asked.specifier, line
 
 
+@pytest.mark.thorough
 def test_a_wheel_built_without_a_compiler_is_pure_and_computes_the_same(tmp_path: Path) -> None:
     """A copy of the checkout is built; wheels with a compiler are built and used by `make wheels`."""
     source, unpacked = tmp_path / "source", tmp_path / "unpacked"

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TUTORIALS = sorted(path for path in (DOCS / "tutorials").glob("*.md") if path.stem != "index")
 GUIDES = sorted(DOCS.glob("*.md"))
-NOTEBOOKS = ("a-line-goes-down", "four-regions")  # notebooks that train
+NOTEBOOKS = {"a-line-goes-down": [pytest.mark.thorough], "four-regions": []}  # notebooks that train; marks
 BLOCK = re.compile(r"^```(\w+)( not-run)?\n(.*?)^```", re.S | re.M)
 PROGRAMS: dict[str, click.Group] = {"netgym": netgym_cli, "netsim": netsim_cli}
 
@@ -116,6 +116,7 @@ def test_commands_in_indented_blocks_are_parsed(page: Path) -> None:
 
 
 @pytest.mark.docs
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     """Tutorials, an executed notebook, the Python interface from docstrings, commands from --help, schemas."""
@@ -144,7 +145,7 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.docs
 @pytest.mark.pictures
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in NOTEBOOKS.items()])
 def test_notebooks_of_runs_show_their_pictures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their cells are executed here, where torch is imported already."""
     display = pytest.importorskip("IPython.display")
@@ -171,8 +172,12 @@ COMMANDS = [shlex.split(line) for text in readme_blocks("sh") for line in text.s
 
 
 SNIPPETS = [
-    pytest.param(snippet, id=f"{page.name}-{number}")
-    for page in GUIDES
+    pytest.param(
+        snippet,
+        id=f"{page.name}-{number}",
+        marks=[pytest.mark.thorough] if re.search("check_(collective|communicator)|seeds=", snippet) else [],
+    )
+    for page in [ROOT / "README.md", *GUIDES]
     for number, snippet in enumerate(
         re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
     )
@@ -187,11 +192,11 @@ def check_files(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_python_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two steps, and with ten cases of each law: the laws themselves have tests of their own."""
-    snippet = re.sub(r"\b(cases|max_examples)=\d+", r"\1=10", snippet)
+    """In two steps, and with three cases of each law: the laws themselves have tests of their own."""
+    snippet = re.sub(r"\b(cases|max_examples)=\d+", r"\1=3", snippet)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.setattr(netgym, "compare", partial(netgym.compare, overrides={"steps": 2}))
+    monkeypatch.setattr(netgym, "compare", partial(netgym.compare, overrides={"steps": 2}, jobs=1))
     monkeypatch.setitem(ALGORITHMS, "all_reduce", dict(ALGORITHMS["all_reduce"]))
     exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
     check_files(tmp_path, snippet)
@@ -212,6 +217,7 @@ for snippet in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough
 def test_the_readme_runs_in_the_environment_that_it_installs(tmp_path: Path) -> None:
     """Without docstrings, a home, and packages of other extras: `result.table()` needed pandas."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

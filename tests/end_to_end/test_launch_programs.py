@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -20,7 +21,7 @@ import chakra_schema
 import jsonschema
 import pytest
 import torch
-from forks import Fork, ranks, run_script, torchrun
+from forks import Fork, ranks, run_script
 
 import exogym_core
 from exogym_core.communicator import Communicator, run_ranks
@@ -406,7 +407,7 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
 
 
 def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> None:
-    """No launcher of ours: rank 0 starts the simulation, the others find it in c10d's store."""
+    """No launcher of ours: rank 0 starts the simulation, the others find it in torchrun's store."""
     out = tmp_path / "run"
     environment = {"NETGYM_TOPOLOGY": "two-datacenters", "NETGYM_COMPUTE": "marks", "NETGYM_OUT": str(out)}
     script = tmp_path / "program.py"
@@ -416,16 +417,20 @@ def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> 
         "dist.all_reduce(ranks := torch.tensor([1 + dist.get_rank()]))\n"
         "print(f'the sum is {ranks.item()}')\n"
     )
-    done = Fork(torchrun, 2, str(script), environment=environment).end()
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the sum is 3") == 2
+    errors = tmp_path / "stderr"
+
+    def run() -> None:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        run_script(str(script))
+
+    ends = ranks(2, run, **environment)
+    assert [(end.returncode, end.stdout) for end in ends] == [(0, "the sum is 3\n")] * 2, errors.read_text()
     for _ in range(200):  # the simulation's process writes when the last rank has gone
-        if (out / "launch.json").is_file():
+        if "of virtual time: ranks compute" in errors.read_text():
             break
-        os.sched_yield()
-        subprocess.run(["sleep", "0.05"], check=True)
+        time.sleep(0.05)
+    assert "of virtual time: ranks compute" in errors.read_text()
     assert json.loads((out / "launch.json").read_text())["virtual_seconds"] > 0.02
-    assert "of virtual time: ranks compute" in done.stderr
 
 
 def test_calls_without_a_wait_do_not_keep_a_rank_from_ending(tmp_path: Path) -> None:
@@ -842,6 +847,7 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
+@pytest.mark.thorough
 def test_ranks_that_a_script_spawns_join_the_simulation(
     launch_here: Launch, line: str, tmp_path: Path
 ) -> None:

@@ -1,18 +1,16 @@
-"""Ranks that torchrun starts: rows as they come, and a rank that is killed is named, restarted and loses nothing."""
+"""Ranks as torchrun starts them: rows as they come, and a rank that is killed is named and loses nothing."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from experiments import experiment
-from forks import Fork, agent_store, ranks, run_script, torchrun
+from forks import Fork, agent_store, ranks, run_script
 from leaks import leaks
 
 from netgym.cli.main import main
@@ -63,23 +61,15 @@ if os.environ.get("RANK", "0") == "0":
 """
 
 
-def trained(
-    folder: Path, body: Callable[..., Any], *arguments: Any, **environment: str
-) -> CompletedProcess[str]:
-    """A call in a folder with the script; it ends well."""
-    (folder / "script.py").write_text(SCRIPT)
-    environment |= {"XDG_CONFIG_HOME": str(folder)}
-    done = Fork(body, *arguments, folder=folder, environment=environment).end()
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Output of the simulated run, which is not killed."""
-    result: dict[str, Any] = json.loads(
-        trained(tmp_path_factory.mktemp("simulated"), run_script, "script.py").stdout.splitlines()[-1]
-    )
+    folder = tmp_path_factory.mktemp("simulated")
+    (folder / "script.py").write_text(SCRIPT)
+    own = {"XDG_CONFIG_HOME": str(folder)}
+    done = Fork(run_script, "script.py", folder=folder, environment=own).end()
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
@@ -87,19 +77,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(
     tmp_path: Path, expected: dict[str, Any], disk: str
 ) -> None:
-    """Under torchrun, rank 1 keeps its parts of checkpoints on a disk that rank 0 does not see."""
+    """Its own: rank 1 keeps its parts of checkpoints on a disk that rank 0 does not see."""
+    (tmp_path / "script.py").write_text(SCRIPT)
     own = {"NETGYM_CHECKPOINTS": str(tmp_path / "scratch")} if disk == "its own" else {}
-    if own:
-        real = trained(tmp_path, partial(torchrun, max_restarts=1), 2, "script.py", **own)
-        told, printed = real.stderr, real.stdout
-    else:
-        (tmp_path / "script.py").write_text(SCRIPT)
-        where: Any = {"folder": tmp_path, "store": agent_store(), "XDG_CONFIG_HOME": str(tmp_path)}
-        start = partial(ranks, 2, run_script, "script.py", **where)
-        ends, again = start(), start(TORCHELASTIC_RESTART_COUNT="1")
-        assert [end.returncode for end in (*ends, *again)] == [1, -signal.SIGKILL, 0, 0], again[0].stderr
-        told, printed = ends[0].stderr, again[0].stdout
-    # Told by rank 0's exception, or, if torchrun was faster to end it, by its last words.
+    where: Any = {"folder": tmp_path, "store": agent_store(), "XDG_CONFIG_HOME": str(tmp_path), **own}
+    start = partial(ranks, 2, run_script, "script.py", **where)
+    ends, again = start(), start(TORCHELASTIC_RESTART_COUNT="1")
+    assert [end.returncode for end in (*ends, *again)] == [1, -signal.SIGKILL, 0, 0], again[0].stderr
+    told, printed = ends[0].stderr, again[0].stdout
     (line,) = {line.partition("rank 1 on host ")[2] for line in told.splitlines() if "was lost after" in line}
     assert line.endswith(" was lost after step 11; the last checkpoint is of step 10, in saved/Killed")
     found = json.loads(printed.splitlines()[-1])
