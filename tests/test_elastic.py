@@ -92,7 +92,7 @@ def train(
 
     while strategy.local_step < steps:
         number = strategy.local_step
-        if strategy.workers.skips(number):
+        if not strategy.workers.take_place(number):
             strategy.skip_step()
             continue
         own = counts[comm.rank] if counts else 1

@@ -157,7 +157,7 @@ class CollectiveCall(NamedTuple):
         tensors: that this member gives.
         reduce_op: of a reduction.
         root: source or destination, where there is one.
-        like: tensors of the signature, where they are not those given.
+        like: tensors of the signature; None: those given.
         shapes: of what an all_to_all will bring, where they are known.
     """
 
@@ -167,11 +167,6 @@ class CollectiveCall(NamedTuple):
     root: int = 0
     like: Sequence[Tensor] | None = None
     shapes: Sequence[Sequence[int]] | None = None
-
-    @property
-    def signed(self) -> Sequence[Tensor]:
-        """Tensors of the signature."""
-        return self.tensors if self.like is None else self.like
 
 
 @dataclass

@@ -226,6 +226,7 @@ class Loop(Role):
         stage: the part of its worker's model that the rank has; None: all of it.
 
     Attributes:
+        peers: connects the ranks that are workers for the strategy: all, or those with the same stage.
         local_step: steps done.
         learner: turns batches into gradients; available after `start`, as `snapshots` are.
     """
@@ -240,21 +241,20 @@ class Loop(Role):
     until: float | None = None
     coding: Coding | None = None
     updates: Updates | None = None
+    peers: Communicator = field(init=False)
     learner: TorchLearner = field(init=False)
     local_step: int = field(default=0, init=False)
     _payload_then: int = field(default=-1, init=False)  # payload bytes sent when ranks were last together
     _is_off_clock: bool = field(default=False, init=False)  # the strategy, in some step
     _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
 
+    def __post_init__(self) -> None:
+        self.peers = self.comm if self.stage is None else self.stage.peers
+
     def declared_state(self) -> dict[str, str]:
         """Attributes to keep: without the model where the rank has dropped it."""
         declared = super().declared_state()
         return {k: name for k, name in declared.items() if k != "model" or not self.strategy.workers.is_out}
-
-    @property
-    def peers(self) -> Communicator:
-        """Connects the ranks that are workers for the strategy: all, or those with the same stage."""
-        return self.comm if self.stage is None else self.stage.peers
 
     def run(self) -> RankOutcome:
         """Train to the end and return this rank's result."""
@@ -271,7 +271,8 @@ class Loop(Role):
         """Take the next step, or several at once; returns False at the end of the run."""
         if self.local_step >= self.max_steps or (self.until is not None and self._is_late(self.until)):
             return False
-        if out := self.strategy.workers.sits_out(self.local_step):
+        workers = self.strategy.workers
+        if workers.has_absences and (out := workers.sits_out(self.local_step)):
             self._sit_out(out)
             return True
         ahead = self._steps_ahead() if self.learner.runs_ahead else 0
@@ -287,13 +288,9 @@ class Loop(Role):
         return True
 
     def _save_if_due(self) -> None:
-        every = self.checkpoints.every
-        if (
-            every is not None
-            and self.local_step % every == 0
-            and self.strategy.workers.can_save(self.local_step)
-        ):
-            self._save(self.local_step)
+        step, every = self.local_step, self.checkpoints.every
+        if every is not None and step % every == 0 and self.strategy.workers.can_save(step):
+            self._save(step)
 
     def _sit_out(self, num_steps: int) -> None:
         """Pass `num_steps` in which this rank takes no part, but not beyond the next checkpoint or the end."""
@@ -363,16 +360,15 @@ class Loop(Role):
             if averager is not None:
                 averager.charge()
             strategy.finish_step()
-            place = strategy.round_place()
-            self.comm.mark(self._step_done(each.loss, each.step.samples, learning_rate, None, place))
+            self.comm.mark(self._step_done(each.loss, each.step.samples, learning_rate, None, None))
             self.local_step += 1
         self.snapshots.after_step(self.local_step)
 
     def do(self, step: StepSamples) -> None:
         """Take a step, or skip it if others did it while this rank was absent."""
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
-        self._take_place()
-        if strategy.workers.skips(self.local_step):
+        workers = strategy.workers
+        if workers.has_absences and not self._take_place():
             strategy.skip_step()
         else:
             about_step = (self.local_step, step.samples, step.samples_of, self.learner.scaler)
@@ -382,7 +378,7 @@ class Loop(Role):
             def announce(loss: float) -> None:
                 if not self._is_forwarded:
                     self._is_forwarded = bool(self.snapshots.parameters())
-                place = strategy.workers.announced(self.local_step)
+                place = workers.announced(self.local_step)
                 if place is not None:
                     about = (step.samples, learning_rate, context.count, place)
                     self.comm.mark(Announced(self._step_done(loss, *about)))
@@ -391,19 +387,24 @@ class Loop(Role):
             num_off_clock = self.comm.state.num_off_clock
             loss = take_step(strategy, self.learner.gradients, step, context, announce if has_news else None)
             self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
-            about = (step.samples, learning_rate, context.count, strategy.round_place())
-            self.comm.mark(self._step_done(loss, *about))
+            place = workers.round_place(strategy.local_step) if workers.has_absences else None
+            self.comm.mark(self._step_done(loss, step.samples, learning_rate, context.count, place))
         self.local_step += 1
         self.snapshots.after_step(self.local_step)
 
-    def _take_place(self) -> None:
-        """Take the rank's place in a round that begins; a global model that it downloads is made anew."""
-        was_out = self.strategy.workers.is_out
-        self.strategy.workers.take_place(self.local_step)
-        if was_out and not self.strategy.workers.is_out:
+    def _take_place(self) -> bool:
+        """Take the rank's place in a round that begins; a global model that it downloads is made anew.
+
+        Returns False where the rank takes no part in the step.
+        """
+        workers = self.strategy.workers
+        was_out = workers.is_out
+        takes_part = workers.take_place(self.local_step)
+        if was_out and not workers.is_out:
             self.snapshots.after_step(self.local_step)
             if self.updates is not None:
                 charge_updates(self.strategy.optimizers[1:], self.updates, self.comm.advance)
+        return takes_part
 
     def _step_done(
         self, loss: float, samples: int, learning_rate: float, count: float | None, place: RoundPlace | None

@@ -96,7 +96,7 @@ class _Rounds(DiLoCoStrategy):
         site, present = self.site, self.workers.present
         if cut_by_torch(self.trainable):  # each rank of a site has its own parts
             site = Site(None, site.between)
-        if self.workers.number is None:
+        if not self.workers.has_absences:
             site.broadcast(parameters)
         elif self.comm.members_change:  # sites meet when this optimizer is complete
             if site.inside is not None:

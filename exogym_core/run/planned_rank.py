@@ -267,18 +267,18 @@ def take_rounds(
     strategy, step = runner.strategy, 0
     strategy.local_step = start
     while step < num_steps:
-        if step % period and not strategy.workers.skips(
+        if step % period and strategy.workers.take_place(
             step
         ):  # as many in each round: its first one is taken
             most = min(period - 1 - step % period, num_steps - step)
             step += runner.take_alike(most, copies=is_alone)
             if step == num_steps:
                 break
-        if strategy.workers.skips(step):
-            strategy.skip_step()
-            strategy.round_place()  # forgets that a round was missed
-        else:
+        if strategy.workers.take_place(step):
             runner.step(start + step)
+        else:
+            strategy.skip_step()
+            strategy.workers.round_place(strategy.local_step)  # forgets that a round was missed
         step += 1
         after_step(step)
         if step % period == 0:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
-    from exogym_core.events import RoundPlace
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["SharedState", "StepContext", "Strategy"]
@@ -428,8 +427,13 @@ class Strategy(Stateful):
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
-        if self.shared_state.whole is self:
-            self.workers.listen(last_micro_batch)
+        if self.shared_state.whole is not self:
+            return
+        gradients, rounds = self.site.gradients, self.workers.step_rounds
+        if rounds is not None:
+            rounds.listen(last_micro_batch)
+        elif gradients is not None:
+            gradients.listen(last_micro_batch, self.site.weight(self.context))
 
     def local_update(self) -> None:
         """Update the parameters: average the gradients inside the site, exchange them, clip, step the optimizer.
@@ -438,13 +442,22 @@ class Strategy(Stateful):
         """
 
         def exchange() -> None:
-            self.site.average_gradients(self.context)
+            if gradients is not None:
+                is_scaled = self.context.scaler is not None
+                gradients.average(self.site.weight(self.context), scaled=is_scaled)
+                if is_scaled:
+                    gradients.share_overflow()
             self.before_update()
 
-        if self.workers.exchange(exchange):
-            self.clip_gradients()
-            self.optimizer_step()
-            self.workers.end_step()
+        gradients, rounds = self.site.gradients, self.workers.step_rounds
+        if rounds is None:
+            exchange()
+        elif not rounds.exchange(exchange):
+            return
+        self.clip_gradients()
+        self.optimizer_step()
+        if rounds is not None:
+            rounds.end_step()
 
     def before_update(self) -> None:
         """Exchange gradients, which are neither unscaled nor clipped yet."""
@@ -454,7 +467,9 @@ class Strategy(Stateful):
 
     def step(self) -> None:
         """End a step: complete the replica, advance the schedule and the count. Overrides update, then call this."""
-        self.site.gather()
+        gradients = self.site.gradients
+        if gradients is not None:
+            gradients.gather()
         # The schedule counts steps, also those that overflowed, which ranks may not share.
         if self.scheduler is not None:
             with without_updates() if self.context.is_skipped else nullcontext():
@@ -503,10 +518,6 @@ class Strategy(Stateful):
         """Complete a step after the optimizer's update."""
         self.communicate(self.local_step + 1)
         Strategy.step(self)
-
-    def round_place(self) -> RoundPlace | None:
-        """Place of the last step among the rounds, where ranks may be absent."""
-        return self.workers.round_place(self.local_step)
 
     def finish(self) -> None:
         """Apply averages still in flight after the last step, on the clock."""

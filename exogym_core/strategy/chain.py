@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.events import RoundPlace
     from exogym_core.strategy.base import StepContext
 
 __all__ = ["Chain", "CommunicateOptimizeStrategy", "CommunicationModule", "Sites"]
@@ -172,7 +171,7 @@ class Chain(Strategy):
         """Let the members join."""
         for each in self.modules:
             each.join(self)
-            if each.workers.number is not None:
+            if each.workers.has_absences:
                 self.workers = each.workers
 
     def begin_step(self, context: StepContext) -> None:
@@ -238,12 +237,6 @@ class Chain(Strategy):
         if self.scheduler is not None:
             return 1
         return min((each.steps_to_exchange for each in self.modules), default=sys.maxsize)
-
-    def round_place(self) -> RoundPlace | None:
-        """Place of the last step among the rounds of the member from which ranks may be absent."""
-        members = [each for each in self.modules if each.workers is not self.workers]
-        places = [super().round_place(), *(each.round_place() for each in members)]
-        return next((place for place in reversed(places) if place is not None), None)
 
     def finish(self) -> None:
         """Apply averages in flight; gather shards of parameters again."""

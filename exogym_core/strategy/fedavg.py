@@ -56,15 +56,14 @@ class ParameterMean(GlobalModel):
         flats = list(map(flatten, self.buckets))
         if site.between.world_size == 1:
             return flats
-        flats = self.averaging.weighed(flats, weight)
-        return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
+        return self.averaging.means(site, flats, self.residuals, weight)
 
     def averaged(
         self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None], *, weight: float = 1.0
     ) -> list[Tensor]:
         """Mean parameters over the ranks of `peers`, flat, see `SharedModel`."""
-        flats = self.averaging.weighed(list(map(flatten, self.buckets)), weight)
-        mean_among(self.averaging, site, peers, flats, residuals)
+        flats = list(map(flatten, self.buckets))
+        mean_among(self.averaging, site, peers, flats, residuals, weight)
         return flats
 
     def spread(self, site: Site, values: Sequence[Tensor]) -> None:

@@ -387,9 +387,9 @@ class SimulatedRounds:
             if runner is None:
                 return
             mine = runner.strategy
-            self.has_absences = mine.workers.number is not None
+            self.has_absences = mine.workers.has_absences
             is_measured = comm.rank < setting.ranks_a_worker  # of the first worker
-            keeps_state = mine.workers.number is not None  # which heals others: its size counts on every rank
+            keeps_state = mine.workers.has_absences  # which heals others: its size counts on every rank
             if not is_measured and not keeps_state:
                 runner.still_optimizers()
 
@@ -409,7 +409,7 @@ class SimulatedRounds:
                     runner.still_optimizers()
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
-                traffic, place = comm.traffic, mine.round_place()
+                traffic, place = comm.traffic, mine.workers.round_place(mine.local_step)
                 comm.mark(
                     {
                         "payload_bytes": traffic.payload_bytes,

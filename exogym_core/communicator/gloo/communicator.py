@@ -141,7 +141,7 @@ class GlooCommunicator(Communicator):
 
     def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> T | Handle[T]:
         """Count a call and make it: exchange staged tensors, then deliver what has come."""
-        like = call.signed
+        like = call.like or call.tensors
         signature = self._signature(call.name, like, call.reduce_op, call.root)
         load = load_of(call, self._calls.ranks)
         self._count(call.tensors, self.state.book.traffic(load, self.rank)[0])
@@ -168,7 +168,7 @@ class GlooCommunicator(Communicator):
             own = slice(*(sum(part.numel() for part in tensors[: self.rank + end]) for end in (0, 1)))
             # As gloo does for a reduce-scatter: reduce everything and keep a part.
             return lambda: [wire.all_reduce(line, reduce_op)[own].clone()]
-        flat = self._stage(call.signed[0], own=async_op or name in ("reduce", "scatter"))
+        flat = self._stage((call.like or tensors)[0], own=async_op or name in ("reduce", "scatter"))
         match name:
             case "all_reduce":
                 return lambda: [wire.all_reduce(flat, reduce_op)]

@@ -331,7 +331,7 @@ class SimulatedCommunicator(Communicator):
     ) -> T | Handle[T]:
         """Post a call; with `waits`, its handle is waited for next."""
         name, tensors, reduce_op, root = call.name, call.tensors, call.reduce_op, call.root
-        signature = self._signature(name, call.signed, reduce_op, root)
+        signature = self._signature(name, call.like or tensors, reduce_op, root)
         key = self._next_key()
         # Values that are only moved are handed over as they are, and others may take them long after this rank
         # has changed its tensors. Reduced values are read when the last member posts, while the receivers wait.

@@ -195,7 +195,7 @@ class Schedules:
 
 def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
     """Load that a member's call puts on the network among these ranks of the run."""
-    name, signed = call.name, call.signed
+    name, signed = call.name, call.like or call.tensors
     element_bytes = signed[0].element_size() if signed else 1
     sizes = tuple(map(attrgetter("nbytes"), signed))
     num_bytes = sum(sizes)

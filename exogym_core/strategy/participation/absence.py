@@ -257,11 +257,13 @@ class Absence(Everyone):
     """
 
     state = State("number", present="_present", has_begun="_has_begun", news="_news")
+    has_absences = True
     number: int
 
     def __init__(self, strategy: Strategy, patience: Patience, steps: GradientSteps | None = None) -> None:
         super().__init__(strategy)
         comm, self._steps = strategy.comm, steps
+        self.step_rounds = None if steps is None else self
         self._site_size = comm.world_size // self._meeting.world_size
         patience.check(strategy.where, comm, self._site_size)
         self.patience, self.steps_a_round = patience, strategy.round_steps or 1
@@ -312,27 +314,24 @@ class Absence(Everyone):
         """Connects the ranks that step together, in an exchange of gradients those of the attempt."""
         return super().peers if self._steps is None or self._steps.peers is None else self._steps.peers
 
-    def skips(self, step: int) -> bool:
-        """True if the others have done the step after `step` steps while this rank was away."""
+    def take_place(self, step: int) -> bool:
+        """Join, if this rank has not yet; False: the others have done the step while it was away."""
         self.join()
-        return step < self.number * self.steps_a_round
+        return step >= self.number * self.steps_a_round
 
     def listen(self, last_micro_batch: bool) -> None:
-        """Prepare for a backward pass, in which ranks meet where their gradients leave during it."""
-        if self._steps is None:
-            super().listen(last_micro_batch)
-        else:
-            self._steps.listen(last_micro_batch, self._gather)
+        """Prepare for the backward pass of a step that is a round: ranks meet where gradients leave during it."""
 
-    def _gather(self) -> JointWork:
-        weight = float(self.strategy.context.samples or 1)
-        about = (*self._waits, weight, self.number, self._present, self.patience.deadline)
-        return self._comm.meet(*about)
+        def meet() -> JointWork:
+            weight = float(self.strategy.context.samples or 1)
+            about = (*self._waits, weight, self.number, self._present, self.patience.deadline)
+            return self._comm.meet(*about)
+
+        assert self._steps is not None
+        self._steps.listen(last_micro_batch, meet)
 
     def exchange(self, work: Callable[[], None]) -> bool:
-        """Exchange gradients among the ranks that arrive in time; False: this one did not, and has caught up."""
-        if self._steps is None:
-            return super().exchange(work)
+        """Exchange gradients of a step among ranks that arrive in time; False: this one did not, and has caught up."""
 
         def among(attempt: Callable[[Communicator, list[float]], Any], early: JointWork | None) -> Any:
             if early is None:
@@ -342,18 +341,18 @@ class Absence(Everyone):
             self._present = early.members
             return result
 
+        assert self._steps is not None
         if self._steps.exchange(among, work):
             return True
         self._catch_up(self.number + 1, self.number + 1)
         return False
 
     def end_step(self) -> None:
-        """Count a step whose gradients were exchanged, and publish what it led to while ranks are absent."""
-        if self._steps is not None:
-            self.number += 1
-            self._note_round()
-            if len(self._present) < self._comm.world_size:
-                self._publish()
+        """Count a step that is a round, and publish what it led to while ranks are absent."""
+        self.number += 1
+        self._note_round()
+        if len(self._present) < self._comm.world_size:
+            self._publish()
 
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""

@@ -60,6 +60,7 @@ class Rejoining(Everyone):
     """
 
     state = State("number", present="_present", is_newest="_is_newest", has_begun="_has_begun")
+    has_absences = True
     number: int
 
     def __init__(self, strategy: Strategy, patience: Patience) -> None:
@@ -85,10 +86,10 @@ class Rejoining(Everyone):
             [rank for rank in self._present if rank != self._comm.rank] if is_behind else list(self._present)
         )
 
-    def skips(self, step: int) -> bool:
-        """True if the others have done the step after `step` steps while this rank was away."""
+    def take_place(self, step: int) -> bool:
+        """Join, if this rank has not yet; False: the others have done the step while it was away."""
         self.join()
-        return step < self.number * self.steps_a_round
+        return step >= self.number * self.steps_a_round
 
     def join(self) -> None:
         """Begin, late where `join_at` says so, with the parameters of the start; called before the first step."""

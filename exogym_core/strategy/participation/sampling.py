@@ -149,6 +149,7 @@ class Sampling(Everyone):
     """
 
     state = State("number", "is_out", round="_round")
+    has_absences = True
     number: int
 
     def __init__(self, strategy: Strategy, num_drawn: int) -> None:
@@ -197,20 +198,21 @@ class Sampling(Everyone):
             return 0
         return max(self._length - self._steps_in(number)[self._comm.rank] - place, 0)
 
-    def take_place(self, step: int) -> None:
+    def take_place(self, step: int) -> bool:
         """Take this client's place in the round of `step`: drop the model where it is not drawn, download it if out."""
         number = step // self._length
         if self.number == LOST:
-            return
+            return False
         if self._comm.rank not in self.members(number):
             if not self.is_out:
                 if self.number == number > 0:  # not before, as the run may have ended with the round
                     self._comm.publish(number, self.strategy.outer.packed())
                 self.leave()
-            return
+            return False
         self._round = number
         if self.is_out:
             self._download(number)
+        return not self.sits_out(step)
 
     def leave(self) -> None:
         """Drop the replica, the global model and the optimizer's state."""
@@ -239,11 +241,6 @@ class Sampling(Everyone):
         strategy.outer.unpack(fetched[1])
         strategy.num_rounds = self.number = number
         self.is_out = False
-
-    def skips(self, step: int) -> bool:
-        """True if this client takes no part in the step after `step` steps; takes its place before."""
-        self.take_place(step)
-        return self.sits_out(step) > 0
 
     def publish(self, outer: SharedModel) -> None:
         """Count the round, and note its clients for the row of its last step."""

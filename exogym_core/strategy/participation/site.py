@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from exogym_core.events import RoundPlace
     from exogym_core.strategy.base import StepContext, Strategy
     from exogym_core.strategy.optimizers import OptimSpec
+    from exogym_core.strategy.participation.absence import Absence
     from exogym_core.strategy.parts.average import Steps
     from exogym_core.strategy.parts.outer import OuterStep, SharedModel
 
@@ -113,7 +114,8 @@ class Site:
         """True if ranks act alone."""
         return self.inside is None and self.gradients is None
 
-    def _weight(self, context: StepContext) -> float:
+    def weight(self, context: StepContext) -> float:
+        """Weight of this rank's gradients in the site's mean."""
         return context.weight_among(self.ranks or None)
 
     @property
@@ -121,19 +123,6 @@ class Site:
         """Averager of all ranks' gradients by one call, as for steps that are run ahead; else None."""
         gradients = self.gradients
         return gradients if gradients is not None and not self.ranks and gradients.is_one_call else None
-
-    def listen(self, last_micro_batch: bool, context: StepContext) -> None:
-        """Prepare for a backward pass; gradients may leave during that of the `last_micro_batch`."""
-        if self.gradients is not None:
-            self.gradients.listen(last_micro_batch, self._weight(context))
-
-    def average_gradients(self, context: StepContext) -> None:
-        """Average the gradients over the ranks of the site, weighed by samples."""
-        if self.gradients is not None:
-            scaled = context.scaler is not None
-            self.gradients.average(self._weight(context), scaled=scaled)
-            if scaled:
-                self.gradients.share_overflow()
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of the gradients to `max_norm`; returns the norm before."""
@@ -255,14 +244,18 @@ LOST = 1 << 62
 class Everyone(Stateful):
     """Membership of rounds in which all ranks take part.
 
-    The strategy, the loop, snapshots and plans ask it which ranks take part.
+    The strategy, the loop, snapshots and plans ask it which ranks take part; steps only where `has_absences`.
 
     Attributes:
+        has_absences: ranks may be absent from rounds.
+        step_rounds: this membership where each step is a round, which exchanges gradients; else None.
         number: rounds behind this rank's parameters, including downloaded ones; None: not counted here.
         is_out: this rank was not drawn for the round, and has no replica.
         remarks: warnings for the user.
     """
 
+    has_absences = False
+    step_rounds: Absence | None = None
     number: int | None = None
     is_out = False
     remarks: tuple[str, ...] = ()
@@ -288,27 +281,11 @@ class Everyone(Stateful):
         whole = len(present) == self._comm.world_size
         return self._comm if whole else self._comm.group(present, reuse=True)
 
-    def listen(self, last_micro_batch: bool) -> None:
-        """Prepare for a backward pass, in which the gradients of a site may leave."""
-        self.strategy.site.listen(last_micro_batch, self.strategy.context)
-
-    def exchange(self, work: Callable[[], None]) -> bool:
-        """Exchange gradients by `work`; False: the others did without this rank, which has caught up with them."""
-        work()
-        return True
-
-    def end_step(self) -> None:
-        """Note that a step has been taken whose gradients were exchanged."""
-
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""
 
     def join(self) -> None:
         """Adopt the newest state of the others, if some have begun before."""
-
-    def skips(self, step: int) -> bool:
-        """True if others did the step after `step` steps while this rank was absent."""
-        return False
 
     def can_save(self, step: int) -> bool:
         """True if this rank's state after `step` steps is one to continue from together with the others' then."""
@@ -339,8 +316,12 @@ class Everyone(Stateful):
         """Steps from `step` on in which this rank takes no part: it was not drawn, or begins the round later."""
         return 0
 
-    def take_place(self, step: int) -> None:
-        """Take this rank's place in the round of `step`: drop its replica, or download one."""
+    def take_place(self, step: int) -> bool:
+        """Take this rank's place in the round of `step`; False: it takes no part in the step.
+
+        It may join the others late, drop its replica, or download one.
+        """
+        return True
 
     def leave(self) -> None:
         """Free the memory of the replica, of a rank that was not drawn."""

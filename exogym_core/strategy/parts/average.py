@@ -358,24 +358,33 @@ class Buckets(Options):
 class RoundAveraging(Averaging, Buckets):
     """Average of a round's parameters or pseudo-gradients, in one call or in several that are under way together."""
 
-    def weighed(self, values: list[Tensor], weight: float) -> list[Tensor]:
-        """Flat `values`, `weight` times each; as they are where each counts once, as in a median."""
-        return values if weight == 1.0 or self.aggregate != "mean" else [value * weight for value in values]
+    def weigh(self, flats: Sequence[Tensor], weight: float) -> None:
+        """Multiply `flats` by this rank's weight, where it counts: in a median each rank counts once."""
+        if self.aggregate == "mean":
+            for flat in flats:
+                flat *= weight
 
-    def post(
-        self, site: Site, flats: Sequence[Tensor], residuals: Sequence[Tensor | None]
-    ) -> list[Flight[Tensor]]:
-        """Post the averages of `flats`, a bucket each, over sites; to be waited for in this order."""
-        return [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
+    def means(
+        self,
+        site: Site,
+        flats: Sequence[Tensor],
+        residuals: Sequence[Tensor | None],
+        weight: float = 1.0,
+    ) -> list[Tensor]:
+        """Replace `flats`, a bucket each, by their means over sites, this one's times `weight`; calls overlap."""
+        if weight != 1.0:
+            self.weigh(flats, weight)
+        flights = [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
+        return [flight.wait() for flight in flights]
 
     @torch.no_grad()
     def over(
         self, site: Site, buckets: Sequence[Sequence[Tensor]], residuals: Sequence[Tensor | None]
     ) -> None:
         """Set the tensors of all buckets to their means over sites."""
-        flights = self.post(site, list(map(flatten, buckets)), residuals)
-        for flight, bucket in zip(flights, buckets, strict=True):
-            write_back(flight.wait(), bucket)
+        means = self.means(site, list(map(flatten, buckets)), residuals)
+        for mean, bucket in zip(means, buckets, strict=True):
+            write_back(mean, bucket)
 
 
 def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:

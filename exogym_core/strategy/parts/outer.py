@@ -106,13 +106,14 @@ class OuterAveraging(RoundAveraging):
             )
         return super().charged(strategy)
 
-    def merged(self, mean: Tensor) -> Tensor:
-        """The gradient of the outer optimizer from a tensor's mean pseudo-gradient."""
-        if self.aggregate != "isotropic" or mean.dim() != 2 or mean.is_meta:
-            return mean
-        left, values, right = torch.linalg.svd(mean, full_matrices=False)
-        spread: Tensor = values.mean() * (left @ right)
-        return spread
+
+def isotropic(mean: Tensor) -> Tensor:
+    """A matrix with the mean of its singular values in place of each; other tensors as they are."""
+    if mean.dim() != 2 or mean.is_meta:
+        return mean
+    left, values, right = torch.linalg.svd(mean, full_matrices=False)
+    spread: Tensor = values.mean() * (left @ right)
+    return spread
 
 
 class GlobalModel(Stateful):
@@ -180,8 +181,11 @@ def mean_among(
     peers: Communicator,
     values: Sequence[Tensor],
     residuals: Sequence[Tensor | None],
+    weight: float,
 ) -> None:
-    """Replace flat `values` by their means over the ranks of `peers`, in a site of several ranks this one's parts."""
+    """Replace flat `values` by their means over `peers`, `weight` times each, in a site of several ranks its parts."""
+    if weight != 1.0:
+        averaging.weigh(values, weight)
     own = [None if residual is None else site.own(residual) for residual in residuals]
     parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
     for flight in [Flight(averaging.steps(peers, *each, waits=waits)) for each in parts]:
@@ -264,8 +268,7 @@ class OuterStep(GlobalModel):
     @torch.no_grad()
     def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
         """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all, `weight` times each; waits for them."""
-        flats = self.averaging.weighed(self.pseudo_gradients(site.between), weight)
-        return [flight.wait() for flight in self.averaging.post(site, flats, self.residuals)]
+        return self.averaging.means(site, self.pseudo_gradients(site.between), self.residuals, weight)
 
     @torch.no_grad()
     def begin(self, site: Site) -> Round:
@@ -310,8 +313,7 @@ class OuterStep(GlobalModel):
         """
         if gradients is None:
             gradients = self.pseudo_gradients(peers)
-        gradients = self.averaging.weighed(gradients, weight)
-        mean_among(self.averaging, site, peers, gradients, residuals)
+        mean_among(self.averaging, site, peers, gradients, residuals, weight)
         return gradients
 
     def spread(self, site: Site, values: Sequence[Tensor]) -> None:
@@ -326,9 +328,10 @@ class OuterStep(GlobalModel):
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """Update the global parameters with flat gradients; the replica stays as it is."""
+        is_merged = self.averaging.aggregate == "isotropic"
         for flat, anchors in zip(gradients, self.anchors, strict=True):
             for anchor, gradient in zip(anchors, unflatten(flat, anchors), strict=True):
-                anchor.grad = self.averaging.merged(gradient)
+                anchor.grad = isotropic(gradient) if is_merged else gradient
         self.update()
 
     def update(self) -> None:
