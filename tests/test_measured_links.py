@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import netsim
 from netsim import Protocol, Topology, shipped_topologies
-from netsim.topology.protocol import PRESETS, window_limit
+from netsim.topology.protocol import PRESETS, enough_streams, spare_streams, window_limit
 
 GOODPUT = 240e6
 
@@ -72,6 +72,46 @@ def test_fewer_streams_get_their_share_at_least_and_more_get_the_rate(streams: i
         assert rate == pytest.approx(2e9, rel=0.005)
     elif loss == "1 %":
         assert rate == pytest.approx(2e9 * streams / 8, rel=0.005)
+
+
+@given(
+    streams=st.integers(1, 12),
+    is_measured=st.booleans(),
+    rtt=st.sampled_from(["0.2 ms", "5 ms", "90 ms"]),
+    protocol=st.sampled_from(["linux-tcp", "gloo", "nccl-sockets"]),
+)
+def test_streams_get_the_rate_of_one_up_to_the_rate_in_all(
+    streams: int, is_measured: bool, rtt: str, protocol: str
+) -> None:
+    """Whether the provider limits a stream or one was measured, and whatever the preset's window."""
+    link = {"rtt": rtt, "bandwidth": "2 Gbit/s", "loss": "0 %", "queue": 10**6, "stream": "260 Mbit/s"}
+    topology = pair(8 if is_measured else None, **link)
+    settings = {"preset": protocol, "streams": streams}
+    if not is_measured:
+        settings["window"] = "64 MiB"
+    rate = 2e9 * 8 / (seconds(topology, settings, 4e9) - seconds(topology, settings, 2e9))
+    one, whole = (
+        each * (1 if is_measured else Protocol.parse(settings).payload_share) for each in (260e6, 2e9)
+    )
+    assert rate == pytest.approx(min(streams * one, whole), rel=0.02)
+    limit = window_limit(topology, Protocol.parse(settings), [(0, 1, 4e9)])
+    assert (limit is None) == (streams >= 8)
+    assert limit is None or (limit.streams, limit.is_stream_rate) == (8, not is_measured)
+    enough = enough_streams(topology, Protocol.parse(settings), [0, 1])
+    assert enough is not None
+    assert enough.streams == 8
+    assert (spare_streams(topology, Protocol.parse(settings), [0, 1]) is None) == (streams <= 8)
+
+
+def test_the_rate_of_a_stream_has_its_directions_and_its_limits() -> None:
+    topology = pair(None, stream={"up": "3 Gbit/s", "down": "1 Gbit/s"})
+    assert {link.source: link.stream_bits_per_second for link in topology.links} == {"a": 3e9, "b": 1e9}
+    assert Topology.from_mapping(topology.to_mapping()).links == topology.links
+    quick, slow = pair(8, stream="150 Mbit/s"), {"preset": "linux-tcp", "window": "128 KiB"}
+    assert seconds(quick, slow) == pytest.approx(1e9 / (2**17 / 0.038), rel=0.01)
+    assert seconds(quick, "ideal") == seconds(pair(8), "ideal")
+    with pytest.raises(ValueError, match="2 streams of 100 Mbit/s cannot have had the measured 240 Mbit/s"):
+        pair(2, stream="100 Mbit/s")
 
 
 def test_a_window_of_ones_own_is_kept_to() -> None:

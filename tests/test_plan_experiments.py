@@ -301,6 +301,10 @@ def test_dollars_of_traffic_alone_are_reported_so(capsys: pytest.CaptureFixture[
     table = capsys.readouterr().out
     assert "(egress only)" in table
     assert "--price" in table
+    assert "streams:" not in table
+    asked = [*words.split(), "--set", "protocol={preset: linux-tcp, streams: 64}"]
+    assert main(asked) == 0
+    assert "streams: 64 bring no more than 1, which fills every route" in capsys.readouterr().out
     assert main([*words.split(), "--price", "2"]) == 0
     assert "egress only" not in capsys.readouterr().out
 

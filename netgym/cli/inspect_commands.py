@@ -173,6 +173,9 @@ def _topology() -> dict[str, Any]:
 
     made = TopologyFile.model_json_schema()
     hosts = made["properties"]["hosts"]
+    for pipe in ("LinkEntry", "RegionEntry"):  # a rate alone is short for {rate: RATE}
+        stream = made["$defs"][pipe]["properties"]["stream"]
+        stream["anyOf"].insert(0, made["$defs"]["StreamEntry"]["properties"]["rate"]["anyOf"][0])
     names = {"type": "array", "items": {"type": ["string", "integer"]}}
     hosts["additionalProperties"] = {"anyOf": [hosts["additionalProperties"], {"type": "null"}]}
     made["properties"]["hosts"] = {

@@ -232,7 +232,11 @@ class Advice:
             row["pareto"] = row["fits"] is not False and not any(_beats(other, row) for other in rows)
         kept.sort(key=lambda row: (row["fits"] is False, row["place"], row[by]))
         ranked = kept if self._dollars is None else [self._for_money(row, self._dollars) for row in kept]
-        explained = self._explained
+        explained = [*self._explained]
+        most = max((row["streams"] for row in self.rows if row["streams"]), default=0)
+        widest = setting.with_streams(max(most, setting.resolved_protocol.streams))
+        if (spare := widest.spare_streams()) is not None:
+            explained.append(spare)
         if self._misfits and all(row["fits"] is False for row in self.rows):
             needed, name, strategy, states, there = min(self._misfits, key=lambda each: each[0])
             enough = "; or ".join(would_fit(strategy, there, states)) or "none of the options of a plan"

@@ -66,6 +66,8 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
                 others.append(Measured(strategy, replace(setting, collectives={**fixed, op: name})).plan)
         found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         remarks = (*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found))
+        if (spare := setting.spare_streams()) is not None:
+            remarks += (spare,)
         return replace(
             measured.plan,
             limit=_limit(measured, found),

@@ -18,6 +18,7 @@ from netgym.planning.published_mfu import published_share
 from netgym.planning.stages import batch_of
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
+from netsim.topology.protocol import spare_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -391,6 +392,10 @@ class Setting:
     def with_streams(self, streams: int) -> Setting:
         """Setting with `streams` streams per transfer."""
         return replace(self, protocol=replace(self.resolved_protocol, streams=streams))
+
+    def spare_streams(self) -> str | None:
+        """Remark on streams that bring nothing, as fewer fill each route between the workers' hosts; or None."""
+        return spare_streams(self.topology, self.resolved_protocol, self.hosts)
 
     def differs_for_ever(self) -> bool:
         """True if rounds never repeat: with jitter, stragglers, drift, or endless background traffic."""

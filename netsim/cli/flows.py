@@ -13,7 +13,7 @@ from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_lines, takes
 from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
-from netsim.topology.protocol import Protocol, window_limit
+from netsim.topology.protocol import Protocol, spare_streams, window_limit
 from netsim.topology.topology import Topology
 from netsim.transfers import later_weather, read_flows, simulate_flows
 from netsim.units import format_count
@@ -69,6 +69,10 @@ def flows_command(
     limit = window_limit(network, parsed, (flow[1:] for flow in table.flows))
     if limit is not None:
         click.echo(str(limit), err=True)
+    if (
+        spare := spare_streams(network, parsed, {host for flow in table.flows for host in flow[1:3]})
+    ) is not None:
+        click.echo(spare, err=True)
     if not work.is_stopped and (late := later_weather(network, finish)) is not None:
         click.echo(AFTER_END.format(late), err=True)
     if out is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ import click
 from netsim.cli.terminal import given, plain_console, takes
 from netsim.errors import InputError
 from netsim.topology.devices import device_name
+from netsim.topology.protocol import Protocol, enough_streams
 from netsim.topology.topology import Topology
 from netsim.units import format_bits_per_second, format_count, format_fraction, format_seconds
 
@@ -71,6 +73,13 @@ def show_command(topology: str = given(is_argument=True, required=True), as_json
         console.print(Text(f"protocol: {network.protocol}"))
     console.print(_hosts(network))
     console.print(_links(network))
+    protocol = Protocol.resolve(network.protocol)
+    if len(places := _places(network)[1]) <= _MOST_ROUTED:
+        ends = [host for pair in places.values() for host in dict.fromkeys(pair)]
+        most = enough_streams(network, replace(protocol, streams=1), ends)
+        if most is not None and most.streams > 1:
+            count = format_count(most.streams, "stream")
+            console.print(f"{protocol.name}: {count} {most.fills}; more bring nothing", soft_wrap=True)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -113,16 +122,20 @@ def _links(network: Topology) -> Table:
             group = region.get(link.source)
             rows[(f"{group}.*" if group else link.source, link.target, *_figures(link, back))] += 1
     title = format_count(len(network.links) // 2, "link")
-    # Few files have queues, or rates that were measured.
-    queue = ("queue",) if any(link.queue_packets for link in network.links) else ()
-    mtu = ("mtu",) if any(link.mtu_bytes for link in network.links) else ()
-    measured = ("measured with",) if any(link.measured_streams for link in network.links) else ()
-    columns = ("from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue, *mtu, *measured)
+    optional = ("queue", "mtu", "measured with", "one stream")  # few files have them
+    kept = [place for place, _ in enumerate(optional) if any(row[6 + place] for row in rows)]
+    columns = (
+        "from",
+        "to",
+        "number",
+        "bandwidth",
+        "and back",
+        "latency",
+        "loss",
+        *(optional[place] for place in kept),
+    )
     shown = (
-        (
-            *(*row[:2], f"{number:,}", *row[2:6]),
-            *(*row[6:7][: len(queue)], *row[7:8][: len(mtu)], *row[8:][: len(measured)]),
-        )
+        (*row[:2], f"{number:,}", *row[2:6], *(row[6 + place] for place in kept))
         for row, number in rows.items()
     )
     return _table(title, columns, shown)
@@ -134,7 +147,17 @@ def _figures(link: Link, back: Link) -> tuple[str, ...]:
     mtu = "" if link.mtu_bytes is None else f"{link.mtu_bytes:,}"
     streams = dict.fromkeys(each.measured_streams for each in (link, back))
     measured = " and ".join(format_count(num, "stream") for num in streams if num is not None)
-    return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue, mtu, measured)
+    ones = dict.fromkeys(each.stream_bits_per_second for each in (link, back))
+    one = " and ".join(format_bits_per_second(rate) for rate in ones if rate is not None)
+    return (
+        *rates,
+        format_seconds(link.latency_seconds),
+        format_fraction(link.loss),
+        queue,
+        mtu,
+        measured,
+        one,
+    )
 
 
 def _places(network: Topology) -> tuple[str, dict[str, tuple[int, int]]]:
@@ -191,6 +214,11 @@ def _as_mapping(network: Topology) -> dict[str, object]:
                 "queue_packets": link.queue_packets,
                 **({"mtu_bytes": link.mtu_bytes} if link.mtu_bytes else {}),
                 **({"measured_streams": link.measured_streams} if link.measured_streams else {}),
+                **(
+                    {"stream_bits_per_second": link.stream_bits_per_second}
+                    if link.stream_bits_per_second
+                    else {}
+                ),
                 "dollars_per_byte": link.dollars_per_byte,
             }
             for link in network.links

@@ -17,7 +17,7 @@ from netsim.collectives.operations import OPERATIONS
 from netsim.docstrings import documented_lines
 from netsim.errors import locate_errors
 from netsim.network.trace import tracing
-from netsim.topology.protocol import Protocol
+from netsim.topology.protocol import Protocol, spare_streams
 from netsim.topology.topology import Topology
 from netsim.units import (
     format_bits_per_second,
@@ -100,6 +100,7 @@ def _as_mapping(
     topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes
 ) -> dict[str, object]:
     made, limit = times.schedule, times.window_limit
+    spare = spare_streams(topology, protocol, hosts)
     return {
         "op": made.op,
         "algorithm": made.algorithm,
@@ -114,6 +115,7 @@ def _as_mapping(
         "lower_bound_seconds": times.bound_seconds,
         "dollars": times.dollars,
         "window_limit": asdict(limit) if limit is not None else None,
+        **({"spare_streams": spare} if spare is not None else {}),
         **({"later_weather": times.later_weather} if times.later_weather is not None else {}),
         **({"estimate": times.estimate} if times.estimate is not None else {}),
     }
@@ -147,6 +149,8 @@ def _print(
         lines.append(f"estimated, of {made.num_messages:,} messages: {times.estimate}")
     if times.window_limit is not None:
         lines.append(str(times.window_limit))
+    if (spare := spare_streams(topology, protocol, hosts)) is not None:
+        lines.append(spare)
     if times.later_weather is not None:
         lines.append(AFTER_END.format(times.later_weather))
     if times.dollars:

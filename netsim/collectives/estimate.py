@@ -397,7 +397,7 @@ def _transfer_windows(
     protocol: Protocol, topology: Topology, routes: Ranks, round_trips: FloatArray
 ) -> FloatArray:
     """Most payload in flight of a transfer on each route (`padded`)."""
-    if not topology.measured_streams.any():
+    if not (topology.measured_streams.any() or any(link.stream_bits_per_second for link in topology.links)):
         return np.full(len(routes), protocol.transfer_window((), 0.0))
     return np.array(
         [

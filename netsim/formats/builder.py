@@ -72,14 +72,16 @@ class LinkLine:
         loss: float = 0.0,
         streams: Sequence[int | None] = (None, None),
         mtu: int | None = None,
+        of_stream: Sequence[float | None] = (None, None),
     ) -> LinkLine:
-        """Connect two nodes; `rates` in bit/s, and the `streams` that they were measured with, there and back."""
-        (up, down), (up_streams, down_streams) = rates, streams
-        return cls(
-            Link(0, one, other, up, latency_seconds, loss, measured_streams=up_streams, mtu_bytes=mtu),
-            Link(0, other, one, down, latency_seconds, loss, measured_streams=down_streams, mtu_bytes=mtu),
-            comment,
+        """Connect two nodes; `rates` in bit/s, the `streams` that measured them, and that of one, there and back."""
+        there, back = (
+            Link(0, *ends, rate, latency_seconds, loss, None, 0.0, count, mtu, single)
+            for ends, rate, count, single in zip(
+                ((one, other), (other, one)), rates, streams, of_stream, strict=True
+            )
         )
+        return cls(there, back, comment)
 
     def line(self) -> str:
         """Entry of `links` or `wan`."""

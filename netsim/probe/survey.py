@@ -348,7 +348,7 @@ def _sources(found: Found) -> list[str]:
     sources = [
         f"netsim probe of {len(found.hosts)} hosts, {found.when}: each route alone for {asked.seconds:g} s with one"
         f" stream and with {asked.streams}{', each host with all others at once' if len(found.hosts) > 2 else ''}.",
-        "Rates are the best goodput, of as many streams together as `measured` says.",
+        "Rates are the best goodput, of as many streams together as `measured` says; `stream` is that of one.",
         "Latencies are half the least round trip.",
     ]
     if len(found.hosts) == 2:
@@ -396,8 +396,15 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
     rates = _round_rate(there.best), _round_rate(back.best)
     mtu = min(there.mtu_bytes, back.mtu_bytes)
     stated = mtu if mtu in _MTUS and mtu != PRESETS["linux-tcp"].mtu_bytes else None
+    of_stream: Sequence[float | None] = (None, None)
+    if streams != [1, 1]:
+        at_least = (rate / count for rate, count in zip(rates, streams, strict=True))
+        of_stream = [
+            max(_round_rate(route.single), least)
+            for route, least in zip((there, back), at_least, strict=True)
+        ]
     return LinkLine.between(
-        one, other, rates, round(latency, 7), "; ".join(notes), streams=streams, mtu=stated
+        one, other, rates, round(latency, 7), "; ".join(notes), 0.0, streams, stated, of_stream
     )
 
 

@@ -31,6 +31,7 @@ from netsim.topology.values import (
     write_value,
 )
 from netsim.topology.weather import Weather, read_weather, write_weather
+from netsim.units import format_bits_per_second, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -92,8 +93,24 @@ class MeasuredEntry(_EachWay):
     down: _Streams | None = None
 
 
+class StreamEntry(_EachWay):
+    """Rate of a single stream; `100 Mbit/s` alone is short for `{rate: 100 Mbit/s}`."""
+
+    _both_key = "rate"
+    _example = "'100 Mbit/s'"
+
+    rate: Rate | None = None
+    up: Rate | None = None
+    down: Rate | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        return value if isinstance(value, dict) else {"rate": value}
+
+
 class _Pipe(_EachWay):
-    """Keys common to links and regions' network cards: rates each way, latency, loss, queue, MTU."""
+    """Keys common to links and regions' network cards: rates each way and of a stream, latency, loss, queue, MTU."""
 
     _example = "'100 Mbit/s'"
 
@@ -105,11 +122,19 @@ class _Pipe(_EachWay):
     queue: Packets | None = None
     mtu: Mtu | None = None
     measured: MeasuredEntry | None = None
+    stream: StreamEntry | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.latency is not None and self.rtt is not None:
             raise InputError("give either latency (one way) or rtt (twice that), not both")
+        if self.measured is not None and self.stream is not None:
+            for is_up in (True, False):
+                number, one, rate = (each.value(is_up) for each in (self.measured, self.stream, self))
+                if number * one < rate:
+                    streams = f"{format_count(number, 'stream')} of {format_bits_per_second(one)}"
+                    had = f"cannot have had the measured {format_bits_per_second(rate)}"
+                    raise InputError(f"{streams} {had}: correct stream, measured or the rate")
         return self
 
     def link(self, index: int, source: str, target: str, *, is_up: bool) -> Link:
@@ -117,7 +142,8 @@ class _Pipe(_EachWay):
         seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
         streams = None if self.measured is None else self.measured.value(is_up)
         egress = getattr(self, "egress", 0.0)
-        figures = self.loss, self.queue, egress, streams, self.mtu
+        stream = None if self.stream is None else self.stream.value(is_up)
+        figures = self.loss, self.queue, egress, streams, self.mtu, stream
         return Link(index, source, target, self.value(is_up), seconds, *figures)
 
 
@@ -458,6 +484,10 @@ def link_form(
         write: makes text of a quantity of a type.
     """
     streams = _each_way("streams", link.measured_streams, back.measured_streams)
+    one = [
+        None if each is None else write(Rate, each)
+        for each in (link.stream_bits_per_second, back.stream_bits_per_second)
+    ]
     return {
         **_each_way(key, write(Rate, link.bits_per_second), write(Rate, back.bits_per_second)),
         "latency": write(Duration, link.latency_seconds),
@@ -466,6 +496,7 @@ def link_form(
             queue=link.queue_packets,
             mtu=link.mtu_bytes,
             measured=streams if link.measured_streams else None,
+            stream=one[0] if one[0] == one[1] else {"up": one[0], "down": one[1]},
         ),
     }
 

@@ -54,6 +54,7 @@ class Link:
         dollars_per_byte: price of a byte, paid by the sender.
         measured_streams: streams whose common goodput the bandwidth is; None: a rate on the wire.
         mtu_bytes: largest packet that it carries, IP header included; None: as the protocol says.
+        stream_bits_per_second: rate of one stream, counted as the bandwidth is; None: as its window allows.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Link:
     dollars_per_byte: float = 0.0
     measured_streams: int | None = None
     mtu_bytes: int | None = None
+    stream_bits_per_second: float | None = None
 
     @property
     def name(self) -> str:

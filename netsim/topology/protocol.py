@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -30,8 +31,10 @@ __all__ = [
     "PRESETS",
     "Protocol",
     "WindowLimit",
+    "enough_streams",
     "mean_window_segments",
     "read_mtu",
+    "spare_streams",
     "window_limit",
 ]
 
@@ -252,7 +255,9 @@ class Protocol:
 
         If N streams filled a measured link, their windows held the link's bandwidth-delay product, losses included. So
         the window of a stream is at least 1 / N of that, or what the preset and the link's loss (by the response
-        function of RFC 9438) allow, if that is more. A `window` set by the user is never exceeded.
+        function of RFC 9438) allow, if that is more. If one stream was measured too, its window is what it had in
+        flight. A `window` set by the user is never exceeded, and replaces a measured one. On links that are not
+        measured, the rate of a stream is the provider's limit, whatever the window.
 
         Args:
             links: of the route.
@@ -260,8 +265,9 @@ class Protocol:
         """
         links = list(links)
         measured = [link for link in links if link.measured_streams]
+        known, limit = self.stream_windows(links, round_trip_seconds)
         if not measured or self.window_bytes == math.inf:
-            return float(self.window_bytes * self.streams)
+            return float(min(self.window_bytes, limit) * self.streams)
         elsewhere = round_trip_seconds - sum(2 * link.latency_seconds for link in measured)
         shown = loss = 0.0
         for link in measured:
@@ -270,9 +276,23 @@ class Protocol:
             shown = max(shown, link.bits_per_second / 8 * own_round_trip / link.measured_streams)
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
         is_preset = self.name in PRESETS and self.window_bytes == PRESETS[self.name].window_bytes
+        if is_preset and known < math.inf:
+            return min(known, limit) * self.streams
         largest = max(self.window_bytes, shown) if is_preset else self.window_bytes
         kept = MEAN_WINDOWS[self.congestion](loss, round_trip_seconds) * self.over(links).segment_bytes
-        return min(largest, max(shown, kept)) * self.streams
+        return min(largest, max(shown, kept), limit) * self.streams
+
+    def stream_windows(self, links: Iterable[Link], round_trip_seconds: float) -> tuple[float, float]:
+        """Payload in flight of one stream by the links' rates of a stream: measured, and allowed; else infinity."""
+        known, limit = math.inf, math.inf
+        for link in links:
+            if link.stream_bits_per_second is not None:
+                in_flight = link.stream_bits_per_second / 8 * round_trip_seconds
+                if link.measured_streams:
+                    known = min(known, in_flight)
+                else:
+                    limit = min(limit, in_flight * self.over([link]).payload_share)
+        return known, limit
 
     @property
     def is_plain(self) -> bool:
@@ -414,6 +434,7 @@ class WindowLimit:
         streams: number of streams that would fill it with the present window.
         window_bytes: window that would fill it with the present number of streams.
         loss: share of packets lost, where it and not the protocol's window is the limit; else 0.
+        is_stream_rate: a link's rate of one stream is the limit, which no window changes.
     """
 
     source: str
@@ -424,15 +445,25 @@ class WindowLimit:
     streams: int
     window_bytes: int
     loss: float = 0.0
+    is_stream_rate: bool = False
 
     @property
     def share(self) -> float:
         """Share of the links' payload that the window lets through."""
         return self.window_bits_per_second / self.link_bits_per_second
 
+    @property
+    def fills(self) -> str:
+        """What `streams` do, in words."""
+        verb = "fills" if self.streams == 1 else "fill"
+        rate = format_bits_per_second(self.link_bits_per_second)
+        return f"{verb} every route (the last one {self.source} to {self.target} with {rate})"
+
     def __str__(self) -> str:
         cause = f"a loss of {100 * self.loss:.3g} %" if self.loss else "the window"
         window = f" or window: {math.ceil(self.window_bytes / 2**20)} MiB" if not self.loss else ""
+        if self.is_stream_rate:
+            cause, window = "the rate of a stream", ""
         return (
             f"limited by {cause} from {self.source} to {self.target}:"
             f" {format_bits_per_second(self.window_bits_per_second)} at a round trip of"
@@ -469,35 +500,75 @@ def window_limit(
         pair = kinds[src], kinds[dst]
         if src != dst and num_bytes > untouched.get(pair, 0.0):
             least, limit = _limit_between(src, dst, topology, protocol, payload)
-            if limit is None or num_bytes > least:
-                limits += [] if limit is None else [limit]
+            is_full = limit.share >= _ALL
+            if is_full or num_bytes > least:
+                limits += [] if is_full else [limit]
                 least = math.inf  # the first of these hosts stands for them
             untouched[pair] = least
     return min(limits, key=lambda limit: limit.share, default=None)
 
 
+def enough_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) -> WindowLimit | None:
+    """Route between `hosts` that takes the most streams to fill; None if windows limit none under `protocol`.
+
+    >>> from netsim import Protocol, Topology
+    >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
+    ...     {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "90 ms"}]})
+    >>> enough_streams(topology, Protocol.parse("linux-tcp"), [0, 1]).streams
+    3
+    """
+    if not protocol.has_windows:
+        return None
+    payload = protocol.payload_bytes_per_second(topology)
+    alike: dict[int, list[int]] = {}
+    for host in dict.fromkeys(hosts):
+        alike.setdefault(topology.host_kinds[host], []).append(host)
+    ends = [host for of_kind in alike.values() for host in of_kind[:2]]  # two stand for all of a kind
+    pairs = itertools.permutations(ends, 2)
+    routes = (_limit_between(src, dst, topology, protocol, payload)[1] for src, dst in pairs)
+    return max(routes, key=lambda route: route.streams, default=None)
+
+
+def spare_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) -> str | None:
+    """Line on streams that were asked for and bring nothing, as fewer fill every route between `hosts`; else None.
+
+    >>> from netsim import Protocol, Topology
+    >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
+    ...     {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "90 ms"}]})
+    >>> print(spare_streams(topology, Protocol.parse({"streams": 64}), [0, 1]))
+    streams: 64 bring no more than 3, which fill every route (the last one a to b with 956 Mbit/s)
+    >>> spare_streams(topology, Protocol.parse({"streams": 3}), [0, 1])
+    """
+    if protocol.streams <= PRESETS.get(protocol.name, protocol).streams:
+        return None
+    most = enough_streams(topology, protocol, hosts)
+    if most is None or most.streams >= protocol.streams:
+        return None
+    return f"streams: {protocol.streams} bring no more than {most.streams}, which {most.fills}"
+
+
 def _limit_between(
     src: int, dst: int, topology: Topology, protocol: Protocol, payload: FloatArray
-) -> tuple[float, WindowLimit | None]:
-    """Bytes that the window lets through at once between two hosts, and the limit of longer messages, if any."""
+) -> tuple[float, WindowLimit]:
+    """Bytes that the window lets through at once between two hosts, and how it limits longer messages, if it does."""
     route = topology.route(src, dst)
+    links = [topology.links[index] for index in route]
     round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
-    window, loss = _mean_window(protocol, [topology.links[index] for index in route], round_trip)
+    window, loss = _mean_window(protocol, links, round_trip)
     link = float(payload[list(route)].min()) * 8
-    segment = protocol.over(topology.links[index] for index in route).segment_bytes
+    segment = protocol.over(links).segment_bytes
     untouched = max(window, segment * protocol.streams / loss if loss else 0.0)
-    if not round_trip or window * 8 / round_trip >= link * _ALL:
-        return untouched, None
     needed = link / 8 * round_trip
     return untouched, WindowLimit(
         topology.hosts[src].name,
         topology.hosts[dst].name,
         round_trip,
-        window * 8 / round_trip,
+        window * 8 / round_trip if round_trip else math.inf,
         link,
-        math.ceil(needed * protocol.streams / window),
+        math.ceil(needed * protocol.streams / window * _ALL) or 1,
         math.ceil(needed / protocol.streams),
         loss,
+        not loss and protocol.stream_windows(links, round_trip)[1] * protocol.streams <= window,
     )
 
 
