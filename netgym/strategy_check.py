@@ -37,6 +37,7 @@ from exogym_core.testing.bits import first_difference
 from exogym_core.workers.run import run_ranks
 from netgym.tasks import build_model, load_callable
 from netsim import Topology
+from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
@@ -55,6 +56,8 @@ _TOLERANCE = 1e-4  # relative, between simulated and real sockets: sums are form
 _ON_CLOCK = "values off the clock cost nothing: exchange on the clock what reaches parameters"
 _COUNTS = ("bytes_sent", "payload_bytes")
 _PROCESSES = {"kind": "processes", "processes": 2}
+# No law depends on them, and to find the fastest takes longer than such a short training.
+_ALGORITHMS = {op: next(iter(names)) for op, names in ALGORITHMS.items()}
 
 
 @dataclass(frozen=True)
@@ -351,6 +354,7 @@ class _Trials:
             "dataloader_kwargs": {"collate_fn": itemgetter(0)},
             "seed": self.problem.seed,
             "topology": self.topology,
+            "collectives": None if self.topology is None else _ALGORITHMS,
             "compute": compute,
             "workers": "threads",
             "servers": self.strategy.num_servers or None,

@@ -20,6 +20,7 @@ from exogym_core.results.report import Results, comparison_table, verdict
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
 from netgym.cli.main import main
 from netgym.tasks import build_model
+from netsim.collectives.schedules.algorithms import ALGORITHMS
 
 SMALL = {
     "name": "small",
@@ -31,6 +32,10 @@ SMALL = {
     "evaluate": "{every: 2, samples: 32}",
     "strategies": "[AllReduce, {name: DiLoCo, H: 2}]",
 }
+
+
+# Of each operation, so that none has to be found for a training that is shorter than the search.
+FIRST_ALGORITHMS = {op: next(iter(names)) for op, names in ALGORITHMS.items()}
 
 
 def experiment(**keys: object) -> str:

@@ -120,29 +120,11 @@ class AveragesForFree(Momentum):
             return super().mean(flat)
 
 
-class GathersForFree(Momentum):
-    def mean(self, flat: Tensor) -> Tensor:
-        super().mean(flat[:1])
-        with self.comm.off_clock():
-            return torch.stack(self.comm.all_gather(flat)).mean(0)
-
-
-class LogsForFree(Momentum):
-    def mean(self, flat: Tensor) -> Tensor:
-        with self.comm.off_clock():
-            self.spread = super().mean(flat)
-        return super().mean(flat)
-
-
 class DeclaresAnotherRound(Momentum):
     round_steps = 3
 
     def mean(self, flat: Tensor) -> Tensor:
         return super().mean(flat) if self.local_step % 2 else flat * 0
-
-
-class DeclaresItsRound(DeclaresAnotherRound):
-    round_steps = 2
 
 
 class JudgesInVain(Outer):
@@ -243,15 +225,14 @@ class NeedsAModel(Silent):
 
 PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
-    (Silent, "runs", "nothing was sent in 8 steps: "),
-    (RoundOfFifty, "runs", "nothing was sent in 8 steps, and round_steps is 50: shorten the round"),
+    (Silent, "runs", "nothing was sent in 5 steps: "),
+    (RoundOfFifty, "runs", "nothing was sent in 5 steps, and round_steps is 50: shorten the round"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),
-    (JudgesTheStart, "judged", "is still the model of the start after 8 steps"),
+    (JudgesTheStart, "judged", "is still the model of the start after 5 steps"),
     (JudgesAnotherModel, "judged", "away from the mean of the ranks' models, which moved by"),
     (JudgesItsOwn, "judged", "judged_state() of version 1 is another on rank 1 than on rank 0"),
     (AveragesForFree, "clock", "in the run that withholds what comes off the clock"),
-    (GathersForFree, "clock", "in the run that withholds what comes off the clock"),
     (DeclaresAnotherRound, "round", "round_steps is 3, and rank 0 sends"),
     (JudgesInVain, "judged", "judges ranks' models, so that judged_state() would be ignored"),
     (SendsAfterwards, "bytes", "call super().step() last"),
@@ -263,7 +244,7 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (KeepsLambda, "state", "KeepsLambda.state_dict()"),
     (SharesTheClass, "processes", "in the run in processes: keep what a rank has in self"),
     (KnowsTheTransport, "gloo", "in the run over gloo: let no value depend on comm.transport"),
-    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 5"),
+    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 3"),
     (EncodesForNothing, "coding", "self.charge(NAME, 'encode', num_values)"),
 ]
 
@@ -275,10 +256,18 @@ def failed(report: CheckReport) -> list[str]:
 @pytest.mark.parametrize(
     ("strategy", "law", "line"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_a_fault_is_found_by_its_law_alone(strategy: type[Strategy], law: str, line: str) -> None:
+def test_a_fault_is_found_by_its_law_alone(
+    strategy: type[Strategy], law: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laws that start processes are tried with their own faults, and below with sound strategies."""
+    start_processes = {"processes", "gloo", "resume"}
+    tried = {
+        name: each for name, each in LAWS.items() if law in start_processes or name not in start_processes
+    }
+    monkeypatch.setattr("netgym.strategy_check.LAWS", tried)
     for shared in (SharesTheClass.seen, KeepsInTheClass.steps_here):
         shared.clear()
-    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02}, num_workers=2, num_steps=8)
+    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02}, num_workers=2, num_steps=5)
     assert failed(report) == [law], str(report)
     assert not report.passed
     (row,) = (row for row in report.rows if row.law == law)
@@ -286,7 +275,7 @@ def test_a_fault_is_found_by_its_law_alone(strategy: type[Strategy], law: str, l
     assert "\n" not in row.line
     # What builds on a broken law is not tried: it would only repeat the same.
     skipped = {row.law for row in report.rows if row.status == "skipped"}
-    assert skipped == {name for name, each in LAWS.items() if law in each.after}
+    assert skipped == {name for name, each in tried.items() if law in each.after}
 
 
 def test_every_law_has_a_planted_fault() -> None:
@@ -296,14 +285,14 @@ def test_every_law_has_a_planted_fault() -> None:
 # That `Momentum` is sound is seen above, where all laws but one pass.
 @pytest.mark.parametrize("strategy", [Outer, EncodesAndCharges])
 def test_a_sound_strategy_passes(strategy: type[Strategy]) -> None:
-    report = check(strategy(optim_spec="sgd", lr=0.02), num_steps=8)
+    report = check(strategy(optim_spec="sgd", lr=0.02), num_workers=2, num_steps=5)
     assert [row.status for row in report.rows] == ["passed"] * len(LAWS), str(report)
 
 
 # Asynchronous ones: the others keep the same laws in conformance/test_strategy_table.py and in laws/.
 @pytest.mark.parametrize("name", ["ADPSGD", "HALoS"])
 def test_shipped_strategies_pass(name: str) -> None:
-    report = check(name, num_steps=14)
+    report = check(name, {"interval": 2} if name == "ADPSGD" else {"H": 2, "K": 1}, num_steps=5)
     assert report.passed, str(report)
 
 

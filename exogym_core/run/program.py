@@ -62,6 +62,7 @@ from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.threads import intra_op_threads
+from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
@@ -580,6 +581,8 @@ class Program:
             request.num_ranks, *where, None if self.compute is None else self.compute.shared_cores
         )
         if world.topology is None or world.protocol.library or request.stages is not None:
+            return world.collectives
+        if all(op in world.collectives for op, each in OPERATIONS.items() if not each.is_per_pair):
             return world.collectives
         if self.first_rounds is None:
             coding = None if self.compute is None else self.compute.coding

@@ -29,7 +29,7 @@ from netsim.testing import LawError
 def test_every_transport_keeps_the_laws(transport: str, law: str) -> None:
     options = dict(TRANSPORTS[transport])
     # Processes cost: few sequences of many calls there, many small ones in threads.
-    sizes = {} if transport == "threads" else {"num_calls": 30, "num_sequences": 5}
+    sizes = {} if transport == "threads" else {"num_calls": 30, "num_sequences": 2}
     check_communicator(options.pop("transport"), [law], **sizes, **options)
 
 
@@ -118,7 +118,7 @@ def test_each_law_finds_a_bug(law: str) -> None:
     name, method = BUGS[law]
     broken = type("Broken", (Wrapped,), {"methods": {name: method}})
     with pytest.raises(LawError, match=f"law '{law}'") as caught:
-        check_communicator(broken, [law])
+        check_communicator(broken, [law], num_calls=4)
     assert len(caught.value.program.splitlines()) <= 15
 
 

@@ -61,7 +61,7 @@ def same(one: Any, other: Any, problem: dict[str, int], tolerance: float = 1e-9)
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems, H=st.integers(1, 4))
 def test_noloco_of_one_group_is_diloco_with_heavy_ball_momentum(
     problem: dict[str, int],
@@ -72,7 +72,7 @@ def test_noloco_of_one_group_is_diloco_with_heavy_ball_momentum(
     same(noloco, DiLoCoStrategy(adamw, H=H, outer_optim_spec=heavy_ball), problem)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems, H=st.integers(1, 4))
 def test_gasloc_on_the_complete_graph_is_diloco_if_momentum_is_mixed_too(
     problem: dict[str, int],
@@ -110,7 +110,7 @@ def test_orders_of_d_psgd_differ_and_share_the_mean_of_sgd() -> None:
     torch.testing.assert_close(before.mean(0), after.mean(0))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems, H=st.integers(1, 4))
 def test_slowmo_without_momentum_is_local_averaging(problem: dict[str, int], H: int) -> None:  # noqa: N803
     same(SlowMoStrategy(adamw, H=H, outer_momentum=0), FedAvgStrategy(adamw, H=H), problem)
@@ -310,7 +310,7 @@ def test_d_psgds_exchange_hides_behind_the_gradient() -> None:
 larger_problems = reference.problems(4, 9, 4, 6)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(problem=larger_problems, H=st.integers(1, 4), codec=st.sampled_from([None, "fp16", "e3m0"]))
 def test_streaming_of_one_fragment_without_delay_is_diloco(
     problem: dict[str, int],
@@ -321,7 +321,7 @@ def test_streaming_of_one_fragment_without_delay_is_diloco(
     same(one, DiLoCoStrategy(adamw, H=H, codec=codec), problem, tolerance=0)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(problem=larger_problems, H=st.integers(1, 4))
 @example(
     problem={"num_ranks": 1, "steps": 1, "inputs": 1, "hidden": 2, "seed": 23}, H=1
@@ -331,7 +331,7 @@ def test_cocodc_of_one_fragment_without_delay_is_diloco(problem: dict[str, int],
     same(one, DiLoCoStrategy(adamw, H=H), problem, tolerance=0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(
     problem=larger_problems,
     H=st.integers(2, 6),
@@ -379,7 +379,7 @@ def test_cocodc_chooses_and_corrects_as_written(
         assert run.traffic[0].payload_bytes == 8 * sum(sizes[index] for p in sent for index in cut[p])
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(problem=larger_problems, H=st.integers(1, 4))
 def test_eager_diloco_of_one_worker_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
     """Also at a run's very end, where it took a step of momentum for the others, of whom there are none."""
@@ -387,7 +387,7 @@ def test_eager_diloco_of_one_worker_is_diloco(problem: dict[str, int], H: int) -
     same(EagerDiLoCoStrategy(adamw, H=H), DiLoCoStrategy(adamw, H=H), problem, tolerance=0)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=larger_problems, H=st.integers(1, 3))
 def test_delayed_without_momentum_loses_nothing(problem: dict[str, int], H: int) -> None:  # noqa: N803
     """With an outer rate of 1 every displacement is in phi once, a round late; at the end all are."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments import digest, fit_until, outcome
+from experiments import FIRST_ALGORITHMS, digest, fit_until, outcome
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -38,7 +38,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 AT_OWN_PACE = {"ADPSGD", "AsyncDiLoCo", "DecoupledDiLoCo", "HALoS", "HeLoCo"}
 # Schedules, codecs, islands, rounds that a stop falls into.
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("AllReduce", {"codec": "int8", "max_norm": 0.5, **SCHEDULES["cosine"]}),
+    ("AllReduce", {"codec": "int8", "max_norm": 0.5, **SCHEDULES["cosine"]}),  # and micro-batches
     ("FedAvg", {"H": 2, "island_size": 2, "optim_spec": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}),
     ("DiLoCo", {"H": 3, "codec": "bf16", **SCHEDULES["one cycle"]}),
     ("DiLoCo", {"H": 3, "codec": "uniform8bit", "error_feedback": True, "ranks_per_worker": 3}),
@@ -59,6 +59,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("DelayedDiLoCo", {"H": 3, "codec": "e3m0"}),
     ("EagerDiLoCo", {"H": 3}),
 ]
+NUM_CHOSEN = len(OPTIONS)
 # And every other strategy, in short rounds: with those of its defaults no round would end here.
 OPTIONS += [
     (name, {"H": 2} if "H" in accepted_arguments(kind) else {})
@@ -102,10 +103,10 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
 def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitResult:
     arguments: dict[str, Any] = {
-        **{"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "minibatch_size": 2},
+        **{"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4},
         **{"val_size": 8, "val_interval": 3, "correlation_interval": 2, "topology": "two-datacenters"},
         **{"protocol": "linux-tcp", "compute": {"fixed": "3 ms", "jitter": 0.2}, "workers": "threads"},
-        **{"device": "cpu", "collectives": "ring"},  # chosen ones are in test_choice_laws.py
+        **{"device": "cpu", "collectives": FIRST_ALGORITHMS},  # chosen ones are in test_choice_laws.py
     }
     trainer = Trainer(Model(), Augmented(), Augmented(noise=0.0))
     return fit_until(trainer, stop_at, strategy=strategy, **{**arguments, **options})
@@ -128,6 +129,11 @@ def make(number: int) -> Strategy:
     return build_strategy(name, **options)
 
 
+def micro(number: int) -> dict[str, int]:
+    """Two micro-batches a step, of the first strategy."""
+    return {} if number else {"minibatch_size": 2}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
@@ -139,28 +145,36 @@ def whole(folder: Path) -> Any:
 
     @cache
     def run(number: int) -> tuple[Any, Any]:
-        result = fit(make(number), checkpoint_interval=NUM_STEPS, save_dir=folder)
+        result = fit(make(number), checkpoint_interval=NUM_STEPS, save_dir=folder, **micro(number))
         return outcome(result), last_checkpoint(result)
 
     return run
 
 
-@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda number: OPTIONS[number][0])
+# That the states of the others are whole is in conformance/test_strategy_table.py, too.
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=name, marks=[pytest.mark.thorough] if number >= NUM_CHOSEN else [])
+        for number, (name, _) in enumerate(OPTIONS)
+    ],
+)
 def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) -> None:
-    """A stop at a random step, of every third strategy two; each goes from threads to processes, or back, once.
+    """A stop at a random step: of every third strategy in processes, of every sixth in threads as well.
 
     Runs that stop have checkpoints every step or two, the whole run none: so these change nothing, either.
     """
     expected, draw = whole(number), random.Random(number)
     processes = {"kind": "processes", "processes": 2 + number % 2}
-    is_first = OPTIONS[number][0] not in dict(OPTIONS[:number])
-    kinds = ["threads", processes] if number % 3 == 0 else [processes if is_first else "threads"]
+    kinds = ["threads", processes] if number % 6 == 0 else ["threads" if number % 3 else processes]
     stops = sorted(draw.sample(range(1, NUM_STEPS), len(kinds)))
     where: dict[str, Any] = {"save_dir": folder}
     least = most = 0
     for stop_at, workers in zip(stops, kinds, strict=True):
         every = draw.choice((1, 2))
-        stopped = fit(make(number), stop_at, checkpoint_interval=every, workers=workers, **where)
+        stopped = fit(
+            make(number), stop_at, checkpoint_interval=every, workers=workers, **micro(number), **where
+        )
         assert least <= stopped.resumed_step <= most
         # Stopped before its first checkpoint, it has nothing to go on from.
         if find_checkpoint(stopped.checkpoint_folder) is not None:
@@ -170,7 +184,7 @@ def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) 
         if workers == "threads":
             most = max(least, (stop_at - 1) // every * every)
             least = least if OPTIONS[number][0] in AT_OWN_PACE else most
-    resumed = fit(make(number), checkpoint_interval=1, **where)
+    resumed = fit(make(number), checkpoint_interval=1, **micro(number), **where)
     assert least <= resumed.resumed_step <= most
     assert (outcome(resumed), last_checkpoint(resumed)) == expected
 
