@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -122,21 +123,33 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
         raise InputError(f"plan: {problem}") from None
     layers = len(model.blocks)
     if layers <= _COUNTED_LAYERS:
-        return SequenceModel(model, length)
+        return SequenceModel(model, length, *_counted(name, length, **options))
     # Layers are alike, so their operations are counted once: those of one more layer than another model has.
     one, two = (
-        SequenceModel(_built(name, length, {**options, "num_layers": number}), length)
-        for number in (1, _COUNTED_LAYERS)
+        _counted(name, length, **{**options, "num_layers": number}) for number in (1, _COUNTED_LAYERS)
     )
     more = layers - 1
-    width = next((each.in_features for each in one.model.modules() if isinstance(each, nn.Linear)), 0)
+    width = next((each.in_features for each in model.modules() if isinstance(each, nn.Linear)), 0)
     return SequenceModel(
         model,
         length,
-        one.sequence_flops + more * (two.sequence_flops - one.sequence_flops),
+        one.flops + more * (two.flops - one.flops),
         one.activation_bytes + more * (two.activation_bytes - one.activation_bytes),
         one.activation_bytes + 4 * length * width * layers,
     )
+
+
+class _Counted(NamedTuple):
+    """Operations of a sequence, and bytes that its forward pass keeps."""
+
+    flops: int
+    activation_bytes: int
+
+
+@lru_cache(maxsize=256)  # counting takes longer than planning a small model; sweeps plan a model many times
+def _counted(name: str, length: int, **options: Any) -> _Counted:
+    made = SequenceModel(_built(name, length, options), length)
+    return _Counted(made.sequence_flops, made.activation_bytes)
 
 
 def payload_model(shapes: Sequence[Sequence[int]], length: int = 2048) -> SequenceModel:
