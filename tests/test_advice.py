@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,7 @@ def test_money_is_ranked_by_what_it_buys(
         assert row["tokens"] == pytest.approx(row["tokens_per_second"] * row["days"] * 86_400)
         assert row["worth"] * row["steps_ratio"]["mean"] == pytest.approx(row["tokens"])
         assert row["place"] == 1 + sum(other["worth_low"] > row["worth_high"] for other in ranked)
-    assert main([*words.replace(" --json", "").split(), "--budget", "1k", "--price", "2"]) == 0
-    printed = capsys.readouterr().out
+    printed = "\n".join(advice_lines(output))
     assert "for 1,000 dollars:" in printed
     assert "a ring over one host a site: asia - " in printed
     assert "collectives: all_reduce " in printed
@@ -178,6 +178,7 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     """The shortest chains that fit are planned, and as `plan` plans them; bounds hold; without stages nothing fits."""
     monkeypatch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
     monkeypatch.setattr(advise_module, "STAGED", (("AllReduce", {}), ("DiLoCo", {"H": 3})))
+    monkeypatch.setattr(advise_module, "SEARCHED", {})
     compute = Compute.parse({"flops": {"device": "a100"}})
     model = planned_model("llama-2m", 64, num_layers=6)
     network = {
@@ -187,6 +188,7 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
             {"between": [f"home{i}", "exchange"], "bandwidth": "100 Mbit/s", "latency": f"{5 + i} ms"}
             for i in range(4)
         ],
+        "protocol": "ideal",
     }
     where = Setting(model, Topology.from_mapping(network), compute, 4, 4, 1e7)
     states = memory_states(build_strategy("AllReduce"), where)
@@ -247,13 +249,10 @@ def test_nothing_is_simulated_where_nothing_fits_and_what_is_named_does_fit(
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
     monkeypatch.setattr(advise_module, "CANDIDATES", chosen)
     words = "advise wan-4-regions --device rtx-4090 --model llama-7b --budget 1k --price 1 --workers 4"
-    assert main(words.split()) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[1].startswith(
-        "nothing fits: AllReduce needs 119.1 GB at the least of a worker's 24 GB; enough"
-    )
-    assert "--memory bf16,offload,checkpointing with --devices-per-worker 2" in printed[1]
     output = json_of([*words.split(), "--json"], capsys)
+    line = output["explained"][0]
+    assert line.startswith("nothing fits: AllReduce needs 119.1 GB at the least of a worker's 24 GB; enough")
+    assert "--memory bf16,offload,checkpointing with --devices-per-worker 2" in line
     assert (output["ranked"], output["ring"]) == ([], None)
     assert len(output["not_simulated"]) == len(chosen)
 
@@ -391,9 +390,10 @@ def test_bounds_leave_the_ranking_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     """What is shown is what is shown where all is simulated; what is not simulated is named, and would not be shown."""
     monkeypatch.setattr(advise_module, "SEARCHED", {})
     monkeypatch.setattr(advise_module, "CANDIDATES", [*UNLIKE[1:5], UNLIKE[7]])
-    advice = advise(homes(dollars_per_hour=2.0))
+    where = homes(dollars_per_hour=2.0)
+    advice = advise(where)
     monkeypatch.setattr(advise_module, "least_days", lambda *given: (0.0, 0.0))
-    whole = advise(homes(dollars_per_hour=2.0))
+    whole = advise(where)
     assert not whole["not_simulated"]
     assert advice["ranked"] == whole["ranked"]
     others = {(row["strategy"], str(row["options"]), row["streams"]): row for row in whole["dominated"]}
@@ -458,7 +458,7 @@ FAR_SITES = {
 def test_buckets_are_searched_where_hardly_anything_is_computed() -> None:
     """With windows few large buckets wait for fewer round trips, though they hide no less."""
     model = planned_model("llama-2m", 64, num_layers=2, width=512, mlp_width=2048, vocab_size=32_000)
-    where = Setting(model, Topology.from_mapping(FAR_SITES), Compute.parse("1 ms"), 6, 8, 1e8)
+    where = Setting(model, Topology.from_mapping(FAR_SITES), Compute.parse("1 ms"), 3, 8, 1e8)
     advice = Advice(where)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}),))
@@ -552,6 +552,7 @@ def test_what_it_does_not_know_is_named() -> None:
     )
 
 
+@cache
 def _setting() -> Setting:
     """A small model that says it has as many parameters as the law is about."""
     small = planned_model("llama-2m", 64)

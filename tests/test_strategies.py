@@ -69,12 +69,15 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", WITHOUT_SERVERS)
-@pytest.mark.parametrize("argument", ["optim_spec", "inner_optim_spec", "inner_optim"])
-def test_the_optimizer_has_three_names_in_every_strategy(name: str, argument: str) -> None:
+def test_the_optimizer_has_three_names_in_every_strategy(name: str) -> None:
     whole_updates = ("DGC", "DeMo", "Dion", "OneBitAdam", "SignSGD")  # others would take these for gradients
     kind = torch.optim.SGD if name in whole_updates else torch.optim.RMSprop
     text = kind.__name__
-    for optim in (text.lower(), kind, OptimSpec(text), {"name": text.lower()}):
+    for argument, optim in (
+        ("optim_spec", text.lower()),
+        ("inner_optim_spec", kind),
+        ("inner_optim", {"name": text.lower()}),
+    ):
         strategy = on_one_rank(build_strategy(name, **{argument: optim}, lr=0.25))
         assert isinstance(strategy.optim, kind)
         assert strategy.learning_rate == 0.25
@@ -381,21 +384,25 @@ def foreign() -> nn.Parameter:
     return nn.Parameter(torch.ones(3))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+WRONG_FACTORIES: list[tuple[Any, str]] = [
+    (lambda given: sgd_of(list(given)[:1]), "leaves out 'bias' (1 of 2 parameters): give it all of them"),
+    (lambda given: sgd_of([foreign()]), "leaves out 'weight' (2 of 2 parameters)"),
+    (
+        lambda given: sgd_of([*given, foreign()]),
+        "updates 1 parameter, one of shape (3,), that the model does not",
+    ),
+    (lambda given: None, "the factory returned None: return a torch.optim.Optimizer over the parameters"),
+    (lambda given: torch.optim.SGD, "the factory returned the class SGD: return a torch.optim.Optimizer"),
+    (lambda given: list(given)[:0], "the factory returned []: return a torch.optim.Optimizer"),
+]
+
+
 @pytest.mark.parametrize(
-    ("factory", "line"),
+    ("name", "factory", "line"),
     [
-        (lambda given: sgd_of(list(given)[:1]), "leaves out 'bias' (1 of 2 parameters): give it all of them"),
-        (lambda given: sgd_of([foreign()]), "leaves out 'weight' (2 of 2 parameters)"),
-        (
-            lambda given: sgd_of([*given, foreign()]),
-            "updates 1 parameter, one of shape (3,), that the model does not",
-        ),
-        (lambda given: None, "the factory returned None: return a torch.optim.Optimizer over the parameters"),
-        (lambda given: torch.optim.SGD, "the factory returned the class SGD: return a torch.optim.Optimizer"),
-        (lambda given: list(given)[:0], "the factory returned []: return a torch.optim.Optimizer"),
+        *((name, *WRONG_FACTORIES[0]) for name in STRATEGIES),
+        *(("AllReduce", *each) for each in WRONG_FACTORIES[1:]),
     ],
-    ids=["half", "none", "foreign", "None", "class", "list"],
 )
 def test_an_optimizer_of_other_parameters_than_the_models_is_refused(
     name: str, factory: Any, line: str
@@ -527,8 +534,9 @@ class Odd(nn.Module):
         return nn.functional.cross_entropy(scores.float(), tokens) + self.empty.sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("num_ranks", "dtype"), [(2, torch.float32), (2, torch.bfloat16), (1, torch.float16)], ids=str
+)
 @pytest.mark.parametrize("name", WITHOUT_SERVERS)
 def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
     name: str, num_ranks: int, dtype: torch.dtype
