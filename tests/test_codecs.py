@@ -166,7 +166,7 @@ def test_none_is_no_codec() -> None:
 @pytest.mark.parametrize("name", ["int8", "uniform8bit", "blockwise8bit"])
 def test_error_feedback_gives_back_what_was_rounded_off(name: str) -> None:
     """Sums of many rounds are right to what is still owed, however coarse a single round is."""
-    num_rounds, num_ranks = 40, 3
+    num_rounds, num_ranks = 20, 3
     generator = torch.Generator().manual_seed(1)
     sent = torch.randn(num_ranks, 50, generator=generator) * torch.logspace(-3, 0, 50)
     true = sent.mean(dim=0) * num_rounds
@@ -276,7 +276,7 @@ def assert_same(one: Any, other: Any, problem: dict[str, int], tolerance: float 
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(problem=problems)
 def test_powersgd_at_full_rank_is_allreduce(problem: dict[str, int]) -> None:
     assert_same(
@@ -284,7 +284,7 @@ def test_powersgd_at_full_rank_is_allreduce(problem: dict[str, int]) -> None:
     )
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems, H=st.integers(1, 3))
 def test_sparseloco_that_sends_everything_is_diloco_without_momentum(
     problem: dict[str, int],
@@ -296,7 +296,7 @@ def test_sparseloco_that_sends_everything_is_diloco_without_momentum(
     assert_same(sparse, DiLoCoStrategy(MOMENTUM_SGD, H=H, outer_lr=0.8, outer_optim_spec="sgd"), problem)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems)
 def test_muloco_with_adamw_is_diloco(problem: dict[str, int]) -> None:
     adamw = {"name": "adamw", "lr": 0.01}
@@ -304,27 +304,27 @@ def test_muloco_with_adamw_is_diloco(problem: dict[str, int]) -> None:
     assert_same(MuLoCoStrategy(adamw, H=2), diloco, problem)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems)
 def test_qsparse_that_sends_everything_is_local_sgd(problem: dict[str, int]) -> None:
     qsparse = QsparseLocalSGDStrategy(MOMENTUM_SGD, H=2, density=1.0, values="exact")
     assert_same(qsparse, LocalSGDStrategy(MOMENTUM_SGD, H=2), problem, tolerance=1e-5)  # fp32 on the wire
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems)
 def test_dgc_that_sends_everything_without_momentum_is_allreduce(problem: dict[str, int]) -> None:
     dgc = DGCStrategy(lr=0.05, density=1.0, momentum=0.0)
     assert_same(dgc, AllReduceStrategy("sgd", lr=0.05), problem, tolerance=1e-5)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems)
 def test_both_ways_of_counting_votes_give_the_same_bits(problem: dict[str, int]) -> None:
     assert_same(SignSGDStrategy(vote="servers"), SignSGDStrategy(vote="all"), problem, tolerance=0.0)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(problem=problems)
 def test_torchs_muon_inside_is_torchs(problem: dict[str, int]) -> None:
     """Of one rank with an outer step that takes all of the displacement: torch's own loop, bit for bit."""

@@ -92,7 +92,7 @@ def train_alone(model, data, order, lr):
     return model, losses
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     world=st.integers(1, 4),
     batch=st.integers(1, 4),
