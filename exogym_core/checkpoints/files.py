@@ -16,15 +16,12 @@ import gzip
 import hashlib
 import json
 import os
-import random
 import secrets
 import shutil
 import zlib
 from io import BytesIO
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -38,9 +35,10 @@ from netsim.errors import InputError
 from netsim.files.plain_files import input_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
     from netsim.ranks import Request
@@ -54,11 +52,9 @@ __all__ = [
     "damaged",
     "decode",
     "encode",
-    "random_streams",
     "read_checked",
     "read_logs",
     "read_state",
-    "restore_random_streams",
     "write_new",
     "write_state",
 ]
@@ -66,28 +62,6 @@ __all__ = [
 
 FileFacts = dict[str, dict[str, Any]]
 """Name of a file -> its `num_bytes` and `sha256`."""
-
-
-# --- random streams ----------------------------------------------------------------------------------------
-
-
-def random_streams(device: torch.device) -> dict[str, Any]:
-    """States of the process's generators, which are the running rank's, as `encode` takes them."""
-    states = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(legacy=False),
-        "python": random.getstate(),
-    }
-    return states if device.type != "cuda" else {**states, "cuda": torch.cuda.get_rng_state(device)}
-
-
-def restore_random_streams(states: Mapping[str, Any], device: torch.device) -> None:
-    """Set the process's generators to states that `random_streams` returned."""
-    torch.set_rng_state(states["torch"])
-    np.random.set_state(states["numpy"])
-    random.setstate(states["python"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 # --- files -------------------------------------------------------------------------------------------------

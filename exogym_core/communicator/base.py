@@ -744,11 +744,15 @@ class Communicator(ABC):
         yield []
 
     @contextmanager
-    def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+    def calls_again(self, numbers: Sequence[int], are_taken: bool = False) -> Iterator[list[int]]:
         """Within `repeating`: context of the calls noted as `numbers`, in flight at a checkpoint.
 
         Their values are exchanged again, and nothing is counted; waiting for them later is waiting on the clock.
         Elsewhere they are calls like others, as inside `noting_calls`.
+
+        Args:
+            numbers: of the calls.
+            are_taken: they are sends whose values the receivers had before the checkpoint: none are exchanged.
         """
         with self.noting_calls() as noted:
             yield noted

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exogym_core.checkpoints.files import random_streams, restore_random_streams
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.speeds import charge_updates
 from exogym_core.data.batches import device_of
@@ -26,6 +25,7 @@ from exogym_core.run.snapshots import (
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.strategy.parts.state import State, Stateful
+from exogym_core.workers.rng import random_streams, restore_random_streams
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -204,9 +204,9 @@ class Role(Stateful):
             take_shapes(self.model, saved["model"] | saved.get("buffers", {}), is_whole=True)
         else:
             self.strategy.workers.leave()
-        with self.comm.repeating():  # messages in flight are sent again
-            self.load_state_dict(saved)
         load_named(self.model, saved.get("buffers", {}))
+        with self.comm.repeating():  # messages in flight are sent again, and passes under way taken again
+            self.load_state_dict(saved)
         restore_random_streams(saved["random"], device_of(self.model))
 
 

@@ -660,7 +660,8 @@ class Program:
 
         def make_learner() -> TorchLearner:
             if stage is not None:
-                return StageLearner(stage, comm, strategy, cost, request.autocast, coding)
+                keeps = self.checkpoints.every is not None
+                return StageLearner(stage, comm, strategy, cost, request.autocast, coding, keeps=keeps)
             order = self.backward_order
             if order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
                 parts = model, comm, strategy.before_backward, cost, request.autocast

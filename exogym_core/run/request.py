@@ -220,7 +220,9 @@ class FitRequest(RunConfig):
             "autocast: fp16, whose scaler is a worker's (take bf16)": self.autocast == "fp16",
             "evaluate.every_seconds (count evaluations in steps)": self.val_seconds is not None,
             "torchrun (start it without)": self.is_joining or self.is_apart,
-            "checkpoints under pipedream, whose passes in flight are not kept": self.stages.is_asynchronous
+            f"checkpoints under pipedream over {self.transport!r}, where messages in flight are not kept": (
+                self.stages.is_asynchronous and not self.carrier.has_clock
+            )
             and (self.checkpoint_interval is not None or self.resume_from is not None),
             "clients_per_round, fraction or balance": strategy.clients.are_drawn or strategy.clients.balance,
         }

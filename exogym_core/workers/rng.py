@@ -22,10 +22,17 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = ["RandomStates", "kept_rng", "seed_device", "seed_process"]
+__all__ = [
+    "RandomStates",
+    "kept_rng",
+    "random_streams",
+    "restore_random_streams",
+    "seed_device",
+    "seed_process",
+]
 
 _TWISTER_BYTES = 625 * 4  # 624 words and the position among them
 
@@ -89,6 +96,25 @@ def kept_rng(device: torch.device) -> Iterator[None]:
             yield
         finally:
             states.load()
+
+
+def random_streams(device: torch.device) -> dict[str, Any]:
+    """States of the process's generators, which are the running rank's, as plain values."""
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),
+        "python": random.getstate(),
+    }
+    return states if device.type != "cuda" else {**states, "cuda": torch.cuda.get_rng_state(device)}
+
+
+def restore_random_streams(states: Mapping[str, Any], device: torch.device) -> None:
+    """Set the process's generators to states that `random_streams` returned."""
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 class RandomStates:

@@ -70,7 +70,7 @@ class _PlannedLearner(StageLearner):
     def _forward_pass(self, action: StagePass, batch: Any, samples: int, context: StepContext) -> float:
         boundaries, key = self._rank.cut.boundaries, (action.stage, action.micro)
         if action.stage:
-            self._entered[key] = self._receive(action, samples)
+            self._entered[key] = self._messages.receive(action, samples)
         if action.stage < len(boundaries) - 1:
             self._left[key] = tuple(
                 each.empty(samples, self._device) for each in boundaries[action.stage + 1]
@@ -79,7 +79,7 @@ class _PlannedLearner(StageLearner):
 
     def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
         if action.stage < len(self._rank.cut.boundaries) - 1:
-            self._receive(action, samples)
+            self._messages.receive(action, samples)
         own = [each for part in self._rank.held.modules[action.stage] for each in part.parameters()]
         for parameter in reversed(own):
             if parameter.requires_grad:

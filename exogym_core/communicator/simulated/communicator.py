@@ -152,6 +152,7 @@ class RankState(CallState):
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
     again: list[int] | None = None  # numbers that calls made inside `calls_again` have
+    are_taken: bool = False  # the values of these calls
     withdrawn: dict[Key, tuple[Any, Signature]] = field(default_factory=dict)  # receives, with tickets
     in_flight: dict[tuple[Key, int], InFlight] = field(default_factory=dict)  # posted, not waited for
     look_at: int = 8  # so many in flight: see which of them no call can wait for any more
@@ -353,7 +354,9 @@ class SimulatedCommunicator(Communicator):
         key, _, member, signature, tensors = part
         on_clock = not self.state.off_clock
         ticket, earlier = self.state.withdrawn.pop(key, (None, signature))
-        if not signature.has_values:
+        if self.state.are_taken:
+            ticket = ()
+        elif not signature.has_values:
             self._port.post(part._replace(tensors=()))
             ticket, deliver = (), cast("Delivery[T]", nothing)
         elif ticket is None and signature.needs_nobody(member):
@@ -696,18 +699,19 @@ class SimulatedCommunicator(Communicator):
             yield noted
 
     @contextmanager
-    def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+    def calls_again(self, numbers: Sequence[int], are_taken: bool = False) -> Iterator[list[int]]:
         state = self.state
         with self.noting_calls() as noted:
             if not state.repeating:
                 yield noted
                 return
             traffic, seconds, work = asdict(state.traffic), state.pending_seconds, state.pending_work
-            state.again = list(numbers)
+            state.again, state.are_taken = list(numbers), are_taken
             try:
                 yield list(numbers)
             finally:
-                state.again, state.pending_seconds, state.pending_work = None, seconds, work
+                state.again, state.are_taken = None, False
+                state.pending_seconds, state.pending_work = seconds, work
                 state.load_traffic(traffic)
 
     def flush(self) -> None:
