@@ -137,6 +137,8 @@ def _join(path: KeyPath, problems: Sequence[ConfigError]) -> ConfigError:
     words = [text.removeprefix("expected ").partition(", got ")[0] for text in wanted]
     got = next((text.partition(", got ")[2] for text in wanted if ", got " in text), "")
     choices = [problem for problem in problems if "did you mean" in problem.message]
+    if not choices and got == "a mapping":  # of the type whose own check speaks of it
+        choices = [problem for problem in problems if not problem.message.startswith("expected ")]
     if choices:
         return replace(choices[0], path=path)
     return ConfigError(
