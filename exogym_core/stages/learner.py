@@ -107,7 +107,7 @@ class _ChainSite(Site):
         return clip_norm_across(self.counted, self.held, self.chain, max_norm)
 
 
-class _Begun(NamedTuple):
+class _PassBegun(NamedTuple):
     """Beginning of a micro-batch's forward pass, whose backward pass is to come.
 
     Attributes:
@@ -162,7 +162,7 @@ class StageLearner(TorchLearner):
         self._num_taken = 0  # micro-batches of all steps so far
         self._sizes: dict[int, tuple[int, float]] = {}  # by micro-batch: samples, and share of its step's
         self._copies: dict[int, Tensor] = {}  # of this step's parameters, by their id
-        self._begun: dict[int, _Begun] = {}  # by micro-batch in flight
+        self._begun: dict[int, _PassBegun] = {}  # by micro-batch in flight
         self._entered: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by stage and micro-batch
         self._left: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
@@ -239,7 +239,7 @@ class StageLearner(TorchLearner):
         key, boundaries = (action.stage, action.micro), self._rank.cut.boundaries
         received: Any = self._messages.receive(action, samples) if action.stage else batch
         if self._copies:
-            self._begun[action.micro] = begun = _Begun(self._copies)
+            self._begun[action.micro] = begun = _PassBegun(self._copies)
             if self._keeps:
                 buffers = {name: each.clone() for name, each in self._model.named_buffers()}
                 about = {"received": received, "buffers": buffers, "random": random_streams(self._device)}
@@ -298,7 +298,7 @@ class StageLearner(TorchLearner):
     def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
         """Backward pass of a micro-batch through a stage."""
         left = self._left.pop((action.stage, action.micro))
-        copies = self._begun.pop(action.micro, _Begun({})).copies
+        copies = self._begun.pop(action.micro, _PassBegun({})).copies
         if action.stage == self._rank.cut.stages.num_stages - 1:
             (left[0] * weight).backward()  # type: ignore[no-untyped-call]
             return
@@ -344,7 +344,7 @@ class StageLearner(TorchLearner):
         ]
         for micro, saved in state["begun"].items():
             aligned = tree_map_only(Tensor, Tensor.clone, saved)  # what a file's tensors need not be
-            begun = _Begun(**{**aligned, "copies": versions[saved["copies"]]})
+            begun = _PassBegun(**{**aligned, "copies": versions[saved["copies"]]})
             action = StagePass(True, self._rank.position, micro)
             self._begun[micro] = begun
             self._copies = begun.copies | {id(named[name]): each for name, each in begun.buffers.items()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ChainMessages"]
 
 
-class _Posted(NamedTuple):
+class _Crossing(NamedTuple):
     """Receives of a pass, or sends to one.
 
     Attributes:
@@ -55,8 +55,8 @@ class ChainMessages:
         self._codec, self._coding = boundary_codec(cut.stages.codec), coding
         if self._codec is not None and coding is not None:
             coding.seconds(self._codec.name, "encode", 0)  # raises now, not in the first step
-        self._received: dict[StagePass, _Posted] = {}
-        self._sent: list[tuple[StagePass, _Posted]] = []
+        self._received: dict[StagePass, _Crossing] = {}
+        self._sent: list[tuple[StagePass, _Crossing]] = []
 
     def expect(self, action: StagePass, samples: int, calls: Sequence[int] | None = None) -> None:
         """Post the receives of what a pass needs from another rank, unless they are posted.
@@ -77,7 +77,7 @@ class ChainMessages:
         again = self._chain.noting_calls() if calls is None else self._chain.calls_again(calls)
         with again as noted:
             handles = [self._chain.irecv(message, peer, _tag(action)) for message in messages]
-        self._received[action] = _Posted(handles, noted)
+        self._received[action] = _Crossing(handles, noted)
 
     def receive(self, action: StagePass, samples: int) -> tuple[Tensor, ...]:
         """Wait for what a pass needs from another rank, and decode it."""
@@ -119,7 +119,7 @@ class ChainMessages:
                 if self._cut.stages.is_asynchronous:
                     values.append(value)
                 handles.append(self._isend(value, towards))
-        self._sent.append((towards, _Posted(handles, calls, values, since)))
+        self._sent.append((towards, _Crossing(handles, calls, values, since)))
 
     def _isend(self, value: Tensor, towards: StagePass) -> Handle[None]:
         peer = (self._chain.rank + (1 if towards.is_forward else -1)) % self._chain.world_size
@@ -171,7 +171,7 @@ class ChainMessages:
             # The next rank has taken all activations of a step by its end; gradients are ahead of their receiver.
             with self._chain.calls_again(calls, are_taken=towards.is_forward):
                 handles = [self._isend(value, towards) for value in values]
-            self._sent.append((towards, _Posted(handles, calls, values, since)))
+            self._sent.append((towards, _Crossing(handles, calls, values, since)))
 
 
 def _tag(action: StagePass) -> int:
