@@ -21,6 +21,7 @@ from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
 from exogym_core.stages.boundaries import boundary_codec
+from exogym_core.stages.options import refuse_with_stages
 from exogym_core.stages.placement import hosts_of
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
@@ -211,24 +212,14 @@ class FitRequest(RunConfig):
     def _check_stages(self) -> None:
         assert self.stages is not None
         boundary_codec(self.stages.codec)  # raises for an unknown name
-        strategy, name = self.strategy, type(self.strategy).__name__
-        refused = {
-            f"{name}, whose workers go at their own pace": not strategy.is_synchronous,
-            f"the waiting times of {name}": strategy.patience != type(strategy.patience)(),
-            f"{name} with ranks_per_worker or sharding": (strategy.sites.ranks_per_worker or 1) > 1
-            or strategy.sites.sharding != "NO_SHARD",
-            "autocast: fp16, whose scaler is a worker's (take bf16)": self.autocast == "fp16",
-            "evaluate.every_seconds (count evaluations in steps)": self.val_seconds is not None,
+        keeps = self.checkpoint_interval is not None or self.resume_from is not None
+        others = {
             "torchrun (start it without)": self.is_joining or self.is_apart,
             f"checkpoints under pipedream over {self.transport!r}, where messages in flight are not kept": (
-                self.stages.is_asynchronous and not self.carrier.has_clock
-            )
-            and (self.checkpoint_interval is not None or self.resume_from is not None),
-            "clients_per_round, fraction or balance": strategy.clients.are_drawn or strategy.clients.balance,
+                keeps and self.stages.is_asynchronous and not self.carrier.has_clock
+            ),
         }
-        for what, is_given in refused.items():
-            if is_given:
-                raise InputError(f"fit: stages do not go with {what}")
+        refuse_with_stages("fit", self.strategy, self.autocast, self.val_seconds, others)
 
     def _settle_servers(self) -> None:
         """Give a strategy that has servers as many as were asked for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -13,7 +13,12 @@ from netsim.files.documents import Document
 from netsim.files.schemas import Schema, validate_document
 from netsim.units import parse_fraction
 
-__all__ = ["BoundaryCodecOptions", "StagePass", "Stages", "actions"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["BoundaryCodecOptions", "StagePass", "Stages", "actions", "refuse_with_stages"]
 
 _SPLITS = ("flops", "bytes")
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "string"}]}
@@ -219,3 +224,39 @@ def actions(stages: Stages, position: int, num_micro: int) -> list[StagePass]:
             order.append(action(True, warmup + index))
         order.append(action(False, index))
     return order
+
+
+def refuse_with_stages(
+    where: str,
+    strategy: Strategy | None = None,
+    autocast: object = None,
+    val_seconds: object = None,
+    others: Mapping[str, bool] = {},
+) -> None:
+    """Refuse what does not go with stages.
+
+    Args:
+        where: `fit` or `plan`.
+        strategy: of the workers; None: not known yet.
+        autocast, val_seconds: as for `fit`.
+        others: true what is given of other things.
+
+    Raises:
+        InputError: something of it is given.
+    """
+    refused = {
+        "autocast: fp16, whose scaler is a worker's (take bf16)": autocast == "fp16",
+        "evaluate.every_seconds (count evaluations in steps)": val_seconds is not None,
+    }
+    if strategy is not None:
+        name, sites, clients = type(strategy).__name__, strategy.sites, strategy.clients
+        refused |= {
+            f"{name}, whose workers go at their own pace": not strategy.is_synchronous,
+            f"the waiting times of {name}": strategy.patience != type(strategy.patience)(),
+            f"{name} with ranks_per_worker or sharding": (sites.ranks_per_worker or 1) > 1
+            or sites.sharding != "NO_SHARD",
+            "clients_per_round, fraction or balance": clients.are_drawn or clients.balance,
+        }
+    for what, is_given in {**refused, **others}.items():
+        if is_given:
+            raise InputError(f"{where}: stages do not go with {what}")

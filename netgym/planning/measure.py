@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.cost.compute import VALUE_BYTES
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank
 from exogym_core.run.recording import run_alone
+from exogym_core.stages.options import refuse_with_stages
 from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
@@ -296,9 +297,8 @@ class Measured:
 
     def __init__(self, strategy: Strategy, setting: Setting) -> None:
         self.strategy, self.setting = strategy, setting
-        if setting.stages is not None and not strategy.is_synchronous:
-            name = type(strategy).__name__
-            raise InputError(f"plan: stages do not go with {name}, whose workers go at their own pace")
+        if setting.stages is not None:
+            refuse_with_stages("plan", strategy)
         begun = _begin(strategy, setting)
         name, period, remarks = type(strategy).__name__, begun.period, begun.remarks
         self._is_a_mean, self.rounds_of, self.rounds = not begun.is_declared, begun.rounds_of, begun.rounds
@@ -558,17 +558,12 @@ class Measured:
     def _pace(self, figures: RoundFigures) -> Pace:
         if not self.strategy.is_synchronous:
             return pace_apart(figures)
-        pace = pace_together(
+        return pace_together(
             figures,
             are_peers_new=self.are_peers_new,
             differ=self.setting.differs_for_ever(),
             has_events=bool(self.setting.topology.weather.events),
         )
-        stages = self.setting.stages
-        if stages is None or not stages.is_asynchronous:
-            return pace
-        own = self.setting.computing_seconds()  # of full chains; the first rounds compute less
-        return pace._replace(computing_seconds=self.rounds.period * sum(own) / len(own))
 
     def own_round(self) -> float:
         """Seconds of a later round in the plan's own setting, equal to `later_round`."""
@@ -667,9 +662,7 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
         rounds = PlannedRounds(period, number, start)._replace(**others)
         return SimulatedRounds(strategy, setting, rounds, apart=declared is None)
 
-    if setting.stages is not None:  # until chains are full
-        number += -(-setting.stages.staleness(0) // period)
-    rounds = rounds_of(number)
+    rounds = rounds_of(number + setting.rounds_to_fill(period))
     if declared is not None and not warmup:
         rounds.keep_for_choice()
     return _Begun(period, declared is not None, start, rounds_of, rounds, remarks)

@@ -20,7 +20,7 @@ from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader, loss_and_count
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.run.request import unlike_hosts
-from exogym_core.stages.options import Stages
+from exogym_core.stages.options import Stages, refuse_with_stages
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides, opened_topology
 from netgym.planning.measure import Setting
@@ -249,6 +249,7 @@ class Request:
         _refuse_measured(experiment)
         stages = Stages.parse(settings.stages)
         if stages is not None:
+            refuse_with_stages("plan", None, settings.autocast, settings.evaluate.every_seconds)
             size = settings.minibatch_size
             number = stages.settle_microbatches(settings.batch_size, size if isinstance(size, int) else None)
             stages = stages.model_copy(update={"microbatches": number})

@@ -70,7 +70,7 @@ class RoundFigures:
 
     Attributes:
         round_seconds: virtual time at which the last rank finished each round.
-        compute_seconds: of each rank, over all of them.
+        compute_seconds: of each rank, over `num_computed` of them: those in which chains of stages are full.
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
         end_seconds: when the last rank ended, after what was in flight.
         quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
@@ -82,6 +82,7 @@ class RoundFigures:
         coding: what `coding_report` says of each rank.
         server_wan_bytes: payload that servers sent to other regions.
         contributions: of ranks to rounds, which may continue without some.
+        num_computed: see `compute_seconds`.
     """
 
     round_seconds: list[float]
@@ -99,6 +100,7 @@ class RoundFigures:
     rank_ends: list[list[float]] = field(default_factory=list)
     server_wan_bytes: int = 0
     contributions: int = 0
+    num_computed: int = 0
 
 
 def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:
@@ -172,7 +174,6 @@ def pace_together(
         has_events: hosts crash or pause, or links change, in some rounds: means are over all.
     """
     ends, remarks = [0.0, *figures.round_seconds], []
-    num_rounds = len(figures.round_seconds)
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
     if are_peers_new:
         rounds, span, added = _of_new_peers(rounds, figures.peers)
@@ -189,7 +190,7 @@ def pace_together(
             )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
-    computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / num_rounds
+    computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / figures.num_computed
     known = ends[1:] if span == 1 else []
     return Pace(a_round, min(computing, a_round), known, steady, span, tuple(remarks))
 
@@ -585,9 +586,11 @@ class SimulatedRounds:
             max([each.virtual_seconds for each in marked if each.row["took_part"]], default=math.inf)
             for marked in zip(*rows, strict=True)
         ]
+        filling = min(self._setting.rounds_to_fill(self.period), len(ends) - 1)
+        filled = [own[filling - 1].compute_seconds if filling else 0.0 for own in rows]
         return RoundFigures(
             ends,
-            run.compute_seconds[:num_workers],
+            [total - before for total, before in zip(run.compute_seconds, filled, strict=False)],
             **counts,
             coding=[own[-1].row["coding"] if own else None for own in rows],
             end_seconds=run.virtual_seconds or 0.0,
@@ -597,6 +600,7 @@ class SimulatedRounds:
             rank_ends=rank_ends,
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
             contributions=sum(each.row["took_part"] for own in rows for each in own),
+            num_computed=len(ends) - filling,
         )
 
 

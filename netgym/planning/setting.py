@@ -220,6 +220,10 @@ class Setting:
         steps = zip(self.durations(), self._shares(), strict=True)
         return [each.mean_seconds * share for each, share in steps]
 
+    def rounds_to_fill(self, period: int) -> int:
+        """First rounds, of `period` steps each, in which ranks of chains compute less than later."""
+        return 0 if self.stages is None else -(-self.stages.staleness(0) // period)
+
     def _batches_of_ranks(self) -> list[int]:
         return [batch for batch in self.batches() for _ in range(self.ranks_a_worker)]
 
