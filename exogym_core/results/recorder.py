@@ -110,6 +110,8 @@ class _Return(NamedTuple):
 class Rounds:
     """Rows held back until their round has ended: only the ranks that took part in it have done its steps.
 
+    It also counts the rounds: ranks that took part, and that were alive.
+
     Args:
         num_ranks: all ranks of the run.
 
@@ -131,6 +133,8 @@ class Rounds:
             int, list[tuple[int, int]]
         ] = {}  # rank -> first and last of rounds missed in a row
         self._returns: dict[int, list[_Return]] = {}
+        self._members: list[int] = []  # of the last round that was counted
+        self._num_counted = self._sum_members = self._sum_alive = 0
 
     def add(self, marked: StampedRow) -> Iterator[list[StampedRow]]:
         """Take a row; yields the steps that it completes, in order, as rows of the ranks that did them."""
@@ -167,6 +171,18 @@ class Rounds:
             if any(rank not in ranks for rank in present):
                 return
             yield [ranks[rank] for rank in present]
+
+    def count(self, result: FitResult, step: int, members: Sequence[int]) -> None:
+        """Enter the round that `step` ended in `result`: its members, and means over rounds of numbers of ranks."""
+        if members != self._members:  # else one list for all rounds
+            self._members = list(members)
+        result.averaged_ranks[step] = self._members
+        self._num_counted += 1
+        self._sum_members += len(members)
+        self._sum_alive += self.num_alive or 0
+        result.averaging_ranks = self._sum_members / self._num_counted
+        if self.num_alive is not None:
+            result.alive_ranks = self._sum_alive / self._num_counted
 
     # --- absences -------------------------------------------------------------------------------------------
 
@@ -263,8 +279,6 @@ class RowRecorder:
         self._examples = 0
         # Step of the rank that gives an evaluation's time, and that time, by evaluation until it is judged.
         self._own_times: dict[EvaluationPoint, tuple[int | None, float]] = {}
-        self._present: list[int] = []  # at the end of the last round
-        self._num_rounds = self._sum_alive = self._sum_present = 0
         self._here: set[int] = set()  # in the last step
         self._newest: dict[int, StepDone] = {}  # of each rank
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
@@ -328,16 +342,7 @@ class RowRecorder:
             if here != self._here:
                 self._here, absences["dropped_peers"] = here, self.rounds.dropped_peers(self._clock)
         if place is not None and place.averaged_ranks is not None:
-            present = list(place.averaged_ranks)
-            if present != self._present:  # else one list for all rounds
-                self._present = present
-            result.averaged_ranks[step] = self._present
-            self._num_rounds += 1
-            self._sum_present += len(present)
-            self._sum_alive += self.rounds.num_alive or 0
-            result.averaging_ranks = self._sum_present / self._num_rounds
-            if self.rounds.num_alive is not None:
-                result.alive_ranks = self._sum_alive / self._num_rounds
+            self.rounds.count(result, step, place.averaged_ranks)
         result.history.append(merged)
         result.virtual_seconds = merged.get("virtual_seconds")
         result.wall_seconds = merged.get("wall_seconds")

@@ -387,7 +387,7 @@ class Loop(Role):
             num_off_clock = self.comm.state.num_off_clock
             loss = take_step(strategy, self.learner.gradients, step, context, announce if has_news else None)
             self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
-            place = workers.round_place(strategy.local_step) if workers.has_absences else None
+            place = strategy.round_place() if workers.has_absences else None
             self.comm.mark(self._step_done(loss, step.samples, learning_rate, context.count, place))
         self.local_step += 1
         self.snapshots.after_step(self.local_step)

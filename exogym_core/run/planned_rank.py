@@ -278,7 +278,7 @@ def take_rounds(
             runner.step(start + step)
         else:
             strategy.skip_step()
-            strategy.workers.round_place(strategy.local_step)  # forgets that a round was missed
+            strategy.round_place()  # forgets that a round was missed
         step += 1
         after_step(step)
         if step % period == 0:

@@ -307,6 +307,8 @@ class Recording:
         """Recording with all copies that marks ask for, and those with few where each mark asks for as many."""
         rows = (request.row for stream in self.streams for request in stream if isinstance(request, Mark))
         numbers = {row["copies"] for row in rows if row.get("copies") is not None}
+        if not numbers:
+            return self
         few = None
         if len(numbers) == 1 and (most := numbers.pop()) > REPEATS[1]:
             few = [(self.with_copies(number), most - number) for number in REPEATS]

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
+    from exogym_core.events import RoundPlace
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["SharedState", "StepContext", "Strategy"]
@@ -518,6 +519,10 @@ class Strategy(Stateful):
         """Complete a step after the optimizer's update."""
         self.communicate(self.local_step + 1)
         Strategy.step(self)
+
+    def round_place(self) -> RoundPlace | None:
+        """Place of the last step among the rounds, where ranks may be absent."""
+        return self.workers.round_place(self.local_step)
 
     def finish(self) -> None:
         """Apply averages still in flight after the last step, on the clock."""

@@ -410,7 +410,7 @@ class SimulatedRounds:
                     runner.still_optimizers()
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
-                traffic, place = comm.traffic, mine.workers.round_place(mine.local_step)
+                traffic, place = comm.traffic, mine.round_place()
                 comm.mark(
                     {
                         "payload_bytes": traffic.payload_bytes,
