@@ -163,17 +163,14 @@ def kill_ranks_at(monkeypatch: pytest.MonkeyPatch, folder: Path, kills: list[tup
 @pytest.mark.parametrize(
     "kills",
     [
-        [("SimpleReduce", 0, 0)],
-        [("SimpleReduce", 1, 7)],
         [("DiLoCo", 2, 5)],
-        [("SimpleReduce", 2, 3), ("DiLoCo", 0, 11)],
         [("SimpleReduce", 0, 4), ("SimpleReduce", 1, 8), ("DiLoCo", 1, 2)],
     ],
 )
 def test_a_run_whose_ranks_were_killed_goes_on_to_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch, here: Path, whole: dict[str, bytes], kills: list[tuple[str, int, int]]
 ) -> None:
-    """In the first strategy, after which the others go on; in the last; in both; and again while it goes on."""
+    """In the last strategy; and in the first, after which the last goes on, in both, and again while they go on."""
     kill_ranks_at(monkeypatch, here, kills)
     changes = ["--set", "workers={count: 3, kind: processes, processes: 2}"]
     with warnings.catch_warnings():

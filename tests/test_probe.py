@@ -309,6 +309,7 @@ def test_gloo_is_timed_over_the_links_that_were_set() -> None:
     assert back == pytest.approx(40 * 1448 / 1514, rel=0.1), text
 
 
+@pytest.mark.thorough
 def test_ranks_of_gloo_without_a_common_secret_do_not_meet() -> None:
     """Nor is waited for long: the one that is refused says so in a line."""
     port = free_port(HERE)

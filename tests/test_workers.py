@@ -402,6 +402,7 @@ print(json.dumps([*eight, *memory(1)]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is told by Linux only")
 def test_eight_workers_in_threads_need_less_than_one_and_a_half_times_the_memory_of_one(
     tmp_path: Path,

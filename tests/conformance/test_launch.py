@@ -64,7 +64,9 @@ def test_rows_are_handed_over_as_they_come() -> None:
     assert sorted(row["step"] for rank, row in seen if rank == 1) == [0, 1]
 
 
-@pytest.mark.parametrize("options", [{"check": False}, {"method": "spawn"}])
+@pytest.mark.parametrize(
+    "options", [{"check": False}, pytest.param({"method": "spawn"}, marks=pytest.mark.thorough)]
+)
 def test_the_real_transport_without_checks_and_in_fresh_processes(options: dict[str, Any]) -> None:
     check_communicator(Transport("own", lambda job: GlooHost(job.num_ranks, **options)), ["operations"])
 

@@ -241,6 +241,7 @@ def test_commands_run(
     if arguments[0] in ("compare", "run"):
         few = ["steps=2" if each.startswith("steps=") else each for each in arguments]
         arguments = few if "steps=2" in few else [*few, "--set", "steps=2"]
+        arguments += ["--set", "seeds=1"]
         arguments += ["--out", str(tmp_path / "out")]
     code = {"netgym": netgym_main, "netsim": netsim_main}[program](arguments)
     captured = capsys.readouterr()

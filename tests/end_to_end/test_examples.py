@@ -48,6 +48,7 @@ def test_the_smallest_example_prints_the_recorded_steps_seconds_and_bytes(script
     assert float(DECIMAL.findall(loss)[0]) == pytest.approx(float(DECIMAL.findall(recorded)[-1]), abs=0.05)
 
 
+@pytest.mark.thorough
 def test_strategies_are_ranked_by_loss_and_by_seconds(script: Callable[..., str], tmp_path: Path) -> None:
     out = script("digits.py", "--plot", "digits.png")
     assert table(out, "By time") == table((EXAMPLES / "digits.out").read_text(), "By time")
@@ -70,6 +71,7 @@ def loss_of(text: str) -> dict[str, float]:
     return {row[0]: float(row[1]) for row in rows}
 
 
+@pytest.mark.thorough
 def test_digits_takes_mnists_files(script: Callable[..., str], tmp_path: Path) -> None:
     for prefix, count in (("train", 64), ("t10k", 16)):
         images = (
@@ -95,6 +97,7 @@ def test_scaling_has_equal_tokens_and_less_time_for_more_workers(
     assert (tmp_path / "models" / "DiLoCo-K=4.safetensors").stat().st_size > 4 * 8192
 
 
+@pytest.mark.thorough
 def test_gpt_on_text_with_several_strategies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +230,7 @@ def entries(home_folder: Path) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in json.loads((home_folder / "summary.json").read_text())}
 
 
+@pytest.mark.thorough
 def test_the_run_goes_on_without_home_and_tells_when(home_folder: Path) -> None:
     waiting, going_on = entries(home_folder).values()
     assert "dropped_peers" not in waiting
@@ -240,6 +244,7 @@ def test_the_run_goes_on_without_home_and_tells_when(home_folder: Path) -> None:
     assert waiting["virtual_seconds"] - going_on["virtual_seconds"] == pytest.approx(54, abs=2)
 
 
+@pytest.mark.thorough
 def test_metrics_tell_with_how_many_each_step_was_done(home_folder: Path) -> None:
     with open(home_folder / "metrics" / "time-outs.csv", newline="") as file:
         peers = [int(row["num_peers"]) for row in csv.DictReader(file)]
@@ -247,6 +252,7 @@ def test_metrics_tell_with_how_many_each_step_was_done(home_folder: Path) -> Non
     assert peers == [4] * 120 + [3] * (back - 120) + [4] * (440 - back)
 
 
+@pytest.mark.thorough
 def test_the_report_tells_it_too(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert netgym(["report", str(home_folder)]) == 0
     output = " ".join(capsys.readouterr().out.split())
@@ -309,6 +315,7 @@ def test_what_crosses_less_is_sooner_and_dividing_a_model_changes_no_loss(
     assert sharded_run["FSDP"]["final_loss"] == pytest.approx(sharded_run["hybrid"]["final_loss"], rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_stages_at_homes_with_codecs_at_boundaries(tmp_path: Path) -> None:
     """Four codecs: the boundaries' bytes shrink by what the codec saves, the strategy's stay."""
     out = tmp_path / "out"

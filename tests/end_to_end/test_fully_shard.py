@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,8 @@ def refused(rank: int, comm: Communicator, **options: Any) -> str:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What processes of two sites of two end with."""
+    for name in ("checkpoint", "device_mesh", "fsdp"):  # here once, and not in each of the forks
+        importlib.import_module(f"torch.distributed.{name}")
     folder, store = tmp_path_factory.mktemp("fully_shard"), agent_store()
     (folder / "rendezvous port").write_text(str(store.port))
     return dict(results_of(main, WORLD_SIZE, folder))

@@ -86,7 +86,7 @@ def row(name, call, *written):
 for dtype in DTYPES:
     label = str(dtype).removeprefix("torch.")
     for word, op in OPS.items():
-        for is_async in (False, True):
+        for is_async in (False, True)[: 2 if word == "SUM" else 1]:
             at = f"{label} {word}" + (" async" if is_async else "")
             tensor = own(dtype)
             row(f"all_reduce {at}", lambda: dist.all_reduce(tensor, op, async_op=is_async), tensor)
