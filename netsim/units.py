@@ -26,6 +26,7 @@ __all__ = [
     "parse_bits_per_second",
     "parse_bytes",
     "parse_dollars_per_byte",
+    "parse_dollars_per_request",
     "parse_fraction",
     "parse_seconds",
     "shown",
@@ -148,6 +149,25 @@ def parse_dollars_per_byte(value: object) -> float:
     if match is None or match.group(2) not in _SIZE.units or not math.isfinite(float(match.group(1))):
         raise InputError(f"expected a price such as '0.02 $/GB', got {shown(value)}")
     return float(Decimal(match.group(1)) / _SIZE.units[match.group(2)])
+
+
+_REQUESTS = {"request": 1, "thousand": 1000, "million": 1_000_000}
+
+
+def parse_dollars_per_request(value: object) -> float:
+    """A price of a request in dollars, from text such as "4.50 $/million" (also $/thousand, $/request).
+
+    Raises InputError for anything else, and for what is negative or not finite.
+
+    >>> parse_dollars_per_request("4.50 $/million"), parse_dollars_per_request("0.005 $/thousand")
+    (4.5e-06, 5e-06)
+    """
+    match = (
+        _PRICE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= _LONGEST_TEXT else None
+    )
+    if match is None or match.group(2) not in _REQUESTS or not math.isfinite(float(match.group(1))):
+        raise InputError(f"expected a price such as '4.50 $/million', got {shown(value)}")
+    return float(Decimal(match.group(1)) / _REQUESTS[match.group(2)])
 
 
 def format_bits_per_second(bits_per_second: float) -> str:

@@ -179,8 +179,18 @@ TABLE = [
     ("GPA", {}),
     ("ACCO", {}),
     ("EDiT", {"H": 3, "outlier_warmup": 2}),
+    ("SparseLoCo", {"H": 3, "exchange": {"name": "store", "host": "r2"}}),
+    ("DiLoCo", {"H": 4, "codec": "int8", "exchange": {"name": "store", "host": "r2", "relays": ["edge"]}}),
+    ("StreamingDiLoCo", {"H": 5, "num_fragments": 2, "exchange": {"name": "store", "host": "r2"}}),
 ]
 ODD = regions_form({"a": 4, "b": 2, "c": 1}, latency="1 ms", wan="10 Mbit/s")
+ODD |= {
+    "hosts": {"r2": {"store": {"latency": "3 ms"}}, "edge": {"store": {}}},
+    "links": [
+        {"between": ["r2", "b"], "bandwidth": "30 Mbit/s", "latency": "2 ms"},
+        {"between": ["edge", "a"], "bandwidth": "50 Mbit/s"},
+    ],
+}
 WORLDS = [(3, "linux-tcp"), (5, "ideal"), (7, "gloo"), (7, "ideal"), (5, "linux-tcp")]
 
 

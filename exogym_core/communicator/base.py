@@ -784,9 +784,23 @@ class Communicator(ABC):
         finally:
             self.state.traffic.payload_bytes = before + payload_bytes
 
+    def through_store(self, store: tuple[str, ...]) -> Communicator:
+        """Communicator of the same ranks whose all_reduce and all_gather go through an object store.
+
+        Each rank uploads its tensor once, and downloads those of all others; values are the same. Other calls are this
+        communicator's.
+
+        Args:
+            store: name of a host of the topology ("": its only store), then of relays that ranks download from.
+
+        Raises:
+            InputError: a real transport, or one of them is no store.
+        """
+        raise self._not_here("through_store")
+
     @property
     def averaging_algorithm(self) -> str:
-        """All-reduce algorithm of encoded values, one of `AVERAGING_ALGORITHMS`.
+        """All-reduce algorithm of encoded values, one of `AVERAGING_ALGORITHMS`, or "store".
 
         A sum of codes is none, so they cannot go by every algorithm. Directly, as over real sockets, unless a
         simulated run fixes one that can carry them.

@@ -83,7 +83,11 @@ TRAIN = (
     Column("virtual_seconds", "virtual time at which the last rank finished the step", "s"),
     Column("bytes_sent", "payload that has left workers, headers not counted", "B"),
     Column("payload_bytes", "encoded messages of a worker once each, mean over workers", "B"),
-    Column("wan_bytes", "part of bytes_sent between regions, and what servers sent between regions", "B"),
+    Column(
+        "wan_bytes",
+        "part of bytes_sent between regions, and what servers and stores sent between regions",
+        "B",
+    ),
     Column("compute_utilisation", "computing / virtual seconds, mean over ranks", "share"),
     Column(
         "num_peers", "ranks in the step's round, where rounds continue without absent ones", optional=True
@@ -158,7 +162,7 @@ class Summary:
             complete; null if the target was not held
         compute_utilisation: computing / virtual seconds, mean over ranks
         bytes_sent_per_worker: payload that left a worker, mean over workers
-        wan_bytes: part of bytes_sent between regions, and what servers sent between regions
+        wan_bytes: part of bytes_sent between regions, and what servers and stores sent between regions
         strategy: name of the strategy
         steps: steps done by each worker
         bytes_sent: payload that left all workers, headers not counted

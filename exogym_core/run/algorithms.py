@@ -201,7 +201,7 @@ def rivals(recording: Recording, world: World, *, every: bool = False) -> dict[s
     book = Schedules(world)
     found: dict[str, dict[str, None]] = {}
     for call, number in recording.calls.items():
-        if call.op in OPERATIONS and not OPERATIONS[call.op].is_per_pair:
+        if call.op in OPERATIONS and not OPERATIONS[call.op].is_per_pair and call.store is None:
             most = math.inf if every else _FEW_MESSAGES // number
             found.setdefault(call.op, {}).update(dict.fromkeys(book.contenders(call, _WITHIN, most)))
     if "averaging_algorithm" in recording.reads:  # of codes, which others would encode at every hop

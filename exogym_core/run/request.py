@@ -372,7 +372,7 @@ def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> 
     if started is not None:
         return started
     if topology is not None:
-        return len(topology.hosts)
+        return len(topology.rank_hosts)
     raise InputError("fit: num_nodes is missing; pass how many workers there are")
 
 
@@ -421,7 +421,8 @@ def unlike_hosts(topology: Topology, used: Sequence[str]) -> str | None:
     """Line on hosts without workers whose links are others than those of the hosts `used`; None without such hosts."""
     figures = {}
     for host, links in zip(topology.hosts, topology.access_links, strict=True):
-        figures[host.name] = links and (links[0].figures, links[1].figures)
+        if host.store is None:
+            figures[host.name] = links and (links[0].figures, links[1].figures)
     mine = {figures[name] for name in used}
     left = [name for name, kind in figures.items() if kind is not None and kind not in mine]
     if not left or None in mine or len(used) < 2:

@@ -48,7 +48,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         scale: "relative" (lambda is the correction's norm over the norm of the corrected steps, tensor by tensor) or
             "fixed" (lambda multiplies the second-order term).
         num_fragments, fragments, pattern: see `FragmentOptions`.
-        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
+        codec, error_feedback, aggregate, buckets, exchange: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:

@@ -34,7 +34,7 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         H: local steps a round.
-        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
+        codec, error_feedback, aggregate, buckets, exchange: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:

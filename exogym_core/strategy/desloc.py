@@ -37,11 +37,11 @@ class MomentMean:
     Args:
         strategy: whose optimizer is built.
         moment: "first" or "second".
-        buckets: in which they travel.
+        buckets: how they travel.
     """
 
     def __init__(self, strategy: Strategy, moment: str, buckets: Buckets) -> None:
-        self.averaging = RoundAveraging(buckets=buckets.buckets)
+        self.averaging = RoundAveraging(buckets=buckets.buckets, exchange=buckets.exchange)
         self.strategy, self.names = strategy, MOMENTS[moment]
         spec = ensure_optim_spec(strategy.optim_spec)
         kept: dict[Tensor, list[str]] = {}
@@ -91,7 +91,7 @@ class DESLOCStrategy(Strategy, name="DESLOC", experimental=True):
         H: K_x, steps between averages of the parameters; also `local_steps`, `num_inner_steps` and `sync_every`.
         Ku, Kv: K_u and K_v, of first and second moments; 3 H and 6 H if None.
         codec, error_feedback, aggregate: of the parameters' mean, see `RoundAveraging`.
-        buckets: of parameters and moments, see `RoundAveraging`.
+        buckets, exchange: of parameters and moments, see `RoundAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -149,7 +149,7 @@ class MomentCommunicator(Strategy, part="Moments"):
     Args:
         moment: "first" or "second".
         H: steps from average to average.
-        buckets: in which they travel, see `Buckets`.
+        buckets, exchange: of the moments, see `Buckets`.
     """
 
     moment: str = option("first", name_in(*MOMENTS))

@@ -32,7 +32,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
         optim_spec: the inner optimizer (AdamW by default).
         outer_optim_spec, outer_lr, outer_momentum: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
         H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
-        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
+        codec, error_feedback, aggregate, buckets, exchange: of the mean, see `OuterAveraging`.
         ranks_per_worker, sharding, ranks_per_node: of sites, see `SiteOptions`.
         averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: time-outs, see
             `PatienceOptions`.

@@ -104,7 +104,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
             above the number of ranks.
         H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
         max_norm: clip the norm of the local gradient to this.
-        codec, error_feedback, aggregate, buckets: of the mean, see `RoundAveraging`.
+        codec, error_feedback, aggregate, buckets, exchange: of the mean, see `RoundAveraging`.
         averaging_timeout, deadline, min_ranks, ...: rounds that continue without absent ranks, see `PatienceOptions`.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 

@@ -49,7 +49,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
         quantizer: of each tensor: "statistical" (6 standard deviations), or "linear" (smallest to largest).
         error_decay: gamma, the share of an error kept for the next round.
         muon: "paper", with the authors' five triples of Newton-Schulz coefficients, or "torch", torch.optim.Muon.
-        buckets: in which the outer gradient travels, see `Buckets`.
+        buckets, exchange: of the outer gradient, see `Buckets`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -80,7 +80,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
     def prepare(self) -> None:
         """Begin with the same theta on every rank, without errors."""
         outer_optim = nesterov(self.outer_lr, self.outer_momentum)
-        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(buckets=self.cut.buckets))
+        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(**vars(self.cut)).charged(self))
         self.num_rounds, self.coded = 0, None
         if self.bits:
             quantizer = _QUANTIZERS[self.quantizer](self.bits)
@@ -103,7 +103,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
         if self.coded is None:
             delta = self.outer.mean_over(self.site)
         else:
-            delta = self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.comm)
+            delta = self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.cut.through(self.comm))
         self.outer.step(delta)
         self.num_rounds += 1
 

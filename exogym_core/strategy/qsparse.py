@@ -48,7 +48,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
         density: share of each tensor's values that is sent, one at least; above 0 and at most 1.
         values: how they travel: "sign" (SignTop_k), "qsgd" (QTop_k) or "exact" (Top_k, in fp32).
         bits: of a value under "qsgd", 2 to 8.
-        buckets: in which the outer gradient travels, see `Buckets`.
+        buckets, exchange: of the outer gradient, see `Buckets`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -71,7 +71,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
     def prepare(self) -> None:
         """Begin with the same x on every rank, without errors."""
         outer_optim = OptimSpec(torch.optim.SGD, lr=1.0)
-        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(buckets=self.cut.buckets))
+        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(**vars(self.cut)).charged(self))
         self.coded, self.num_rounds = CodedMean(self.outer.flats), 0
         for bucket in self.outer.buckets:
             self.charged(self.codec(bucket, 0))
@@ -87,7 +87,7 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
         if step % self.H:
             return
         codecs = [self.charged(self.codec(bucket, step - 1)) for bucket in self.outer.buckets]
-        self.outer.step(self.coded.of(self.outer.pseudo_gradients(), codecs, self.comm))
+        self.outer.step(self.coded.of(self.outer.pseudo_gradients(), codecs, self.cut.through(self.comm)))
         self.num_rounds += 1
 
     def codec(self, tensors: Sequence[Tensor], step: int) -> Codec:

@@ -33,7 +33,7 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
         outer_lr: alpha, the slow learning rate.
         outer_momentum: beta, the slow momentum.
         buffers: what becomes of the local optimizer's state at the end of a round: "maintain", "reset" or "average".
-        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
+        codec, error_feedback, aggregate, buckets, exchange: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:

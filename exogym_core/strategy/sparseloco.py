@@ -57,7 +57,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         outer_lr: alpha, the outer learning rate.
         mean_over: "senders": of each value the mean over the ranks that sent it, as the authors' code has it; "all", as
             the paper.
-        buckets: in which the outer gradient travels, see `Buckets`.
+        buckets, exchange: of the outer gradient, see `Buckets`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -93,7 +93,7 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
     def prepare(self) -> None:
         """Begin with the same phi on every rank, without errors."""
         outer_optim = OptimSpec(torch.optim.SGD, lr=self.outer_lr)
-        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(buckets=self.cut.buckets))
+        self.outer = OuterStep(self.held, outer_optim, OuterAveraging(**vars(self.cut)).charged(self))
         self.codecs = [self.charged(self.codec(bucket)) for bucket in self.outer.buckets]
         self.coded = CodedMean(
             self.outer.flats, beta=self.error_decay, among_senders=self.mean_over == "senders"
@@ -110,7 +110,9 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         """At the end of a round: a plain step along the mean of the ranks' encoded errors."""
         if step % self.H:
             return
-        self.outer.step(self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.comm))
+        self.outer.step(
+            self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.cut.through(self.comm))
+        )
         self.num_rounds += 1
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:

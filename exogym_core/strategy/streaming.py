@@ -29,7 +29,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
         alpha: weight of the worker's own parameters in the mix; also `fragment_update_alpha`.
         num_fragments, fragments, pattern: see `FragmentOptions`.
-        codec, error_feedback, aggregate, buckets: of the mean, see `OuterAveraging`.
+        codec, error_feedback, aggregate, buckets, exchange: of the mean, see `OuterAveraging`.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:

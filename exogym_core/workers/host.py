@@ -118,6 +118,7 @@ class RunResult(Generic[T]):
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms that were used, by operation; empty where nothing was simulated.
         link_bytes: payload that crossed each link of the topology; empty where nothing was simulated.
+        request_dollars: price of requests to object stores.
         link_history: the same in the course of the run: rows of `virtual_seconds` and bytes from the start by link.
     """
 
@@ -132,6 +133,7 @@ class RunResult(Generic[T]):
     window_limit: str | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
+    request_dollars: float = 0.0
     link_history: list[dict[str, float]] = field(default_factory=list)
 
     @classmethod
@@ -157,6 +159,7 @@ class RunResult(Generic[T]):
             window_limit=str(limit) if limit is not None else None,
             collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
             link_bytes=network.link_bytes.tolist() if network is not None else [],
+            request_dollars=simulation.request_dollars,
             link_history=history.rows() if history is not None else [],
         )
 

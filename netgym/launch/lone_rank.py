@@ -87,6 +87,9 @@ class _Uncounted:
         """Return zero: the simulation counts traffic."""
         return 0, 0
 
+    def check_store(self, store: tuple[str, ...]) -> None:
+        """Check nothing: the simulation knows the topology."""
+
 
 class LoneRank(RankGroup):
     """One rank, run in the calling thread, without counting its traffic.

@@ -70,7 +70,7 @@ def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchRepo
     # Users' programs may compute for long between two calls.
     warnings.filterwarnings("ignore", message=".* sends nothing: ")
     with tempfile.TemporaryDirectory(prefix="netgym-") as folder, _ending_descendants():
-        devices = (launch.num_ranks or len(launch.topology.hosts)) if launch.cuda_as_cpu else 0
+        devices = (launch.num_ranks or len(launch.topology.rank_hosts)) if launch.cuda_as_cpu else 0
         launched = Launched(
             folder, launch.num_ranks or 0, launch.compute, devices, launch.clock, launch.has_values
         )

@@ -27,6 +27,7 @@ from netgym.planning.weather import (
 from netsim import Weather
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.collectives.estimate import Estimator
+from netsim.collectives.schedules.store import STORE
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -78,8 +79,8 @@ class Plan:
         exposed_seconds_per_round: waiting without computing, mean over ranks.
         tokens_per_second: of all workers: over the whole budget if there is one, else in a round that repeats.
         days: of a run of `steps` steps, to the end of what is in flight.
-        cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
-            (`egress`); None where nothing has a price.
+        cost: dollars until then, for the workers' hours if they have a price, and for what links and stores charge
+            (`egress`, requests included); None where nothing has a price.
         days_low, days_high, cost_low, cost_high: bands around them: waiting by the network's measured error, computing
             by the published shares of devices' peak where none was given.
         cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
@@ -326,7 +327,8 @@ class Measured:
             figures = self._more_rounds(figures, budget)
             remarks += rounds_remarks(setting, figures.round_seconds, budget)
         is_replayed = self.rounds.calls_a_round > 0  # else every message is simulated
-        is_crowded = any("direct" in names for names in figures.collectives.values()) and is_replayed
+        crowds = {"direct", STORE}
+        is_crowded = any(crowds.intersection(names) for names in figures.collectives.values()) and is_replayed
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
@@ -508,15 +510,18 @@ class Measured:
         setting, figures = self.setting, self.figures
         num_rounds = len(figures.round_seconds)
         whole, remainder = divmod(steps, period)
-        charged = setting.topology.egress_dollars
-        a_round = charged(figures.link_bytes) / num_rounds
+
+        def charged(figures: RoundFigures) -> float:
+            return setting.topology.egress_dollars(figures.link_bytes) + figures.request_dollars
+
+        a_round = charged(figures) / num_rounds
         if not (self.strategy.is_synchronous or self._is_a_mean or self.rounds.has_absences):
             few = min(whole, self.rounds.num_rounds)
             if remainder or few < num_rounds:
                 figures = self.rounds_of(few, remainder=remainder).on(setting, few)
             later = whole - few  # of the slowest worker, with which the run ends
             seconds = figures.end_seconds + later * pace.slowest
-            return seconds, charged(figures.link_bytes) + later * a_round, not whole
+            return seconds, charged(figures) + later * a_round, not whole
         if (self._is_a_mean and steps > period) or self.rounds.has_absences:
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
             return pace.seconds_until(steps / period) + at_end, a_round * steps / period, not whole
@@ -530,7 +535,7 @@ class Measured:
             few = min(played, self.rounds.num_rounds)
             figures = self.rounds_of(few, remainder=remainder).on(setting, max(played, few))
         later = whole - played
-        dollars = charged(figures.link_bytes) + later * a_round
+        dollars = charged(figures) + later * a_round
         return (
             figures.end_seconds + later * pace.seconds + quiet,
             dollars,

@@ -536,7 +536,7 @@ def _experiment_of(
         if "count" not in _mapping(data, "workers"):
             network = opened_topology(settled, data["topology"], folder)
             assert network is not None
-            data["workers"] = {**_mapping(data, "workers"), "count": len(network.hosts)}
+            data["workers"] = {**_mapping(data, "workers"), "count": len(network.rank_hosts)}
     code = code_folder_of(folder) if is_run and (trust or is_own(folder)) else None
     experiment = Experiment.from_document(settled, folder, name, code)
     if is_run and not trust:

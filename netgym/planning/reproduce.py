@@ -405,7 +405,7 @@ def _hosts(cell: Simulated, topology: Topology) -> list[str]:
     return cell.hosts or [
         host.name
         for region in (cell.regions or (None,))
-        for host in topology.hosts
+        for host in topology.rank_hosts
         if region in (None, topology.region_of(host.index))
     ]
 

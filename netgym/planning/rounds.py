@@ -76,6 +76,7 @@ class RoundFigures:
         quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
         collectives: the algorithms that were used, by operation.
         link_bytes: payload that crossed each link, over all of them.
+        request_dollars: price of requests to stores, over all of them.
         peers: ranks that each rank met in each round.
         rank_ends: virtual time at which each worker finished each round: [rank][round].
         coded_values: of each rank, after each round, that it has encoded or decoded.
@@ -96,6 +97,7 @@ class RoundFigures:
     quiet_seconds: float | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
+    request_dollars: float = 0.0
     peers: list[Hashable] = field(default_factory=list)
     rank_ends: list[list[float]] = field(default_factory=list)
     server_wan_bytes: int = 0
@@ -596,6 +598,7 @@ class SimulatedRounds:
             end_seconds=run.virtual_seconds or 0.0,
             collectives=run.collectives,
             link_bytes=run.link_bytes,
+            request_dollars=run.request_dollars,
             peers=self._recording.peers() if self._recording is not None else [],
             rank_ends=rank_ends,
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),

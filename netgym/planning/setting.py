@@ -386,7 +386,7 @@ class Setting:
         """True if all steps always take equally long, and no link charges for traffic."""
         topology = self.topology
         is_steady = not self.compute.varies and not topology.weather
-        return is_steady and not any(link.dollars_per_byte for link in topology.links)
+        return is_steady and not any(topology.dollars_per_byte)
 
     @property
     def resolved_protocol(self) -> Protocol:

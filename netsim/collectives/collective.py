@@ -190,7 +190,7 @@ def resolve_request(
     """Check a request, as `collective` takes it; return the host of each rank, the bytes, and the rank of the root."""
     algorithm_names(op)  # raises for an unknown operation before anything else
     operation = OPERATIONS[op]
-    hosts = tuple(range(len(topology.hosts)))[: 2 if operation.is_message else None]
+    hosts = tuple(host.index for host in topology.rank_hosts)[: 2 if operation.is_message else None]
     if ranks is not None:
         if isinstance(ranks, str) or not isinstance(ranks, Iterable):
             raise InputError(f"{op}: ranks is {ranks!r}; give a list of hosts")

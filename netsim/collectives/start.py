@@ -14,6 +14,7 @@ from netsim.network.collective import (
     GlooCollective,
     StepMessages,
     StepSequence,
+    StoreExchange,
 )
 from netsim.network.trace import Span
 from netsim.weather.faults import network_with_weather
@@ -43,12 +44,28 @@ def start_collective(
     Args:
         network: on whose links and clock it runs.
         schedule: what is sent.
-        hosts: the host of each member; members may share one.
+        hosts: the host of each member, copies in stores included; members may share one.
         group: name of its connections, which collectives of one group share; None: connections of its own.
         on_done: called with a member's position at the instant it finishes, which may be before others arrive (the
             root of a broadcast), or within `arrive` if it waits for nobody.
     """
-    return _start(network, schedule.sequence, hosts[: schedule.num_ranks], group, on_done)
+    hosts = hosts[: schedule.num_ranks]
+    if not schedule.num_copies:
+        return _start(network, schedule.sequence, hosts, group, on_done)
+    num_ranks = schedule.num_ranks - schedule.num_copies
+
+    def done(member: int) -> None:
+        if member < num_ranks:
+            on_done(member)
+
+    stores = [network.topology.hosts[host].store for host in hosts]
+    delays = [store.latency_seconds if store is not None else 0.0 for store in stores]
+    name = object() if group is None else group
+    about = (network.engine, schedule.sequence, list(hosts), name)
+    exchange = StoreExchange(*about, done, num_ranks, delays)
+    for copy in range(num_ranks, schedule.num_ranks):
+        exchange.arrive(copy)
+    return exchange
 
 
 def start_all_to_all(

@@ -15,6 +15,9 @@ reads the note as well and writes what that asks for, before the thread that wai
 them) and posts its next receive. So between two members that send to each other, as in a ring of two, a note stands
 behind a whole segment, and no segment leaves before the other's has arrived: each of them costs the latency.
 
+**Through a store** an upload is done when its answer has come, and a download leaves when it was requested and the
+copy is there. Each object has connections of its own, so that a rank's downloads are under way together.
+
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
 
@@ -322,8 +325,114 @@ class BufferedCollective(Collective):
             self._send(member, messages.targets[send], messages.sizes[send], step, DATA, tells_sent)
 
 
+class RendezvousCollective(Collective):
+    """A collective with data that leave when the receiver has asked for them, and the sender has them."""
+
+    def sent(self, transfer: Transfer) -> None:
+        if not self.is_cancelled:
+            assert isinstance(transfer, StepTransfer)
+            self._part_done(transfer.step, transfer.src)
+
+    def _offer(self, step: OpenStep, src: int, send: int) -> None:
+        """The sender has the data: they leave where the receiver has asked for them already."""
+        dst = step.messages.targets[send]
+        rendezvous = src * self.sequence.num_members + dst
+        if rendezvous in step.halves:
+            del step.halves[rendezvous]
+            self._send(src, dst, step.messages.sizes[send], step, DATA, True)
+        else:
+            step.halves[rendezvous] = send
+
+    def _meet(self, step: OpenStep, src: int, dst: int) -> None:
+        """The receiver has asked: data leave when the sender has them as well."""
+        rendezvous = src * self.sequence.num_members + dst
+        send = step.halves.get(rendezvous, -1)
+        if send >= 0:
+            del step.halves[rendezvous]
+            self._send(src, dst, step.messages.sizes[send], step, DATA, True)
+        else:
+            step.halves[rendezvous] = -1
+
+
 @final
-class GlooCollective(Collective):
+class StoreExchange(RendezvousCollective):
+    """Ranks that upload to a store, and download from it or its relays; its copies are members that have arrived.
+
+    Args:
+        engine, sequence, hosts, group, on_done: as of `Collective`.
+        num_ranks: members before the copies.
+        delays: by member, seconds in which its host answers a request.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sequence: StepSequence,
+        hosts: list[int],
+        group: Hashable,
+        on_done: Callable[[int], None],
+        num_ranks: int,
+        delays: list[float],
+    ) -> None:
+        super().__init__(engine, sequence, hosts, group, on_done)
+        self.num_ranks = num_ranks
+        self.delays = delays
+
+    def _lane(self, src: int, dst: int) -> int:
+        return src * self.sequence.num_members + dst
+
+    def _post(self, member: int, step: OpenStep) -> None:
+        """Request a rank's downloads, and send uploads and copies; downloads wait for their request."""
+        messages = step.messages
+        if member < self.num_ranks:
+            for receive in range(messages.first_receive[member], messages.first_receive[member + 1]):
+                self._send(member, messages.sources[receive], 0.0, step, READY, False)
+        for send in range(messages.first[member], messages.first[member + 1]):
+            dst = messages.targets[send]
+            if dst < self.num_ranks:
+                self._offer(step, member, send)
+            else:
+                self._send(member, dst, messages.sizes[send], step, DATA, False)
+
+    def delivered(self, transfer: Transfer) -> None:
+        if self.is_cancelled:
+            return
+        assert isinstance(transfer, StepTransfer)
+        if transfer.dst < self.num_ranks:  # a download, or the answer to an upload
+            self._part_done(transfer.step, transfer.dst)
+        else:
+            self.engine.set_timer(StoreRequest(self, transfer), self.delays[transfer.dst])
+
+    def answer(self, request: StepTransfer) -> None:
+        """A store has worked at a request, or has a copy."""
+        if self.is_cancelled:
+            return
+        step, src, dst = request.step, request.src, request.dst
+        if request.kind == READY:
+            self._meet(step, dst, src)
+            return
+        self._part_done(step, dst)
+        if src < self.num_ranks:
+            self._send(dst, src, 0.0, step, NOTE, False)
+        else:
+            self._part_done(step, src)
+
+
+@final
+class StoreRequest(Timer):
+    """A request, or data, that a store works at."""
+
+    def __init__(self, exchange: StoreExchange, request: StepTransfer) -> None:
+        super().__init__(-1)
+        self.exchange = exchange
+        self.request = request
+
+    def ring(self) -> None:
+        self.exchange.answer(self.request)
+
+
+@final
+class GlooCollective(RendezvousCollective):
     """A collective whose every message is a rendezvous, and in which every pair of members has a connection."""
 
     def __init__(
@@ -372,11 +481,6 @@ class GlooCollective(Collective):
         elif transfer.kind == READY:  # from the receiver, at the sender
             self._meet(transfer.step, transfer.dst, transfer.src)
 
-    def sent(self, transfer: Transfer) -> None:
-        if not self.is_cancelled:
-            assert isinstance(transfer, StepTransfer)
-            self._part_done(transfer.step, transfer.src)
-
     def _post(self, member: int, step: OpenStep) -> None:
         """Write the notes of a step, pair by pair."""
         messages = step.messages
@@ -404,24 +508,8 @@ class GlooCollective(Collective):
         messages = step.messages
         send = messages.first[member] + number
         if send < messages.first[member + 1]:
-            dst = messages.targets[send]
-            self._send(member, dst, 0.0, step, NOTE, False)
-            rendezvous = member * self.sequence.num_members + dst
-            if rendezvous in step.halves:
-                del step.halves[rendezvous]
-                self._send(member, dst, messages.sizes[send], step, DATA, True)
-            else:
-                step.halves[rendezvous] = send
-
-    def _meet(self, step: OpenStep, src: int, dst: int) -> None:
-        """The receiver's note has come: data leave when the send is posted as well."""
-        rendezvous = src * self.sequence.num_members + dst
-        send = step.halves.get(rendezvous, -1)
-        if send >= 0:
-            del step.halves[rendezvous]
-            self._send(src, dst, step.messages.sizes[send], step, DATA, True)
-        else:
-            step.halves[rendezvous] = -1
+            self._send(member, messages.targets[send], 0.0, step, NOTE, False)
+            self._offer(step, member, send)
 
 
 @final

@@ -66,6 +66,8 @@ class Call(NamedTuple):
         element_bytes: size of one element, the grain of chunks.
         parts: for `all_to_all`, bytes from member i to member j; None where they are equal. A member that
             enters knows what it has itself: that is the only row then, and `num_bytes` its sum.
+        store: names of the store through which an all_reduce or all_gather goes ("": the topology's only one) and of
+            relays that ranks download from; None: members send to each other.
     """
 
     op: str
@@ -74,6 +76,7 @@ class Call(NamedTuple):
     root: int = 0
     element_bytes: int = 1
     parts: tuple[tuple[int, ...], ...] | None = None
+    store: tuple[str, ...] | None = None
 
 
 class Advance(NamedTuple):

@@ -15,7 +15,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.files.documents import ConfigError, Document, KeyPath
 from netsim.files.schemas import Schema, validate_document
 from netsim.topology.availability import Availability, availability_events
-from netsim.topology.graph import Host, Link, natural_key
+from netsim.topology.graph import Host, Link, Storage, natural_key
 from netsim.topology.protocol import Protocol
 from netsim.topology.values import (
     Duration,
@@ -27,6 +27,7 @@ from netsim.topology.values import (
     Price,
     ProtocolSpec,
     Rate,
+    RequestPrice,
     Text,
     write_value,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "LinkEntry",
     "RegionEntry",
     "RouteEntry",
+    "StoreEntry",
     "TopologyFile",
     "likely_names",
     "link_form",
@@ -168,12 +170,43 @@ class RegionEntry(_Pipe):
     devices: Annotated[int, Field(ge=1)] | None = None
 
 
+class StoreEntry(Schema):
+    """An object store; its links give its rates."""
+
+    latency: Duration = 0.0
+    put: RequestPrice = 0.0
+    get: RequestPrice = 0.0
+    egress: Price = 0.0
+
+    def store(self) -> Storage:
+        """The store of these figures."""
+        return Storage(self.latency, self.put, self.get, self.egress)
+
+    @classmethod
+    def form(cls, store: Storage) -> dict[str, Any]:
+        """Keys of a store's figures, defaults left out."""
+        figures = {
+            "latency": write_value(Duration, store.latency_seconds or None),
+            "put": write_value(RequestPrice, store.dollars_per_put or None),
+            "get": write_value(RequestPrice, store.dollars_per_get or None),
+            "egress": write_value(Price, store.dollars_per_byte or None),
+        }
+        return _without_none(**figures)
+
+
 class HostEntry(Schema):
-    """A host; `region` makes it part of a region without connecting it there."""
+    """A host; `region` makes it part of a region without connecting it there; with `store` it runs no workers."""
 
     device: Name | None = None
     devices: Annotated[int, Field(ge=1)] | None = None
     region: Name | None = None
+    store: StoreEntry | None = None
+
+    @model_validator(mode="after")
+    def _computes_or_stores(self) -> Self:
+        if self.store is not None and (self.device is not None or self.devices is not None):
+            raise InputError("a store computes nothing: leave out device and devices")
+        return self
 
 
 class RouteEntry(Schema):
@@ -266,7 +299,7 @@ class _Builder:
 
     Attributes:
         paths: host or router -> where the file names it.
-        hosts: name -> region, device, devices.
+        hosts: name -> region, device, devices, store.
     """
 
     def __init__(self, document: Document) -> None:
@@ -276,7 +309,7 @@ class _Builder:
         self.file = validate_document(TopologyFile, document)
         self.problems: list[ConfigError] = []
         self.paths: dict[str, KeyPath] = {}
-        self.hosts: dict[str, tuple[str | None, str | None, int | None]] = {}
+        self.hosts: dict[str, tuple[str | None, str | None, int | None, Storage | None]] = {}
 
     def topology(self, make: type[Topology], name: str, folder: Path) -> Topology:
         self._name_nodes()
@@ -316,7 +349,8 @@ class _Builder:
     def _name_nodes(self) -> None:
         for name, entry in self.file.hosts.items():
             if self._is_new(name, ("hosts", name)):
-                self.hosts[name] = (entry.region, entry.device, entry.devices)
+                store = None if entry.store is None else entry.store.store()
+                self.hosts[name] = (entry.region, entry.device, entry.devices, store)
         for position, name in enumerate(self.file.routers):
             self._is_new(name, ("routers", position))
         for region, area in self.file.regions.items():
@@ -326,9 +360,10 @@ class _Builder:
             self._is_new(region, path)
             for number in range(area.hosts):
                 if self._is_new(f"{region}.{number}", path):
-                    self.hosts[f"{region}.{number}"] = (region, area.device, area.devices)
-        if not self.hosts:
-            raise self.document.error((), "has no hosts: add 'hosts' or 'regions'")
+                    self.hosts[f"{region}.{number}"] = (region, area.device, area.devices, None)
+        if all(store is not None for *_, store in self.hosts.values()):
+            kind = "hosts but stores" if self.hosts else "hosts"
+            raise self.document.error((), f"has no {kind}: add 'hosts' or 'regions'")
         if len(self.hosts) > MAX_HOSTS:
             raise self.document.error(("hosts",), f"expected at most {MAX_HOSTS:,} hosts in all")
 
@@ -514,7 +549,12 @@ def plain_form(topology: Topology) -> dict[str, Any]:
         "name": topology.name,
         "source": topology.source,
         "hosts": {
-            host.name: _without_none(region=host.region, device=host.device, devices=host.devices)
+            host.name: _without_none(
+                region=host.region,
+                device=host.device,
+                devices=host.devices,
+                store=None if host.store is None else StoreEntry.form(host.store),
+            )
             for host in topology.hosts
             if host.name not in inside
         },

@@ -12,17 +12,33 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Host", "Link", "ShortestRoutes", "natural_key"]
+__all__ = ["Host", "Link", "ShortestRoutes", "Storage", "natural_key"]
 
 _PICOSECONDS = 1e12
 _OF_LATENCY = 1 << 32  # cost of a picosecond, where a link costs 1
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """A machine that ranks can be placed on; `index` is its position in natural name order.
+class Storage:
+    """An object store, or a relay of one.
 
-    `devices` is the number that it computes on; None: as many as it has ranks.
+    Attributes:
+        latency_seconds: from a request's last byte to the first one of its answer.
+        dollars_per_put, dollars_per_get: price of an upload and of a download.
+        dollars_per_byte: price of a byte that leaves it.
+    """
+
+    latency_seconds: float = 0.0
+    dollars_per_put: float = 0.0
+    dollars_per_get: float = 0.0
+    dollars_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine that ranks can be placed on, or an object store; `index` is its position in natural name order.
+
+    `devices` is the number that it computes on; None: as many as it has ranks. `store` is None on a machine.
     """
 
     name: str
@@ -30,6 +46,7 @@ class Host:
     region: str | None
     device: str | None
     devices: int | None = None
+    store: Storage | None = None
 
     def slowdown(self, num_ranks: int) -> float:
         """Factor by which a step takes longer if `num_ranks` share the devices.

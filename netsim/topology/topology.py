@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import operator
 import os
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -25,7 +26,7 @@ from netsim.topology import shipped_topologies
 from netsim.topology.file import likely_names, plain_form, read_topology
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.weather import Weather
-from netsim.units import shown
+from netsim.units import format_count, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,8 +200,43 @@ class Topology:
             raise InputError(
                 f"egress_dollars: {len(link_bytes)} numbers for {len(self.links)} links; give one each"
             )
-        costs = zip(self.links, link_bytes, strict=True)
-        return math.fsum(link.dollars_per_byte * num_bytes for link, num_bytes in costs)
+        return math.fsum(map(operator.mul, self.dollars_per_byte, link_bytes))
+
+    @cached_property
+    def dollars_per_byte(self) -> list[float]:
+        """Price of a byte over each link: the link's `egress`, and that of the store which sends it."""
+        stores = {host.name: host.store.dollars_per_byte for host in self.hosts if host.store is not None}
+        return [link.dollars_per_byte + stores.get(link.source, 0.0) for link in self.links]
+
+    @cached_property
+    def rank_hosts(self) -> tuple[Host, ...]:
+        """Hosts that ranks are placed on: all but stores."""
+        return tuple(host for host in self.hosts if host.store is None)
+
+    def store_hosts(self, name: str, relays: Sequence[str] = ()) -> tuple[int, ...]:
+        """Host (index) of a store, then those of its relays.
+
+        Args:
+            name: of the store; "": the only one that is.
+            relays: names of stores that it sends copies to.
+
+        Raises:
+            UnknownNameError: one of them is no store.
+            InputError: there is no store, or not one where `name` is missing.
+        """
+        stores = [host.name for host in self.hosts if host.store is not None]
+        where = f"topology {self.name}"
+        if not stores:
+            raise InputError(f"{where} has no store: add a host NAME: {{store: {{}}}}, and its link")
+        if not name and len(stores) > 1:
+            raise InputError(
+                f"{where} has {format_count(len(stores), 'store')}: name one: {', '.join(stores)}"
+            )
+        names = (name or stores[0], *relays)
+        for each in names:
+            if each not in stores:
+                raise unknown_name(f"store of {where}", each, stores)
+        return tuple(map(self.host_index, names))
 
     def region_of(self, host: int) -> str:
         """The region of a `host` (index); the host's own name where it is in none."""
@@ -234,7 +270,7 @@ class Topology:
     def _groups(self) -> list[list[int]]:
         """Hosts by region, in natural order; a host without region is a group of its own."""
         groups: dict[tuple[bool, str], list[int]] = {}
-        for host in self.hosts:
+        for host in self.rank_hosts:
             groups.setdefault((host.region is None, self.region_of(host.index)), []).append(host.index)
         return [groups[key] for key in sorted(groups, key=lambda key: (natural_key(key[1]), key[0]))]
 

@@ -21,6 +21,7 @@ from netsim.units import (
     parse_bits_per_second,
     parse_bytes,
     parse_dollars_per_byte,
+    parse_dollars_per_request,
     parse_fraction,
     parse_seconds,
     shown,
@@ -181,6 +182,12 @@ Loss: TypeAlias = Annotated[float, BeforeValidator(_read_loss), _PERCENTAGE, _sc
 Share: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), _PERCENTAGE, _schema("50 %", "%")]
 Price: TypeAlias = Annotated[
     float, BeforeValidator(parse_dollars_per_byte), _PRICE, _schema("0.02 $/GB", r"\$/([kMGT]i?)?B")
+]
+RequestPrice: TypeAlias = Annotated[
+    float,
+    BeforeValidator(parse_dollars_per_request),
+    Writer(lambda dollars: f"{float(dollars)!r} $/request"),
+    _schema("4.50 $/million", r"\$/(request|thousand|million)"),
 ]
 Bytes: TypeAlias = Annotated[int, BeforeValidator(_read_bytes), _schema("4 MiB", "([kMGT]i?)?B")]
 Packets: TypeAlias = Annotated[int, BeforeValidator(_read_packets), Field(json_schema_extra={"minimum": 1})]

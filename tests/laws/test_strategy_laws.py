@@ -99,40 +99,59 @@ def test_codecs_send_what_they_are_charged_for(problem: dict[str, int], codec: s
 
 FRAGMENTS = {"H": 4, "num_fragments": 2, "tau": 2}
 
-# Strategies whose rounds travel in `buckets`, with reductions that treat each value, or each tensor, by itself.
-IN_BUCKETS: list[Any] = [
-    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets),
-    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, codec="fp16"),
-    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, codec="bf16"),
-    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, aggregate="median"),
-    lambda buckets: DiLoCoStrategy(adamw, H=2, buckets=buckets, averaging_timeout=9),
-    lambda buckets: FedAvgStrategy(adamw, H=2, island_size=3, buckets=buckets),
-    lambda buckets: SlowMoStrategy(adamw, H=2, buffers="average", buckets=buckets),
-    lambda buckets: DESLOCStrategy(adamw, H=1, Ku=2, Kv=3, buckets=buckets),
-    lambda buckets: Chain(
-        [AveragingCommunicator(H=2), MomentCommunicator(moment="first", buckets=buckets)], adamw
+# Strategies with rounds whose reductions treat each value, or each tensor, by itself.
+WITH_ROUNDS: list[Any] = [
+    lambda **how: DiLoCoStrategy(adamw, H=2, **how),
+    lambda **how: DiLoCoStrategy(adamw, H=2, **how, codec="fp16"),
+    lambda **how: DiLoCoStrategy(adamw, H=2, **how, codec="bf16"),
+    lambda **how: DiLoCoStrategy(adamw, H=2, **how, aggregate="median"),
+    lambda **how: DiLoCoStrategy(adamw, H=2, **how, averaging_timeout=9),
+    lambda **how: FedAvgStrategy(adamw, H=2, island_size=3, **how),
+    lambda **how: SlowMoStrategy(adamw, H=2, buffers="average", **how),
+    lambda **how: DESLOCStrategy(adamw, H=1, Ku=2, Kv=3, **how),
+    lambda **how: Chain(
+        [AveragingCommunicator(H=2, **how), MomentCommunicator(moment="first", **how)], adamw
     ),
-    lambda buckets: DelayedDiLoCoStrategy(adamw, H=2, buckets=buckets),
-    lambda buckets: EagerDiLoCoStrategy(adamw, H=2, buckets=buckets),
-    lambda buckets: StreamingDiLoCoStrategy(adamw, **FRAGMENTS, buckets=buckets),
-    lambda buckets: CoCoDCStrategy(adamw, **FRAGMENTS, buckets=buckets),
-    lambda buckets: MuLoCoStrategy(adamw, H=2, buckets=buckets),
-    lambda buckets: MuLoCoStrategy(adamw, H=2, bits=2, buckets=buckets),
-    lambda buckets: SparseLoCoStrategy(adamw, H=2, k=3, chunk=4, buckets=buckets),
-    lambda buckets: QsparseLocalSGDStrategy(adamw, H=2, density=0.5, buckets=buckets),
+    lambda **how: DelayedDiLoCoStrategy(adamw, H=2, **how),
+    lambda **how: EagerDiLoCoStrategy(adamw, H=2, **how),
+    lambda **how: StreamingDiLoCoStrategy(adamw, **FRAGMENTS, **how),
+    lambda **how: CoCoDCStrategy(adamw, **FRAGMENTS, **how),
+    lambda **how: MuLoCoStrategy(adamw, H=2, **how),
+    lambda **how: MuLoCoStrategy(adamw, H=2, bits=2, **how),
+    lambda **how: SparseLoCoStrategy(adamw, H=2, k=3, chunk=4, **how),
+    lambda **how: QsparseLocalSGDStrategy(adamw, H=2, density=0.5, **how),
 ]
 
 
-@pytest.mark.parametrize("make", IN_BUCKETS)
+@pytest.mark.parametrize("make", WITH_ROUNDS)
 @settings(max_examples=6)
 @given(problem=problems, buckets=st.one_of(st.just("parameter"), st.integers(1, 300)))
 def test_buckets_change_neither_values_nor_bytes(make: Any, problem: dict[str, int], buckets: Any) -> None:
     model, batches = reference.make_problem(**problem)
-    one, several = (reference.run_strategy(make(each), model, batches, SEED) for each in ("one", buckets))
+    one, several = (
+        reference.run_strategy(make(buckets=each), model, batches, SEED) for each in ("one", buckets)
+    )
     for got, expected in zip(several.results, one.results, strict=True):
         assert torch.equal(got, expected)
     assert [t.payload_bytes for t in several.traffic] == [t.payload_bytes for t in one.traffic]
     assert sum(t.bytes_sent for t in several.traffic) == sum(t.bytes_sent for t in one.traffic)
+
+
+@pytest.mark.parametrize("make", WITH_ROUNDS)
+@settings(max_examples=2)
+@given(problem=problems)
+def test_rounds_through_a_store_have_equal_values_and_each_rank_sends_its_own_once(
+    make: Any, problem: dict[str, int]
+) -> None:
+    model, batches = reference.make_problem(**problem)
+    direct, stored = (
+        reference.run_strategy(make(exchange=each), model, batches, SEED) for each in ("direct", "store")
+    )
+    assert [t.bytes_sent for t in stored.traffic] == [t.payload_bytes for t in stored.traffic]
+    # Through a store encoded values are decoded by all, and their mean is not encoded again.
+    is_rounded = getattr(getattr(make(), "averaging", None), "codec", None) is not None
+    for got, expected in zip(stored.results, direct.results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0.05 * is_rounded, atol=0.05 * is_rounded)
 
 
 def test_sites_send_each_bucket_in_parts() -> None:

@@ -94,10 +94,10 @@ class Abridged:
             group: connections that it uses, as for `netsim.start_collective`.
             on_done: called with a member's position at the instant it finishes.
         """
-        network = self._network
+        network, num_ranks = self._network, plan.num_ranks - plan.num_copies
         if self._estimator.is_crowd(plan, hosts):
             gathering = Gathering(
-                network, len(hosts), partial(self._begin_crowd, hosts, plan, lambda: plan), on_done
+                network, num_ranks, partial(self._begin_crowd, hosts, plan, lambda: plan), on_done
             )
             return gathering.arrive, gathering.cancel
         if self._estimator.is_long(plan):

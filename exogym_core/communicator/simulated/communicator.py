@@ -11,6 +11,7 @@ import math
 import weakref
 from collections import Counter
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
@@ -30,6 +31,7 @@ from exogym_core.communicator.base import (
 )
 from exogym_core.communicator.exchange import Part, own_value
 from exogym_core.communicator.simulated.simulation import load_of
+from netsim.collectives.schedules.store import STORE
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import (
     Advance,
@@ -78,6 +80,9 @@ class ScheduleBook(Protocol):
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
         """(bytes sent, bytes sent to another region) by this member."""
+
+    def check_store(self, store: tuple[str, ...]) -> None:
+        """Raise InputError where the topology has no such store."""
 
     @property
     def averaging_algorithm(self) -> str:
@@ -314,6 +319,13 @@ class SimulatedCommunicator(Communicator):
         self.call_seconds = math.inf
         self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
         self._first_call = 0
+        self._store: tuple[str, ...] | None = None
+
+    def through_store(self, store: tuple[str, ...]) -> SimulatedCommunicator:
+        self._book.check_store(store)
+        made = copy(self)
+        made._store = store
+        return made
 
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
         """Give this receive's number, and its values if they have come, to the next receive of its messages."""
@@ -341,11 +353,11 @@ class SimulatedCommunicator(Communicator):
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
         waits = waits or not async_op
         part = Part(key, self._ranks, self.rank, signature, inputs)
-        handle = self._post(part, load_of(call, self._ranks), deliver, waits)
+        handle = self._post(part, load_of(call, self._ranks, self._store), deliver, waits)
         return handle if async_op else handle.wait()
 
     def charge(self, call: CollectiveCall) -> None:
-        key, load = self._next_key(), load_of(call, self._ranks)
+        key, load = self._next_key(), load_of(call, self._ranks, self._store)
         self._count(load, self.rank, call.tensors)
         self._request(Post(key, self.rank, load, self.call_seconds))
         self._request(Wait(key))
@@ -463,6 +475,8 @@ class SimulatedCommunicator(Communicator):
     @property
     def averaging_algorithm(self) -> str:
         """Algorithm that the run's `collectives` fix, where it can carry codes."""
+        if self._store is not None:
+            return STORE
         self.state.reads.add("averaging_algorithm")
         return self._book.averaging_algorithm
 

@@ -10,12 +10,16 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
 from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
 from netsim.collectives.choice import Choices, parse_collectives
+from netsim.collectives.schedules.store import store_exchange
 from netsim.collectives.start import start_all_to_all
 from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach, start_at_once
+from netsim.topology.graph import Storage
 from netsim.topology.protocol import WindowLimit, window_limit
 
 if TYPE_CHECKING:
@@ -143,6 +147,8 @@ class Schedules:
     def _found(self, call: Call) -> Schedule:
         world = self._world
         hosts = self._hosts(call.ranks)
+        if call.store is not None:
+            return self._exchange(call, hosts)
         return schedule(
             call.op,
             len(call.ranks),
@@ -155,10 +161,45 @@ class Schedules:
             topology=world.topology,
         )
 
+    def _exchange(self, call: Call, hosts: tuple[int, ...]) -> Schedule:
+        """Exchange through a store, in which each rank downloads from the nearest of the store and its relays."""
+        stores, topology = self._places(call.store), self._world.topology
+        places = [0] * len(call.ranks)
+        if topology is not None and len(stores) > 1:
+            ways = [[topology.route_latency_seconds(store, host) for store in stores] for host in hosts]
+            places = [way.index(min(way)) for way in ways]
+        part = call.num_bytes // (len(call.ranks) if call.op == "all_gather" else 1)
+        return store_exchange(call.op, part, places, max(len(stores), 1))
+
     def contenders(self, call: Call, within: float, few_messages: float) -> tuple[str, ...]:
         """Algorithm of `call`, and those that may be faster in a round, see `Choices.contenders`."""
         about = (call.op, self._hosts(call.ranks), call.num_bytes, call.root)
         return self._choices.contenders(*about, within, few_messages)
+
+    def check_store(self, store: tuple[str, ...]) -> None:
+        """Raise InputError where the topology has no such store."""
+        self._places(store)
+
+    def _places(self, store: tuple[str, ...] | None) -> tuple[int, ...]:
+        """Hosts of a store and its relays; none without a store or a network."""
+        topology = self._world.topology
+        return () if topology is None or store is None else topology.store_hosts(store[0], store[1:])
+
+    def hosts_of(self, call: Call) -> tuple[int, ...]:
+        """The host of each member of `of(call)`: of ranks, then of copies in stores; none without a network."""
+        return (*self._hosts(call.ranks), *(host for host in self._places(call.store) for _ in call.ranks))
+
+    def dollars(self, call: Call) -> float:
+        """Price of the requests of a call to its store and relays."""
+        topology = self._world.topology
+        if topology is None or call.store is None:
+            return 0.0
+        stores = [topology.hosts[host].store or Storage() for host in self.hosts_of(call)]
+        src, dst, _ = self.of(call).pairs
+        puts, gets = (
+            [getattr(each, name) for each in stores] for name in ("dollars_per_put", "dollars_per_get")
+        )
+        return float(np.where(src < len(call.ranks), np.array(puts)[dst], np.array(gets)[src]).sum())
 
     @property
     def averaging_algorithm(self) -> str:
@@ -186,15 +227,24 @@ class Schedules:
     def _traffic_uncached(self, call: Call) -> list[tuple[int, int]]:
         if len(set(call.ranks)) == 1:
             return [(0, 0)] * len(call.ranks)
-        plan = self.of(call)
-        sent = [int(each) for each in plan.sent_bytes]
-        if self._world.topology is None:
+        plan, topology = self.of(call), self._world.topology
+        sent = [int(each) for each in plan.sent_bytes[: len(call.ranks)]]
+        if topology is None:
             return [(each, 0) for each in sent]
+        if call.store is not None:  # what others download counts as theirs, a relay's copy as its owner's
+            num, (src, dst, num_bytes) = len(call.ranks), plan.pairs
+            regions = np.array([topology.region_of(host) for host in self.hosts_of(call)])
+            member = np.where(src < num, src, dst) % num
+            wan = np.bincount(member, num_bytes * (regions[src] != regions[dst]), num)
+            return list(zip(sent, map(int, wan), strict=True))
         return list(zip(sent, map(int, plan.region_bytes(self._world.regions(call.ranks))), strict=True))
 
 
-def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
-    """Load that a member's call puts on the network among these ranks of the run."""
+def load_of(call: CollectiveCall, ranks: tuple[int, ...], store: tuple[str, ...] | None = None) -> Call:
+    """Load that a member's call puts on the network among these ranks of the run.
+
+    `store` is that of an all_reduce or all_gather, see `Call`.
+    """
     name, signed = call.name, call.like or call.tensors
     element_bytes = signed[0].element_size() if signed else 1
     sizes = tuple(map(attrgetter("nbytes"), signed))
@@ -202,7 +252,8 @@ def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
     if name == "all_to_all":  # the sizes of the others' parts are theirs to say
         return Call(name, ranks, num_bytes, call.root, element_bytes, (sizes,))
     num_tensors = len(ranks) if name in ("all_gather", "gather", "scatter") else 1
-    return Call(name, ranks, num_bytes * num_tensors, call.root, element_bytes)
+    kept = store if name in ("all_reduce", "all_gather") else None
+    return Call(name, ranks, num_bytes * num_tensors, call.root, element_bytes, store=kept)
 
 
 class Simulation(RankSource, RankSink):
@@ -221,6 +272,7 @@ class Simulation(RankSource, RankSink):
     Attributes:
         away: ranks that wait for something outside of the simulation; the clock does not wait for them.
         algorithms: of each operation that was called, the algorithms that it went by.
+        request_dollars: price of requests to stores.
         window_limit: the route on which a sender's window limited collectives most; None where links did.
         link_history: bytes over links, sampled with rank 0's rows; None without a topology.
     """
@@ -237,6 +289,7 @@ class Simulation(RankSource, RankSink):
         self.away: set[int] = set()
         self.schedules = schedules if schedules is not None else Schedules(world)
         self.algorithms: dict[str, set[str]] = {}
+        self.request_dollars = 0.0
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
         self._once_noted = lru_cache(maxsize=_MOST_NOTED)(self._note_windows)  # each kind of collective
@@ -357,13 +410,14 @@ class Simulation(RankSource, RankSink):
 
     def _start(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
         assert self.network is not None
-        hosts = tuple([self.world.hosts[rank] for rank in call.ranks])
+        hosts = self.schedules.hosts_of(call)
         if call.op == "all_to_all":
             self.algorithms.setdefault(call.op, set()).add("direct")
             enter, cancel = self._start_all_to_all(call, hosts, group, on_done)
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
+        self.request_dollars += self.schedules.dollars(call)
         if not plan.phases:
             return (lambda member, _: on_done(member)), lambda: None
         if self._has_windows:

@@ -5,7 +5,7 @@ Bytes charged are the bytes sent.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -20,7 +20,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from exogym_core.communicator.base import Communicator, Handle
@@ -338,16 +338,52 @@ def _bucket_size(where: str, name: str, value: object) -> str | int:
     return size
 
 
+_STORE = "store"
+
+
+def _exchange(where: str, name: str, value: object) -> str | Mapping[str, Any]:
+    """`value` as "direct", "store", or a mapping with names of a store and its relays."""
+    if (
+        isinstance(value, Mapping)
+        and value.get("name") == _STORE
+        and not set(value) - {"name", "host", "relays"}
+    ):
+        host, relays = value.get("host", ""), value.get("relays", [])
+        if isinstance(relays, list | tuple) and all(isinstance(each, str) for each in (host, *relays)):
+            return value
+    elif value in ("direct", _STORE):
+        return str(value)
+    raise InputError(
+        f"{where}: {name}={value!r} must be direct, store, or a mapping such as "
+        "{name: store, host: HOST, relays: [HOST]}"
+    )
+
+
 class Buckets(Options):
-    """Buckets in which the values of a round travel, each by a call of its own.
+    """How the values of a round travel: in which buckets, each by a call of its own, and through what.
 
     Args:
         buckets: "one" (all values in a call), "parameter" (a call for each parameter, as torchft and most scripts send
             them), or the size at which a bucket is closed, such as "25 MB" (as in DDP, but in the model's order).
             Values of different dtypes or devices never share a call.
+        exchange: "direct" (members send to each other, by the run's `collectives`), or "store": each uploads its values
+            once to the object store of the topology, and downloads those of all others; `{name: store, host: r2,
+            relays: [eu]}` names it, and relays from which those that are nearest to them download.
     """
 
     buckets: str | int = option("one", _bucket_size)
+    exchange: str | Mapping[str, Any] = option("direct", _exchange)
+
+    def through(self, comm: Communicator) -> Communicator:
+        """Communicator of the ranks of `comm` by which the values travel.
+
+        Raises:
+            InputError: through a store that the topology does not have, or a real transport.
+        """
+        if self.exchange == "direct":
+            return comm
+        named = self.exchange if isinstance(self.exchange, Mapping) else {}
+        return comm.through_store((named.get("host", ""), *named.get("relays", ())))
 
     def plan(self, tensors: Sequence[Tensor]) -> list[list[int]]:
         """Indices of `tensors` in buckets."""
@@ -357,6 +393,17 @@ class Buckets(Options):
 
 class RoundAveraging(Averaging, Buckets):
     """Average of a round's parameters or pseudo-gradients, in one call or in several that are under way together."""
+
+    def charged(self, strategy: Strategy) -> Self:
+        """As `Averaging.charged`; refuses a store that is not there."""
+        self.through(strategy.comm)
+        return super().charged(strategy)
+
+    def steps(
+        self, comm: Communicator, flat: Tensor, residual: Tensor | None = None, *, waits: bool = False
+    ) -> Steps[Tensor]:
+        """As `Averaging.steps`, directly or through a store."""
+        return super().steps(self.through(comm), flat, residual, waits=waits)
 
     def weigh(self, flats: Sequence[Tensor], weight: float) -> None:
         """Multiply `flats` by this rank's weight, where it counts: in a median each rank counts once."""
@@ -391,7 +438,8 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
     """The mean of encoded values, by the algorithm that the communicator names.
 
     Usually each goes to one rank, which decodes, sums in rank order in fp32, divides, encodes again and sends the mean
-    to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring.
+    to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring. Through a store every rank encodes its
+    values once, and decodes all.
 
     `residual`, shaped like `flat`, has the rounding errors of earlier calls: it is added, and replaced by those of
     this call, both of this rank's values and, in the part that it sums up, of the mean (times n, so that the
@@ -401,6 +449,10 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
     num_ranks = comm.world_size
     if residual is not None:
         flat += residual
+    if comm.averaging_algorithm == _STORE:  # of whole values, which are encoded once
+        message = _encoded(codec, flat, None if residual is None else residual.zero_())
+        messages = yield from gathering(comm, message)
+        return flat.copy_(_summed(codec, messages, len(flat)) / num_ranks)
     parts = flat.tensor_split(num_ranks)
     steps = _MEANS[comm.averaging_algorithm](comm, parts, codec, _parts_of(residual, num_ranks))
     means = yield from counted(comm, steps, sum(codec.encoded_bytes(len(part)) for part in parts))

@@ -21,6 +21,7 @@ __all__ = [
     "all_to_all_direct",
     "barrier_dissemination",
     "broadcast_direct",
+    "every_pair",
     "gather_direct",
     "reduce_direct",
     "reduce_scatter_direct",
@@ -33,7 +34,7 @@ __all__ = [
 _MOST_MESSAGES = 5_000_000
 
 
-def _everyone(num: int) -> tuple[Bytes, Bytes]:
+def every_pair(num: int) -> tuple[Bytes, Bytes]:
     """Source and target of n (n - 1) messages, each member's in the order rank + 1, rank + 2, ..."""
     if (messages := num * (num - 1)) > _MOST_MESSAGES:
         raise InputError(
@@ -51,19 +52,19 @@ def _parts(bounds: Bytes, part: Bytes) -> tuple[Bytes, Bytes]:
 
 def all_to_all_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends each other its part; the layout has n * n parts (from i to j: i * n + j)."""
-    src, dst = _everyone(p.num_ranks)
+    src, dst = every_pair(p.num_ranks)
     return (ListedPhase([Step(src, dst, *_parts(p.layout, src * p.num_ranks + dst))]),)
 
 
 def all_gather_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends its part to every other."""
-    src, dst = _everyone(p.num_ranks)
+    src, dst = every_pair(p.num_ranks)
     return (ListedPhase([Step(p.ranks[src], p.ranks[dst], *_parts(p.layout, src))]),)
 
 
 def reduce_scatter_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends each other the part that it is to reduce."""
-    src, dst = _everyone(p.num_ranks)
+    src, dst = every_pair(p.num_ranks)
     step = Step(p.ranks[src], p.ranks[dst], *_parts(p.layout, dst))
     return (ListedPhase([step], reduce=True),)
 
