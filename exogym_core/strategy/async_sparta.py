@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options import fraction, option, options_of, positive_int
+from exogym_core.strategy.options import fraction, option, options_of, positive_int, share
 from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.outer import Round
@@ -31,7 +33,9 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
     """SPARTA whose averages overlap with computing.
 
     An all-reduce of chosen values begins every `interval` steps; its result is applied `delay` steps later. What local
-    steps have changed meanwhile stays: `theta += mean - sent` on the chosen values.
+    steps have changed meanwhile stays: `theta += mean - sent` on the chosen values. With `ema` (AsyncMesh) a moving
+    average, by value, of these changes stays: with `moved = theta - sent`, `kept = ema kept + (1 - ema) moved` (at the
+    first average `kept = moved`), and `theta = mean + kept`.
 
     Bytes: `2 (n - 1) / n p P` a worker every `interval` steps, as SPARTA with that interval. Second-hand: the delay and
     the interval are as EXO's users report them, not read in code.
@@ -42,20 +46,24 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
         index_selector: of these values, see `SelectionOptions`.
         interval: steps between the starts of averages.
         delay: local steps after which it is applied, fewer than `interval`.
+        ema: weight of earlier changes in what stays of local steps, 0 to 1; 0: the latest stay whole. AsyncMesh's
+            code begins at 0.5 and raises it towards 0.99, and has several averages in flight.
         options: of every Strategy.
 
     References:
         Beton et al., SPARTA: Improving Distributed Training Using Sparse Parameter Averaging, openreview stFPf3gzq1.
+        Ajanthan et al., AsyncMesh, arXiv 2601.22442; the moving average is as in the authors' code.
     """
 
     selection: _Selection = options_of(_Selection)
     interval: int = option(20, positive_int)
     delay: int = option(10, positive_int)
+    ema: float = option(0.0, share)
     positional = ("optim_spec",)
 
     judged = "own"
     round_steps = property(lambda self: self.interval)
-    state = State("iteration")
+    state = State("iteration", "kept")
     plain_steps = True
 
     def __init__(self, *positional: Any, **given: Any) -> None:
@@ -72,6 +80,7 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
         self.index_selector.seed = self.seed
         self.iteration = 0  # averages that have begun
         self.under_way: Round | None = None
+        self.kept: list[Tensor] = []  # with `ema`, by bucket
 
     def step(self) -> None:
         """A local step, and the average that begins or has arrived."""
@@ -84,18 +93,25 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
         if self.num_nodes == 1:
             return
         if self.under_way is not None and step % self.interval == self.delay:
-            self.apply(self.under_way)
+            self.apply(self.under_way, self.ema)
         if step % self.interval == 0:
             self.iteration += 1
             self.under_way = self.sent([flat[chosen] for flat, chosen in self.flats_and_places()])
 
-    def apply(self, sent: Round) -> None:
-        """`theta += mean - sent` on the chosen values."""
+    def apply(self, sent: Round, ema: float = 0.0) -> None:
+        """`theta += mean - sent` on the chosen values; with `ema`, the mean and what is kept of local steps."""
+        if ema and not self.kept:
+            self.kept = [torch.zeros_like(flatten(bucket)) for bucket in self.buckets]
         changes = [mean - own for mean, own in zip(sent.wait(), sent.sent, strict=True)]
-        work = zip(self.buckets, self.flats_and_places(), changes, strict=True)
-        for bucket, (flat, chosen), change in work:
-            flat[chosen] += change
-            write_back(flat, bucket)
+        for place, (flat, chosen) in enumerate(self.flats_and_places()):
+            flat[chosen] += changes[place]
+            if ema:
+                kept = self.kept[place]
+                mean = sent.sent[place] + changes[place]
+                moved = flat[chosen] - mean
+                kept[chosen] = moved if self.iteration == 1 else ema * kept[chosen] + (1 - ema) * moved
+                flat[chosen] = mean + kept[chosen]
+            write_back(flat, self.buckets[place])
         self.under_way = None
 
     @property

@@ -193,9 +193,13 @@ def delayed(
 
 
 def sparse_late(
-    selector: IndexSelector, interval: int, delay: int, seed: int, last: int
+    selector: IndexSelector, interval: int, delay: int, seed: int, last: int, ema: float
 ) -> Callable[[int, list[nn.Module]], None]:
-    """Async SPARTA: the mean of chosen values is applied `delay` steps late, to what they have become."""
+    """Async SPARTA: the mean of chosen values is applied `delay` steps late, to a moving average of their changes.
+
+    What is applied at the end before it is due keeps all changes.
+    """
+    kept: dict[tuple[int, int], float] = {}  # by replica and value
     selector.seed = seed
     under_way: list[
         tuple[int, list[int], list[Tensor], Tensor]
@@ -206,10 +210,15 @@ def sparse_late(
             return
         for due, places, sent, mean in list(under_way):
             if number in (due, last):
-                for replica, own in zip(replicas, sent, strict=True):
+                for r, (replica, own) in enumerate(zip(replicas, sent, strict=True)):
                     flat = reference.vector(replica)
                     for k, place in enumerate(places):
-                        flat[place] += mean[k] - own[k]
+                        moved = float(flat[place] - own[k])
+                        if number == due:
+                            first = due == interval + delay
+                            moved = moved if first else ema * kept.get((r, place), 0.0) + (1 - ema) * moved
+                            kept[r, place] = moved
+                        flat[place] = mean[k] + moved
                     torch.nn.utils.vector_to_parameters(flat, replica.parameters())
                 under_way.clear()
         if number % interval == 0:

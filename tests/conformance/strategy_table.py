@@ -135,8 +135,8 @@ TABLE = [
     ),
     Row(
         "AsyncSPARTA",
-        lambda: AsyncSPARTAStrategy(adamw, p_sparta=0.3, interval=3, delay=2),
-        over_steps(lambda _, last: outer_rounds.sparse_late(RandomIndexSelector(0.3), 3, 2, SEED, last)),
+        lambda: AsyncSPARTAStrategy(adamw, p_sparta=0.3, interval=3, delay=2, ema=0.4),
+        over_steps(lambda _, last: outer_rounds.sparse_late(RandomIndexSelector(0.3), 3, 2, SEED, last, 0.4)),
         every(3, share(0.3)),
         apart=True,
     ),
