@@ -156,7 +156,7 @@ def sweep(
         search: `grid` (all points), `random` or `optuna`.
         trials: number of points that a search tries.
         minimise: field of the summary that a search minimises.
-        on: None: this machine; `ray`, or a cluster's address.
+        on: None: this machine; `ray`, a Ray cluster's address, or `slurm:KEY=VALUE,...`.
 
     Raises:
         InputError: the experiment or the sweep is wrong. A point that fails is marked, and the others run.

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,6 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
 class _AtOnce:
     """A cluster of one core that runs what it is given there and then."""
 
-    num_cpus = 1
-
     def __init__(self) -> None:
         self.needs: list[Mapping[str, float]] = []
         self.done: list[Any] = []
@@ -154,6 +153,12 @@ class _AtOnce:
 
     def __exit__(self, *_: object) -> None:
         """Nothing to end."""
+
+    def room(self, num_under_way: int) -> int:
+        return 1 - num_under_way
+
+    def batch(self, folder: Path) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def require(self, needs: Mapping[str, float], who: str) -> None:
         """It has everything."""
@@ -228,7 +233,7 @@ def test_an_invalid_address_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "small.yaml"
     path.write_text(EXPERIMENT.replace(', {name: "mine:Own", H: 2}', ""))
     assert main(["sweep", str(path), "--out", str(tmp_path / "o"), "--on", "rya"]) == 2
-    assert "--on rya: write --on ray, or the address" in capsys.readouterr().err
+    assert "--on rya: write --on ray, --on slurm, or the address" in capsys.readouterr().err
 
 
 def _body(comm: Communicator) -> tuple[list[list[float]], float]:

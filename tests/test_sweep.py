@@ -356,6 +356,7 @@ def test_a_network_next_to_the_file_travels_with_the_sweep(
             "search optuna: Optuna is not installed: pip install 'netgym[ray]'",
         ),
         ("ray", ["--on", "ray"], "ray: Ray is not installed: pip install 'netgym[ray]'"),
+        ("submitit", ["--on", "slurm"], "slurm: submitit is not installed: pip install 'netgym[slurm]'"),
     ],
 )
 def test_an_extra_that_is_missing_leaves_no_folder_behind(

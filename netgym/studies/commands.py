@@ -35,8 +35,8 @@ __all__ = ["ON_HELP", "compare", "in_order", "sweep", "tune"]
 # The rest of this room, which brings torch, is imported inside functions: `netgym sweep --help` answers at once.
 
 ON_HELP = (
-    "Run points as Ray tasks: `ray` is the cluster of RAY_ADDRESS, or one started on this machine for this command; an "
-    "address such as 10.0.0.1:6379 is that cluster."
+    "Run points on a cluster: `ray` is that of RAY_ADDRESS, or one started on this machine for this command; an "
+    "address such as 10.0.0.1:6379 is that Ray cluster; slurm:partition=cpu,time=2:00:00 is an array of Slurm jobs."
 )
 _TUNING_SEEDS = "Tuning seeds (of the comparison: --set seeds=N)"
 _ROWS = 40  # of the table on the terminal

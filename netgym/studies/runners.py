@@ -1,7 +1,7 @@
-"""Points of a sweep as Ray tasks on a cluster's nodes.
+"""Points of a sweep as jobs on a cluster's nodes: tasks of Ray, or an array of Slurm.
 
 A job is sent the experiment, the modules next to its file and the recordings that it retimes, runs in a folder of its
-own, and returns that folder's files. Ray runs it again when its node is lost. Nothing of ours listens on a network.
+own, and returns that folder's files. Nothing of ours listens on a network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.config import yaml_text
 from exogym_core.names import seeded_name, visible
@@ -25,6 +25,7 @@ from exogym_core.workers.ray.cluster import RayCluster
 from netgym.experiment.comparison import TrainedRun
 from netgym.experiment.experiment import Experiment
 from netgym.studies.report import StudyReport
+from netgym.studies.slurm import SlurmCluster
 from netgym.studies.sweep import (
     PointQueue,
     SweepProgress,
@@ -40,11 +41,12 @@ from netsim.files.documents import load_document, parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from netgym.studies.study import Study
     from netgym.studies.sweep import Found, PointRun, PointRunner, Probe
 
-__all__ = ["RayRunner", "run_points", "runner_at", "write_results"]
+__all__ = ["Cluster", "ClusterRunner", "run_points", "runner_at", "write_results"]
 
 _TRIES = 4  # of a point whose node is lost
 _MOST_CODE_BYTES = 10_000_000
@@ -53,11 +55,11 @@ _NOT_SENT = ("experiment.yaml", "environment.json", "log.txt")
 
 @contextlib.contextmanager
 def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None) -> Iterator[PointRunner]:
-    """The runner for a place that a user names: `ray`, a cluster's address, or None (this machine).
+    """The runner for a place that a user names, or for None (this machine).
 
     Args:
-        where: the place.
-        measured: the probe of a point, whose memory a Ray task asks for; None: not measured.
+        where: `ray`, the address of a Ray cluster, or `slurm`, with options as in `slurm:partition=gpu,time=2:00:00`.
+        measured: the probe of a point, whose memory a job asks for; None: not measured.
         jobs: points at once on this machine; None: as many as cores and memory allow.
 
     Raises:
@@ -70,12 +72,17 @@ def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None
         raise InputError(
             f"--jobs {jobs}: is for this machine, and --on {visible(where)} is not: leave one out"
         )
-    if where not in ("ray", "auto") and ":" not in where:
+    kind, separator, options = where.partition(":")
+    if kind == "slurm":
+        with SlurmCluster(options) as jobs_of_slurm:
+            yield ClusterRunner(jobs_of_slurm, measured).run
+        return
+    if where not in ("ray", "auto") and not separator:
         raise InputError(
-            f"--on {visible(where)}: write --on ray, or the address of a Ray cluster such as 10.0.0.1:6379"
+            f"--on {visible(where)}: write --on ray, --on slurm, or the address of a Ray cluster such as 10.0.0.1:6379"
         )
     with RayCluster(None if where == "ray" else where) as pool:
-        yield RayRunner(pool, measured).run
+        yield ClusterRunner(pool, measured).run
 
 
 def run_points(
@@ -111,7 +118,32 @@ def write_results(study: Study) -> None:
         study.folder.write_text("report.html", StudyReport([path]).html())
 
 
-class RayRunner:
+class Cluster(Protocol):
+    """A cluster that runs calls: `RayCluster` or `SlurmCluster`."""
+
+    def room(self, num_under_way: int) -> int:
+        """Number of calls to submit now."""
+
+    def require(self, needs: Mapping[str, float], who: str) -> None:
+        """Raise InputError if the cluster can never hold a call with these `needs`."""
+
+    def batch(self, folder: Path) -> AbstractContextManager[None]:
+        """Block that submits calls, which may then be submitted at its end; `folder` is of the sweep."""
+
+    def submit(self, call: Callable[..., Any], job: Any, *, needs: Mapping[str, float], tries: int) -> Any:
+        """Run `call(job)` on a node; returns a reference."""
+
+    def ready(self, references: Sequence[Any], timeout_seconds: float) -> Sequence[Any]:
+        """Finished references, waiting up to `timeout_seconds` for the first."""
+
+    def result(self, reference: Any) -> Any:
+        """Result of a call, or a text with the cause where there is none."""
+
+    def cancel(self, reference: Any) -> None:
+        """Cancel a call."""
+
+
+class ClusterRunner:
     """Runs points on the nodes of a cluster.
 
     Args:
@@ -119,7 +151,7 @@ class RayRunner:
         measured: the probe of a point, whose memory each job asks for; None: not measured.
     """
 
-    def __init__(self, pool: RayCluster, measured: Probe | None) -> None:
+    def __init__(self, pool: Cluster, measured: Probe | None) -> None:
         self._pool, self._measured = pool, measured
 
     def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
@@ -128,33 +160,37 @@ class RayRunner:
         under_way: dict[Any, tuple[PointRun, RunFolder]] = {}
         try:
             while queue.waiting or under_way:
-                while len(under_way) < 2 * self._pool.num_cpus and (each := queue.take()) is not None:
-                    folder, _ = each.begin()
-                    try:
-                        experiment = each.experiment(folder)
-                        job = _Job.of(experiment, folder.path.name, each.sources)
-                    except RecordError:
-                        raise
-                    except Exception as error:
-                        queue.end(each)
-                        yield each.number, each.end(folder, failed_by(error, folder))
-                        continue
-                    needs = self._needs(experiment)
-                    self._pool.require(needs, f"point {each.number}")
-                    under_way[self._pool.submit(_train, job, needs=needs, tries=_TRIES)] = each, folder
+                room, refused = self._pool.room(len(under_way)), []
+                with self._pool.batch(points[0].study.folder.path):
+                    while room > 0 and (each := queue.take()) is not None:
+                        folder, _ = each.begin()
+                        try:
+                            experiment = each.experiment(folder)
+                            job = _Job.of(experiment, folder.path.name, each.sources)
+                        except RecordError:
+                            raise
+                        except Exception as error:
+                            queue.end(each)
+                            refused.append((each.number, each.end(folder, failed_by(error, folder))))
+                            continue
+                        needs = self._needs(experiment)
+                        self._pool.require(needs, f"point {each.number}")
+                        under_way[self._pool.submit(_train, job, needs=needs, tries=_TRIES)] = each, folder
+                        room -= 1
+                yield from refused
                 for reference in self._pool.ready(list(under_way), timeout_seconds=1.0):
                     each, folder = under_way.pop(reference)
                     queue.end(each)
                     yield each.number, each.end(folder, self._received(reference, folder))
                 for each, _ in list(under_way.values())[:1]:
-                    each.progress.waiting(min(len(under_way), self._pool.num_cpus))
+                    each.progress.waiting(len(under_way))
         finally:
             for reference, (_, folder) in under_way.items():
                 self._pool.cancel(reference)
                 folder.release()
 
     def _needs(self, experiment: Experiment) -> dict[str, float]:
-        """Resources of a node that a run takes, in Ray's names."""
+        """Resources of a node that a run takes: `num_cpus`, `num_gpus`, `memory` (bytes)."""
         workers = experiment.settings.workers
         several = workers.kind == "processes"
         cores = min(workers.processes or workers.count, workers.count) if several else 1

@@ -1,6 +1,6 @@
 """Runs a sweep: every point as a comparison of its own; failed points are marked and the others run.
 
-A `PointRunner` runs points: `run_here`, side by side on this machine, or `RayRunner.run` (runners.py), on a cluster.
+A `PointRunner` runs points: `run_here` on this machine, side by side, or `ClusterRunner.run` (runners.py) on a cluster.
 """
 
 from __future__ import annotations
@@ -422,9 +422,10 @@ class SweepProgress:
         """Write a line about the sweep."""
         self._write(line, self._done(), self._num_points)
 
-    def waiting(self, num_running: int) -> None:
-        """Report the number of finished points, once until it changes."""
-        line = f"{self._old + self._over} of {format_count(self._num_points, 'point')} finished, {num_running} running"
+    def waiting(self, num_submitted: int) -> None:
+        """Report the number of finished points and of those that a cluster has, once until it changes."""
+        points = format_count(self._num_points, "point")
+        line = f"{self._old + self._over} of {points} finished, {num_submitted} submitted"
         if line != self._waited and time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
             self._waited = line
             self._report(line)

@@ -18,6 +18,7 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 __all__ = ["RayCluster"]
 
@@ -104,6 +105,14 @@ class RayCluster:
             f"{max((node.get(_NAMES[key], 0) for node in nodes), default=0):g} {_NAMES[key]}" for key in needs
         )
         raise InputError(f"ray: {who} needs {wanted}, and no node has more than {most}: add a node that has")
+
+    def room(self, num_under_way: int) -> int:
+        """Number of calls to submit now: twice as many as cores, so that a node that gets free has one to run."""
+        return max(0, 2 * self.num_cpus - num_under_way)
+
+    def batch(self, folder: Path) -> contextlib.AbstractContextManager[None]:
+        """Block of calls, each of which is submitted at once; nothing is written to `folder`."""
+        return contextlib.nullcontext()
 
     def room_for(self, needs: Mapping[str, float]) -> int:
         """Number of calls with these needs that the empty cluster can hold."""
