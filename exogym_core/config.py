@@ -300,6 +300,9 @@ class RunConfig:
         devices: CUDA devices that ranks take in turn.
         batch_size: samples of each worker in a step. The last step of an epoch may be smaller; averages over ranks
             are weighted by samples.
+        batch_by_speed: a step's samples of all workers, `batch_size` for each, are dealt out by the speeds of the
+            hosts' devices, so that all arrive together; gradients and rounds are weighed by samples. For strategies
+            that average gradients or rounds of all workers, on one data set with a length.
         minibatch_size: samples of one backward pass; divides `batch_size`. It changes no gradient but by rounding,
             unless the model draws random numbers, normalises over the batch (BatchNorm), or returns a loss that is a
             mean over something else than samples without its count. None: the whole batch; `auto`: the largest for
@@ -373,6 +376,7 @@ class RunConfig:
     device: OpenDevice = option(None, key="device", file_type=str | NameList, file_default="auto")
     devices: OpenDevices = None
     batch_size: Count = option(16, key="batch_size", same=True)
+    batch_by_speed: Truth = option(False, key="batch_by_speed", same=True)
     minibatch_size: Count | Literal["auto"] | None = option(None, key="minibatch_size", same=True)
     shuffle: Truth = option(True, key="shuffle", same=True)
     val_size: Natural = option(64, key="evaluate.samples", file_type=Natural | None, file_default=None)
@@ -508,9 +512,9 @@ _GROUPS = {
 #: Order of the resolved form; other keys follow.
 _ORDER = (
     "name task model workers workers.count device topology placement protocol collectives compute steps batch_size "
-    "minibatch_size stages shuffle sampler autocast strategies evaluate evaluate.every evaluate.every_seconds "
-    "evaluate.samples target_loss checkpoint seed seeds network_seed loggers scales sweep tune until servers "
-    "failures"
+    "batch_by_speed minibatch_size stages shuffle sampler autocast strategies evaluate evaluate.every "
+    "evaluate.every_seconds evaluate.samples target_loss checkpoint seed seeds network_seed loggers scales sweep tune "
+    "until servers failures"
 )
 
 

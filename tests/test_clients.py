@@ -16,8 +16,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exogym_core.data.partition import Partition
+from exogym_core.data.samples import shared_out
 from exogym_core.results.fit_result import FitResult
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, SPARTAStrategy
 from exogym_core.strategy.participation.sampling import balanced_steps, draw_clients
 from exogym_core.testing.bits import assert_same_bits
 from netgym import Trainer
@@ -328,7 +329,7 @@ def test_balanced_rounds_end_within_half_a_step_of_each_other(seconds: list[floa
 @pytest.mark.parametrize("make", [FedAvgStrategy, DiLoCoStrategy])
 def test_equal_speeds_are_the_run_without_balance(make: Any) -> None:
     plain, balanced = trained(make(H=4)), trained(make(H=4, balance=True))
-    balanced.options = plain.options
+    balanced.options, balanced.recording = plain.options, plain.recording  # of which one cannot be retimed
     assert_same_bits(plain, balanced)
 
 
@@ -368,6 +369,74 @@ def test_steps_weigh_balanced_workers() -> None:
         states[weigh_by] = run.judged_state["layer.weight"]
     assert torch.equal(by_steps.judged_state["layer.weight"], states["steps"])
     assert not torch.allclose(states["worker"], states["steps"], atol=1e-5)
+
+
+# --- batches by speed ---------------------------------------------------------------------------------------
+
+BY_SPEED = UNEQUAL | {"compute": {"flops": {"device": "a100", "utilisation": 1e-8}}, "batch_size": 6, "max_steps": 9}
+
+
+@given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=8), more=st.integers(0, 200))
+def test_samples_are_shared_out_in_proportion(weights: list[float], more: int) -> None:
+    shares = shared_out(len(weights) + more, weights)
+    assert sum(shares) == len(weights) + more
+    exact = [1 + more * each / sum(weights) for each in weights]
+    assert all(abs(share - each) < 1 + 1e-6 for share, each in zip(shares, exact, strict=True))
+
+
+def test_workers_of_unequal_speed_arrive_together_with_the_gradients_of_equal_batches(tmp_path: Path) -> None:
+    """Batches of 8, 8, 4 and 4 of steps of 24 samples; the last one of an epoch has 7."""
+    data = samples(103)
+    plain, by_speed = (
+        trained(AllReduceStrategy(lr=0.05), 4, data, **BY_SPEED, batch_by_speed=each)
+        for each in (False, True)
+    )
+    losses = [[row["train_loss"] for row in run.history] for run in (plain, by_speed)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert plain.compute_seconds[3] == pytest.approx(2 * plain.compute_seconds[0], rel=0.05)
+    assert by_speed.compute_seconds[3] == pytest.approx(by_speed.compute_seconds[0], rel=0.05)
+    part = BY_SPEED | {"max_steps": 6, "save_dir": str(tmp_path), "checkpoint_interval": 3}
+    folder = trained(AllReduceStrategy(lr=0.05), 4, data, **part, batch_by_speed=True).checkpoint_folder
+    where = {"resume_from": folder, "checkpoint_interval": 3, "workers": "processes", "batch_by_speed": True}
+    resumed = trained(AllReduceStrategy(lr=0.05), 4, data, **BY_SPEED | where)
+    resumed.recording = by_speed.recording  # names the first call that prevents it
+    assert_same_bits(by_speed, resumed)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedAvgStrategy(H=1, optim_spec="sgd", lr=0.05),
+        DiLoCoStrategy(
+            H=1, optim_spec="sgd", lr=0.05, outer_optim_spec="sgd", outer_lr=1.0, outer_momentum=0.0
+        ),
+    ],
+    ids=["FedAvg", "DiLoCo"],
+)
+def test_samples_weigh_rounds_of_batches_by_speed(strategy: Any) -> None:
+    """Rounds of one step of SGD are steps of the mean gradient of all samples."""
+    run = trained(strategy, 4, **BY_SPEED, batch_by_speed=True)
+    gradients = trained(AllReduceStrategy(optim_spec="sgd", lr=0.05), 4, **BY_SPEED)
+    mean = gradients.judged_state["layer.weight"]
+    assert torch.allclose(run.judged_state["layer.weight"], mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "line"),
+    [
+        (AllReduceStrategy(), {"compute": "10 ms"}, "batch_by_speed needs devices' speeds"),
+        (SPARTAStrategy(), {}, "SPARTAStrategy, whose averages are not weighed by samples"),
+        (FedAvgStrategy(H=2, balance=True), {}, "does not go with balance"),
+        (
+            AllReduceStrategy(),
+            {"data": Partition(samples(40), dirichlet=1.0)},
+            "deals one data set with a length",
+        ),
+    ],
+)
+def test_what_does_not_go_with_batches_by_speed(strategy: Any, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        trained(strategy, 4, **BY_SPEED | {"batch_by_speed": True} | options)
 
 
 def test_balance_needs_times_of_steps() -> None:

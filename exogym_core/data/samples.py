@@ -56,6 +56,7 @@ __all__ = [
     "digest_of",
     "fingerprint",
     "held_generators",
+    "shared_out",
     "steps_together",
     "stream_length",
 ]
@@ -182,6 +183,7 @@ class Reading:
         collate: makes a batch of samples; None: torch's way.
         loader: arguments for a DataLoader, empty for none.
         draws: random numbers of reading, by place in the data; made from the dataset where not given.
+        batches: samples of each rank in a step, `batch_size` in the mean; empty where all have as many.
     """
 
     rank: int
@@ -192,6 +194,21 @@ class Reading:
     collate: Callable[[list[Any]], Any] | None = None
     loader: Mapping[str, Any] = field(default_factory=dict)
     draws: Draws | None = None
+    batches: Sequence[int] = ()
+
+
+def shared_out(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole shares of `total` in proportion to `weights`, at least one each; the largest remainders are rounded up.
+
+    >>> shared_out(32, [1.0, 3.0]), shared_out(4, [1.0, 1.0, 100.0])
+    ([9, 23], [1, 1, 2])
+    """
+    left = total - len(weights)  # one is everybody's
+    exact = [left * weight / sum(weights) for weight in weights]
+    whole = [int(share) for share in exact]
+    for rank in sorted(range(len(exact)), key=lambda rank: whole[rank] - exact[rank])[: left - sum(whole)]:
+        whole[rank] += 1
+    return [1 + share for share in whole]
 
 
 @lru_cache(maxsize=16)
@@ -380,7 +397,8 @@ class SharedData(_IndexedData):
 
     Step s of an epoch takes the next `num_ranks * batch_size` samples of the order and deals them out in
     turn, so all ranks together see what one rank with a batch `num_ranks` times as large would see. The last
-    step shares what is left evenly; what is not enough for one sample a rank is left out of this epoch.
+    step shares what is left evenly; what is not enough for one sample a rank is left out of this epoch. With
+    `batches` each rank takes its number of a step's samples, and of the last step in proportion.
 
     Args:
         dataset: with a length.
@@ -393,7 +411,7 @@ class SharedData(_IndexedData):
 
     def __init__(self, dataset: Dataset[Any], order: EpochOrder, reading: Reading) -> None:
         super().__init__(dataset, reading)
-        self.has_whole_steps = reading.minibatch_size >= reading.batch_size
+        self.has_whole_steps = reading.minibatch_size >= max(reading.batches, default=reading.batch_size)
         self._order, num_ranks = order, reading.num_ranks
         self._stride = num_ranks * reading.batch_size
         full, left = divmod(order.num_samples, self._stride)
@@ -410,7 +428,8 @@ class SharedData(_IndexedData):
         ranks = [each._reading.rank for each in sources]
         alike = [getattr(each, "_order", None) is self._order for each in sources]
         places = {(each.epoch, each.step) for each in sources}
-        is_read_here = self._reader.is_plain and self.has_whole_steps and not self._reading.loader
+        is_plain = self._reader.is_plain and not self._reading.batches
+        is_read_here = is_plain and self.has_whole_steps and not self._reading.loader
         return is_read_here and all(alike) and len(places) == 1 and ranks == [*range(self._reading.num_ranks)]
 
     def next_of_all(self, sources: Sequence[Source]) -> tuple[list[StepSamples], list[RankBatches]] | None:
@@ -436,9 +455,13 @@ class SharedData(_IndexedData):
         return [more] * left + [fewer] * (num_ranks - left), batches
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
-        """Every `num_ranks`-th sample of the step's."""
+        """Every `num_ranks`-th sample of the step's; with `batches`, this rank's stretch of them."""
         chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
         total, num_ranks = chunk.shape[0], self._reading.num_ranks
+        if batches := self._reading.batches:
+            counts = batches if total == self._stride else shared_out(total, batches)
+            start = sum(counts[: self._reading.rank])
+            return chunk[start : start + counts[self._reading.rank]], total, counts
         samples_of = () if total == self._stride else dealt(total, num_ranks)
         return chunk[self._reading.rank :: num_ranks], total, samples_of
 

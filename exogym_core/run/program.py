@@ -40,6 +40,7 @@ from exogym_core.data.samples import (
     dataset_length,
     digest_of,
     fingerprint,
+    shared_out,
     stream_length,
 )
 from exogym_core.learner import TorchLearner, fitting_size
@@ -200,6 +201,9 @@ class DataSets:
         request: of the run; a micro-batch found later is set here too.
         train_dataset: one for all ranks, or a factory of each rank's own.
         val_dataset: for evaluations, or a factory of it.
+
+    Attributes:
+        batches: samples of each rank in a step, once they are known; empty where all have as many.
     """
 
     def __init__(
@@ -213,6 +217,12 @@ class DataSets:
         self._own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
         self._order: EpochOrder | None = None
         self._draws: Draws | None = None  # of a shared training set
+        self.batches: Sequence[int] = ()
+        if request.batch_by_speed and (not self.is_shared or isinstance(train_dataset, IterableDataset)):
+            raise InputError(
+                "fit: batch_by_speed deals one data set with a length out to all workers, not streams, a Partition or "
+                "the data sets of a factory: leave it out"
+            )
         if request.sampler == "torch" and (not self.is_shared or isinstance(train_dataset, IterableDataset)):
             raise InputError(
                 "fit: sampler 'torch' deals one dataset with a length out to all ranks, but "
@@ -299,8 +309,12 @@ class DataSets:
     def _reading(self, rank: int, draws: Draws | None) -> Reading:
         request = self.request
         collate, drop_last, loader = collate_of(request.dataloader_kwargs)
-        sizes = (request.num_nodes, request.batch_size, request.minibatch_size)
-        return Reading(rank, *sizes, drop_last, collate, loader, draws)
+        size = request.minibatch_size
+        if size == request.batch_size:  # the whole batch
+            size = max(self.batches, default=size)
+        return Reading(
+            rank, request.num_nodes, request.batch_size, size, drop_last, collate, loader, draws, self.batches
+        )
 
     def _own_source(self, comm: Communicator, remarks: list[str], keeps: bool) -> Source:
         request = self.request
@@ -570,6 +584,7 @@ class Program:
         strategy = copy.deepcopy(self.request.strategy)
         seconds = [each.mean_seconds for each in self.durations if each is not None]
         strategy.shared_state.step_seconds = tuple(seconds)
+        strategy.shared_state.batches = self.batches
         return strategy
 
     @cached_property
@@ -649,6 +664,7 @@ class Program:
             held = self.cut.held_by(model, comm.rank % request.stages.count)
             role["stage"] = stage = StageRank(self.cut, comm, held)
         of_worker = comm if stage is None else stage.peers
+        self.data.batches = self.batches
         data = self.data.source(of_worker, remarks, keeps=self.checkpoints.home is not None)
         data.num_epochs = request.num_epochs
         max_steps = request.limit(None if isinstance(data, ClientData) else data.steps_per_epoch)
@@ -701,17 +717,25 @@ class Program:
         return Evaluator(self.model, device, request.strategy, make, threads, known)
 
     @cached_property
-    def durations(self) -> list[StepDurations | None]:
-        """Virtual seconds of each worker's steps; None where computing is free. Available once `compute` is settled."""
+    def batches(self) -> Sequence[int]:
+        """Samples of each worker in a step, by the speeds of their hosts; empty where all have as many."""
+        request = self.request
+        if not request.batch_by_speed:
+            return ()
+        speeds = [1 / seconds for seconds, _ in self._whole_steps()]
+        return tuple(shared_out(request.batch_size * request.num_nodes, speeds))
+
+    def _whole_steps(self) -> list[tuple[float, int]]:
+        """Mean seconds of a step of `batch_size` samples of each worker, and a number of its host."""
         request, compute = self.request, self.compute
-        if compute is None or request.topology is None:
-            return [None] * request.num_training
+        assert compute is not None
+        assert request.topology is not None
         hosts = request.topology.place(request.num_ranks, request.places)[: request.num_training]
-        num_workers, batch_size = Counter(hosts), None if compute.flops is None else request.batch_size
+        num_workers = Counter(hosts)
         first: dict[
             int, int
         ] = {}  # a host is named by its first rank, so that renaming hosts changes no draw
-        durations: list[StepDurations | None] = []
+        found = []
         for rank, place in enumerate(hosts):
             host = request.topology.hosts[place]
             seconds = compute.step_seconds(
@@ -719,6 +743,20 @@ class Program:
             )
             if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
                 seconds *= host.slowdown(num_workers[place])  # servers compute nothing
-            number = first.setdefault(place, rank)
+            found.append((seconds, first.setdefault(place, rank)))
+        return found
+
+    @cached_property
+    def durations(self) -> list[StepDurations | None]:
+        """Virtual seconds of each worker's steps; None where computing is free. Available once `compute` is settled."""
+        request, compute = self.request, self.compute
+        if compute is None or request.topology is None:
+            return [None] * request.num_training
+        batch_size = None if compute.flops is None else request.batch_size
+        durations: list[StepDurations | None] = []
+        for rank, (seconds, number) in enumerate(self._whole_steps()):
+            if self.batches:
+                batch_size = self.batches[rank]
+                seconds *= batch_size / request.batch_size
             durations.append(StepDurations(compute, seconds, request.seed, number, batch_size))
         return durations

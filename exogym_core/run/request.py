@@ -121,6 +121,8 @@ class FitRequest(RunConfig):
         request = cls(**values)
         request._check_strategy()
         request._check_transport()
+        if request.batch_by_speed:
+            request._check_batches()
         if request.target_loss is not None and not request.val_size:
             raise InputError(
                 f"fit: target_loss={request.target_loss:g} is judged in evaluations, and val_size=0 makes none: "
@@ -208,6 +210,26 @@ class FitRequest(RunConfig):
         if self.topology is None and self.compute is not None:
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
             self.compute = None
+
+    def _check_batches(self) -> None:
+        strategy, name = self.strategy, type(self.strategy).__name__
+        if self.topology is None or self.compute is None or self.compute.flops is None:
+            raise InputError(
+                "fit: batch_by_speed needs devices' speeds: pass topology= with devices and leave compute.fixed and "
+                "compute.measured out, or leave batch_by_speed out"
+            )
+        refused = {
+            f"{name}, whose averages are not weighed by samples": not strategy.weighs_by_samples,
+            f"{name} with ranks_per_worker or sharding": (strategy.sites.ranks_per_worker or 1) > 1
+            or strategy.sites.sharding != "NO_SHARD",
+            "balance (both make all arrive together)": strategy.clients.balance,
+            "workers.kind: stacked": self.workers.kind == "stacked",
+            "minibatch_size: auto": self.finds_minibatch,
+            "stages": self.stages is not None,
+        }
+        for what, is_given in refused.items():
+            if is_given:
+                raise InputError(f"fit: batch_by_speed does not go with {what}")
 
     def _check_stages(self) -> None:
         assert self.stages is not None

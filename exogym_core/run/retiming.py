@@ -113,6 +113,8 @@ class RecordedTraining:
         request, reads = program.request, set().union(*(outcome.reads for outcome in outcomes))
         if request.topology is None:
             streams.refuse("it had no topology, so its computing was not timed")
+        if request.batch_by_speed or request.strategy.clients.balance:
+            streams.refuse("its workers' shares of the work go by the speeds of their hosts")
         for name, reason in _READS.items():
             if name in reads:
                 streams.refuse(reason)

@@ -46,6 +46,7 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
     patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "max_norm")
     round_steps = 1
+    weighs_by_samples = True
     plain_steps = property(lambda self: not self.broadcast_buffers)
 
     def __init__(self, *positional: Any, **given: Any) -> None:

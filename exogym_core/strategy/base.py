@@ -128,6 +128,7 @@ class SharedState:
         whole: the strategy that was set up; None before.
         payload_bytes: sent before this step.
         step_seconds: mean virtual seconds of a step of each worker; empty where steps take no time.
+        batches: samples of each worker in a step; empty where all have as many.
     """
 
     model: nn.Module
@@ -145,6 +146,7 @@ class SharedState:
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
         self.step_seconds: Sequence[float] = ()
+        self.batches: Sequence[int] = ()
         self.local_step = 0
         self.nbytes = 0
         self.payload_bytes = 0
@@ -248,6 +250,7 @@ class Strategy(Stateful):
             missing declarations; undeclared attributes are not kept.
         default_optim: the default optimizer.
         weigh_by_default: weights of the workers in the mean of a round, see `ClientOptions.weigh_by`.
+        weighs_by_samples: all its averages over workers can be weighed by their samples.
         shared_state: attributes that members of a chain have in common with it.
         context: the current step.
         coding: cost of coding in virtual time, as passed to `setup`; None: free.
@@ -302,6 +305,7 @@ class Strategy(Stateful):
     patience: PatienceOptions = PatienceOptions()
     clients: ClientOptions = ClientOptions()
     weigh_by_default: ClassVar[str] = "worker"
+    weighs_by_samples: ClassVar[bool] = False
     outer: Any = None
     num_rounds: Any = None
 
@@ -717,11 +721,12 @@ class Strategy(Stateful):
     @property
     def round_weights(self) -> Mapping[int, int]:
         """Weight of each worker in the mean of a round; empty: all weigh the same."""
-        clients = self.clients
-        kind = clients.weigh_by or ("steps" if clients.balance else self.weigh_by_default)
+        clients, batches = self.clients, self.shared_state.batches
+        by_default = "steps" if clients.balance else "samples" if batches else self.weigh_by_default
+        kind = clients.weigh_by or by_default
         if kind == "steps":
             return self.workers.num_steps
-        return dict(enumerate(self.context.data_sizes)) if kind == "samples" else {}
+        return dict(enumerate(batches or self.context.data_sizes)) if kind == "samples" else {}
 
     def round_weight(self, ranks: Sequence[int]) -> float:
         """Weight of this worker in the mean of a round among `ranks`, over their mean weight."""

@@ -53,6 +53,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
     positional = ("optim_spec", "outer_optim_spec", "H")
 
     judged = "outer"
+    weighs_by_samples = True
     round_steps = property(lambda self: self.H)
     state = State("outer", "num_rounds")
     plain_steps = True

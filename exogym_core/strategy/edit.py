@@ -58,6 +58,7 @@ class EDiTStrategy(DiLoCoStrategy, name="EDiT"):
     outlier_warmup: int = option(120, partial(whole_number, least=2))
     outlier_rate: float = option(0.02, fraction)
     clip_outer: float = option(10.0, number)
+    weighs_by_samples = False
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)

@@ -119,6 +119,7 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
     patience: PatienceOptions = options_of(PatienceOptions)
     clients: ClientOptions = options_of(ClientOptions)
     weigh_by_default = "samples"
+    weighs_by_samples = True
     positional = ("inner_optim", "island_size", "H", "max_norm")
 
     judged = "outer"

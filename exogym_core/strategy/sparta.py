@@ -139,6 +139,7 @@ class SPARTADiLoCoStrategy(DiLoCoStrategy, name="SPARTA+DiLoCo"):
     round_steps = property(lambda self: math.lcm(self.interval, self.H))
     state = State("sparse")
     plain_steps = True
+    weighs_by_samples = False
 
     def prepare(self) -> None:
         """Lay the parameters out flat, and begin with the same theta on every worker."""

@@ -624,7 +624,8 @@ def retimable(experiment: Experiment) -> dict[str, str]:
 
     def waits_for_all(entry: StrategySettings) -> bool:
         strategy = experiment.build_strategy(entry)
-        return strategy.is_synchronous and strategy.patience.patience(entry.name) is None
+        by_speed = settings.batch_by_speed or strategy.clients.balance  # other hosts would have other shares
+        return strategy.is_synchronous and strategy.patience.patience(entry.name) is None and not by_speed
 
     return {
         str(entry.label): json.dumps([common, entry.name, entry.options], sort_keys=True, default=repr)

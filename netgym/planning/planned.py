@@ -274,7 +274,7 @@ class Request:
             stages=stages,
             remarks=(*of_model, *shared, *remarks),
             known=known,
-            **options,
+            **options | {"batch_by_speed": settings.batch_by_speed or bool(options.get("batch_by_speed"))},
         )
         if setting.placement is None:
             used = [topology.hosts[host].name for host in setting.hosts]

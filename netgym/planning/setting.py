@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.cost.compute import Compute, Flops, StepDurations
 from exogym_core.cost.devices import find_device
+from exogym_core.data.samples import shared_out
 from exogym_core.stages.placement import hosts_of
 from exogym_core.stages.split import Cut
 from netgym.planning.models import memory_in_use
@@ -353,13 +354,7 @@ class Setting:
                 "plan: batches by speed need devices' speeds; leave compute.fixed out, or give --device"
             )
         speeds = [1 / self._step_seconds(host, 1) for host in self.hosts]
-        total = self.batch_size * self.num_ranks - self.num_ranks  # one is shared by all
-        exact = [total * speed / sum(speeds) for speed in speeds]
-        whole = [int(share) for share in exact]
-        rest = sorted(range(len(exact)), key=lambda rank: whole[rank] - exact[rank])
-        for rank in rest[: total - sum(whole)]:
-            whole[rank] += 1
-        return [1 + share for share in whole]
+        return shared_out(self.batch_size * self.num_ranks, speeds)
 
     def without(self, sites: Sequence[str]) -> Setting:
         """Setting without the workers of some sites (regions, or hosts outside of any).

@@ -48,11 +48,12 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     if task is None or workers is None:
         raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
     topology = settings.get("topology")
+    by_speed = " in the mean, by speed; weighed by samples" if settings.get("batch_by_speed") else ""
     facts = [
         ("task", visible(task)),
         ("workers", visible(workers)),
         ("steps", _steps(results)),
-        ("batch size per worker", visible(settings.get("batch_size"))),
+        ("batch size per worker", visible(settings.get("batch_size")) + by_speed),
         ("seed" if len(results.seeds) == 1 else "seeds", _seeds([results])),
     ]
     if (until := settings.get("until")) is not None:

@@ -62,8 +62,9 @@ class ClientOptions(Options):
         balance: `H` is the number of steps of the round's fastest worker, and each other one takes as many as its
             speed allows in the same time (`balanced_steps`), so that all arrive together.
         weigh_by: weights of the mean: "worker", the same for each; "samples", the samples of the worker's own data set
-            (n_k of FedAvg); "steps", its steps of the round. By default steps with `balance`, else as the strategy's
-            paper has it: samples in FedAvg, worker in DiLoCo. With aggregate="median" or "trimmed-mean" all count once.
+            (n_k of FedAvg), or those of its steps with `batch_by_speed`; "steps", its steps of the round. By default
+            steps with `balance`, samples with `batch_by_speed`, else as the strategy's paper has it: samples in FedAvg,
+            worker in DiLoCo. With aggregate="median" or "trimmed-mean" all count once.
     """
 
     clients_per_round: int | None = option(None, positive_int)
