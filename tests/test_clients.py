@@ -373,7 +373,11 @@ def test_steps_weigh_balanced_workers() -> None:
 
 # --- batches by speed ---------------------------------------------------------------------------------------
 
-BY_SPEED = UNEQUAL | {"compute": {"flops": {"device": "a100", "utilisation": 1e-8}}, "batch_size": 6, "max_steps": 9}
+BY_SPEED = UNEQUAL | {
+    "compute": {"flops": {"device": "a100", "utilisation": 1e-8}},
+    "batch_size": 6,
+    "max_steps": 9,
+}
 
 
 @given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=8), more=st.integers(0, 200))

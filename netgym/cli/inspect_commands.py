@@ -241,6 +241,7 @@ _EXTRAS = {
     "demo": (("sklearn",), "the digits data of README's comparison"),
     "pandas": (("pandas", "pyarrow"), "tables as data frames"),
     "ray": (("ray", "optuna"), "studies and ranks over machines, searches"),
+    "slurm": (("submitit",), "points of a sweep as jobs of Slurm"),
     "text": (("datasets", "tokenizers"), "text data and tokenizers"),
     "tracking": (tuple(name for name, opened in LOGGERS.items() if opened), "trackers"),
 }
