@@ -306,7 +306,7 @@ def resealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ]
     ),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_a_forged_manifest_is_refused_in_a_line(saved: Path, place: Any, value: Any) -> None:
     """Any part of it replaced, and its SHA-256 made anew: no other error than ours, and no path elsewhere."""
     whole = (saved / "manifest.json").read_text()

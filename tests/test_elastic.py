@@ -33,7 +33,6 @@ from exogym_core.strategy import (
     OneBitAdamStrategy,
     OptimSpec,
     PowerSGDStrategy,
-    QSGDStrategy,
     SignSGDStrategy,
     Strategy,
 )
@@ -203,11 +202,9 @@ class Deep(nn.Module):
 
 
 ELASTIC: dict[str, Callable[..., Strategy]] = {
-    "AllReduce": AllReduceStrategy,
     "AllReduce in buckets": lambda **options: AllReduceStrategy(bucket_bytes=300, **options),
     "AllReduce int8": lambda **options: AllReduceStrategy(codec="int8", error_feedback=True, **options),
     "PowerSGD": PowerSGDStrategy,
-    "QSGD": QSGDStrategy,
     "SignSGD": SignSGDStrategy,
     "DGC": lambda **options: DGCStrategy(lr=1e-3, **options),
     "Dion": DionStrategy,
@@ -243,7 +240,7 @@ def test_without_losses_elastic_is_plain_to_the_bit_and_heals_to_equal_replicas(
     for one, other in zip(plain.rank_states, elastic.rank_states, strict=True):
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert (elastic.alive_ranks, elastic.averaging_ranks) == (3, 3)
-    stormy = fit(make(**WAITS), away("crash", 2.5, 3), steps=12)
+    stormy = fit(make(**WAITS), away("crash", 2.5, 3), steps=10)
     assert stormy.dropped_peers
     assert stormy.dropped_peers[-1]["back_step"] is not None
     for state in stormy.rank_states:

@@ -330,7 +330,7 @@ def four_regions(num: int) -> Topology:
     return Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan, "protocol": "ideal"})
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), protocol=st.sampled_from(["ideal", {"preset": "ideal", "software": "1 ms"}]))
 def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
     data: st.DataObject, protocol: Any
@@ -344,7 +344,7 @@ def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -> None:
     topology = Topology.from_mapping(data.draw(networks()))
@@ -446,7 +446,7 @@ BYTES = st.integers(0, 50_000)
     st.sampled_from(["ideal", "linux-tcp", "gloo"]),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_sizes_that_come_late_give_the_times_of_sizes_known_before(
     rows: list[list[int]], arrivals: list[float], protocol: str, disturbed: bool
 ) -> None:

@@ -41,7 +41,7 @@ def printed_rows(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.parametrize(
     "model",
     [
-        "task: {name: text, num_bytes: 40000}\nmodel: {name: llama}\ncompute: 50 ms",
+        "task: {name: text, num_bytes: 40000}\nmodel: {name: llama, num_layers: 1}\ncompute: 50 ms",
         "task: {name: text, num_bytes: 40000, block_size: 16}\ncompute: 50 ms",
         "task: digits\nmodel: {name: mlp, hidden: [32]}\ncompute: {flops: {utilisation: 0.4}}",
         "task: {name: digits, images: true}\nmodel: {name: cnn, image_size: 8}\ncompute: {flops: {}}",
@@ -257,6 +257,7 @@ def test_the_fastest_algorithm_in_a_whole_step_is_planned(
         "  - {between: [c, a], bandwidth: 1 Gbit/s, rtt: 200 ms}\n"
     )
     words = f"plan --model gpt-base --sequence 64 --topology {network} --set compute=1s --strategy AllReduce"
+    words += " --set model.num_layers=4"
     (row,) = printed_rows(words, capsys)
     found = {}
     for name in ("ring", "two-level-direct", "direct"):
