@@ -116,22 +116,24 @@ def test_stopped_and_real_runs_have_no_recording() -> None:
         FitResult().retime(topology="lan")
 
 
+CODED = {"compute": {"fixed": "2 ms", "coding": "1 MB/s", "updates": "1 MB/s"}}
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    [AllReduceStrategy(), Advances(), InFlight(), AllReduceStrategy(codec="int8")],
-    ids=["plain", "advances", "in flight", "int8"],
-)
-@pytest.mark.parametrize(
-    "options",
+    ("strategy", "options"),
     [
-        {"workers": {"kind": "processes", "processes": 2}},
-        {"workers": "stacked"},
-        {"minibatch_size": 2},
-        {"compute": {"flops": {"device": "a100"}}},
-        {"compute": {"fixed": "2 ms", "coding": "1 MB/s", "updates": "1 MB/s"}},
-        {"compute": {"fixed": "2 ms", "shared_cores": 2}},
+        (AllReduceStrategy(), {"workers": "stacked"}),
+        (AllReduceStrategy(), {"minibatch_size": 2}),
+        (AllReduceStrategy(), {"compute": {"flops": {"device": "a100"}}}),
+        (AllReduceStrategy(), {"compute": {"fixed": "2 ms", "shared_cores": 2}}),
+        (AllReduceStrategy(codec="int8"), {"workers": {"kind": "processes", "processes": 2}}),
+        (AllReduceStrategy(codec="int8"), CODED),
+        (Advances(), {"minibatch_size": 2}),
+        (Advances(), CODED),
+        (InFlight(), {"workers": {"kind": "processes", "processes": 2}}),
+        (InFlight(), {"compute": {"fixed": "2 ms", "shared_cores": 2}}),
     ],
-    ids=str,
+    ids=lambda each: str(each) if isinstance(each, dict) else type(each).__name__,
 )
 def test_however_it_was_computed(strategy: Strategy, options: dict[str, Any]) -> None:
     network = {"topology": "wan-4-regions", "protocol": "ideal"}
@@ -296,7 +298,7 @@ def test_a_sweep_trains_each_distinct_training_once(
     study = swept(tmp_path, jobs, **axes, **{"compute.jitter": jitter})
     entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
     assert [entry.get("retimed", []) for entry in entries] == expected
-    for entry in entries:
+    for entry in entries[-2:]:
         point = study / "points" / entry["name"]
         there = tmp_path / entry["name"]
         assert command("compare", point / "experiment.yaml", "--out", there, "--jobs", 1) == 0
@@ -312,7 +314,7 @@ def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(
         "    with Path(log).open('a') as file:\n        file.write('read\\n')\n    return build_task('digits')\n"
     )
     times = []
-    for networks in (["lan", "wan-4-regions"], ["lan", "wan-4-regions", "home-tiers", "wan-10-regions"]):
+    for networks in (["lan", "wan-4-regions"], ["lan", "wan-4-regions", "home-tiers"]):
         log = tmp_path / f"{len(networks)}.txt"
         task, sweep = json.dumps({"name": "counted:digits", "log": str(log)}), {"topology": networks}
         text = experiment(task=task, compute="2 ms", strategies="[AllReduce]", sweep=json.dumps(sweep))
