@@ -280,10 +280,10 @@ class RunReport(Report):
     @property
     def basis(self) -> dict[str, str]:
         """Facts that every time depends on."""
-        facts = dict(head_facts(self.results))
-        return {
-            name: facts[name] for name in ("network", "protocol", "collectives", "placement") if name in facts
-        }
+        facts, names = dict(head_facts(self.results)), ["network", "protocol", "collectives", "placement"]
+        if self.results.settings.get("batch_by_speed"):
+            names.append("batch size per worker")
+        return {name: facts[name] for name in names if name in facts}
 
     def few(self) -> Shown:
         """Input with the first strategies at the target, or of the lowest loss, and the weather of their network."""
