@@ -493,13 +493,13 @@ def window_limit(
     """
     if not protocol.has_windows:
         return None
-    payload = protocol.payload_bytes_per_second(topology)
+    shares = protocol.link_shares(topology)
     kinds, limits = topology.host_kinds, []
     untouched: dict[tuple[int, int], float] = {}  # bytes that no window limits, by kinds of the two hosts
     for src, dst, num_bytes in messages:
         pair = kinds[src], kinds[dst]
         if src != dst and num_bytes > untouched.get(pair, 0.0):
-            least, limit = _limit_between(src, dst, topology, protocol, payload)
+            least, limit = _limit_between(src, dst, topology, protocol, shares)
             is_full = limit.share >= _ALL
             if is_full or num_bytes > least:
                 limits += [] if is_full else [limit]
@@ -519,13 +519,13 @@ def enough_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int])
     """
     if not protocol.has_windows:
         return None
-    payload = protocol.payload_bytes_per_second(topology)
+    shares = protocol.link_shares(topology)
     alike: dict[int, list[int]] = {}
     for host in dict.fromkeys(hosts):
         alike.setdefault(topology.host_kinds[host], []).append(host)
     ends = [host for of_kind in alike.values() for host in of_kind[:2]]  # two stand for all of a kind
     pairs = itertools.permutations(ends, 2)
-    routes = (_limit_between(src, dst, topology, protocol, payload)[1] for src, dst in pairs)
+    routes = (_limit_between(src, dst, topology, protocol, shares)[1] for src, dst in pairs)
     return max(routes, key=lambda route: route.streams, default=None)
 
 
@@ -548,14 +548,14 @@ def spare_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) 
 
 
 def _limit_between(
-    src: int, dst: int, topology: Topology, protocol: Protocol, payload: FloatArray
+    src: int, dst: int, topology: Topology, protocol: Protocol, shares: Sequence[float]
 ) -> tuple[float, WindowLimit]:
     """Bytes that the window lets through at once between two hosts, and how it limits longer messages, if it does."""
     route = topology.route(src, dst)
     links = [topology.links[index] for index in route]
     round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
     window, loss = _mean_window(protocol, links, round_trip)
-    link = float(payload[list(route)].min()) * 8
+    link = min(topology.links[index].bits_per_second / 8 * shares[index] for index in route) * 8
     segment = protocol.over(links).segment_bytes
     untouched = max(window, segment * protocol.streams / loss if loss else 0.0)
     needed = link / 8 * round_trip
