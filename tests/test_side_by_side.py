@@ -24,6 +24,7 @@ from netsim.errors import InputError
 
 EXPERIMENT = experiment(
     topology="lan",
+    collectives="ring",  # chosen ones take longer than all else
     compute="50 ms",
     seeds=2,
     strategies='[AllReduce, {name: "own:Fails", label: Own}, {name: DiLoCo, H: 2}]',
@@ -108,7 +109,9 @@ def test_cuda_is_not_started_before_jobs_are_forked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     path = tmp_path / "cpu.yaml"
     path.write_text(
-        experiment(topology="lan", compute="50 ms", seeds=2, device="cpu", strategies="[AllReduce]")
+        experiment(
+            topology="lan", collectives="ring", compute="50 ms", seeds=2, strategies="[AllReduce]", steps=2
+        )
     )
     assert main(["compare", str(path), "--jobs", "2", "--out", str(tmp_path / "out")]) == 0
     assert parent not in asked
@@ -152,8 +155,8 @@ def test_an_interruption_leaves_no_part_of_a_message() -> None:
             if self.num_received == 1:
                 threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    for number in range(10):
-        report = Interrupting(0.003 * number)
+    for number in range(5):
+        report = Interrupting(0.006 * number)
         with pytest.raises(KeyboardInterrupt):
             list(run_jobs(iter([Job("a", send_much, report), Job("b", send_much, report)]), 2))
         assert report.num_received
@@ -263,15 +266,22 @@ def compared(
     return code, captured.out.replace(str(out), "OUT"), captured.err
 
 
-@pytest.mark.parametrize(("end", "num_jobs"), [("pass", 3), ("raise ValueError('no')", 9)])
+@pytest.mark.parametrize(
+    ("end", "num_jobs"), [("import warnings; warnings.warn('it warns')", 3), ("raise ValueError('no')", 9)]
+)
 def test_a_comparison_side_by_side_is_the_one_run_after_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, num_jobs: int
 ) -> None:
-    """Also where a strategy fails: its runs with further seeds, which may train already, leave nothing."""
-    alone, side_by_side = (compared(tmp_path, number, end, capsys)[:2] for number in (1, num_jobs))
-    assert alone == side_by_side
-    assert alone[0] == (0 if end == "pass" else 1)
+    """Where every rank warns, shown once for each run; and where a strategy fails: its further seeds leave nothing."""
+    alone, side_by_side = (compared(tmp_path, number, end, capsys) for number in (1, num_jobs))
+    assert alone[:2] == side_by_side[:2]
+    assert alone[0] == (0 if "warns" in end else 1)
     assert files_of(tmp_path / "with-1") == files_of(tmp_path / f"with-{num_jobs}")
+    if "warns" in end:
+        for number, (_, _, err) in ((1, alone), (num_jobs, side_by_side)):
+            warned = sorted(line for line in err.splitlines() if "it warns" in line)
+            assert warned == [f"warning: Own seed {seed}: it warns" for seed in range(2)]
+            assert (tmp_path / f"with-{number}" / "log.txt").read_text().count("it warns") == 2
 
 
 def test_side_by_side_the_slowest_strategy_begins_a_further_seed(
@@ -285,19 +295,6 @@ def test_side_by_side_the_slowest_strategy_begins_a_further_seed(
     assert main(["compare", "small.yaml", "--out", "out", "--jobs", "2"]) == 0
     began = Path("began").read_text().split()
     assert (sorted(began[:3]), began[3]) == (["Other", "Quick", "Slow"], "Slow")
-
-
-@pytest.mark.parametrize("num_jobs", [1, 2])
-def test_a_warning_of_every_rank_is_shown_once_for_each_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_jobs: int
-) -> None:
-    end = "import warnings; warnings.warn('it warns')"
-    code, _, err = compared(tmp_path, num_jobs, end, capsys)
-    assert code == 0
-    warned = sorted(line for line in err.splitlines() if "it warns" in line)
-    assert warned == [f"warning: Own seed {seed}: it warns" for seed in range(2)]
-    log = (tmp_path / f"with-{num_jobs}" / "log.txt").read_text()
-    assert log.count("it warns") == 2
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from netgym.launch import clock
 from netgym.launch.clock import CLOCKS, DATES, HOST_TIME, POLL_SECONDS, VIRTUAL_TIME
 
 Launch = Callable[..., tuple[int, str, str]]
@@ -56,7 +57,7 @@ OPTIONS = ("-n", "3", "--topology", "wan-4-regions", "--compute", "marks")
 
 STEPS = """
 x, seconds, before = torch.ones(10_000), [], time.process_time()
-for step in range(6):
+for step in range(3):
     netgym.advance(0.01 * (1 + rank))
     begin = perf_counter()
     dist.all_reduce(x)
@@ -161,14 +162,14 @@ SPINS = """
 import os
 dist.barrier()
 spins = []
-for clock, seconds in ((time.monotonic, 0.2), (time.perf_counter, 0.0503), (time.process_time, 0.1)):
+for clock, seconds in ((time.monotonic, 0.02), (time.perf_counter, 0.0053), (time.process_time, 0.01)):
     begin = clock()
     end = begin + seconds
     while (seen := clock()) < end: pass
     spins.append([seconds, seen - begin, clock() - begin])
 dist.barrier()
 if rank == 0:
-    time.sleep(0.5)
+    time.sleep(0.03)
     open(sys.argv[1], "w").close()
 while not os.path.exists(sys.argv[1]): time.monotonic()
 say([spins, netgym.now()])
@@ -177,10 +178,15 @@ say([spins, netgym.now()])
 
 @pytest.mark.parametrize("compute", ["marks", "live 0.0001"])
 def test_a_loop_that_only_reads_the_clock_ends_at_the_first_quantum(
-    launch_here: Launch, written: Callable[[str], str], tmp_path: Path, compute: str
+    launch_here: Launch,
+    written: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compute: str,
 ) -> None:
     """It lets other ranks act, and further readings take no time."""
-    script, options = written(SPINS), [*OPTIONS[:-1], compute]
+    monkeypatch.setattr(clock, "MOST_READINGS", 2000)
+    script, options = written(SPINS), ["-n", "2", *OPTIONS[2:-1], compute]
     _, said = output(launch_here, options, script, str(tmp_path / "file"))
     rounding = 1e-6 if compute == "marks" else POLL_SECONDS
     for spins, found_at in said.values():
@@ -241,6 +247,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_ranks_that_a_script_spawns_read_it_and_their_handlers_at_exit_its_last_time(
     launch_here: Launch, tmp_path: Path
 ) -> None:
