@@ -796,7 +796,9 @@ class Communicator(ABC):
         Raises:
             InputError: a real transport, or one of them is no store.
         """
-        raise self._not_here("through_store")
+        raise InputError(
+            f"exchange=store goes over the simulated network alone: leave it out over {self.transport!r}"
+        )
 
     @property
     def averaging_algorithm(self) -> str:
