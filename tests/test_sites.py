@@ -91,7 +91,7 @@ sites = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     site=sites,
     name=st.sampled_from([WHOLE, *NAMES]),
@@ -135,7 +135,7 @@ def test_shards_compute_what_a_single_worker_with_the_whole_batch_would(
     assert sent == steps * inside + rounds * (between + handed_on)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(num_ranks=st.integers(1, 5), name=st.sampled_from(NAMES[:2]), hidden=st.integers(3, 7))
 def test_all_reduce_in_shards_and_many_buckets(num_ranks: int, name: str, hidden: int) -> None:
     model, batches = reference.make_problem(num_ranks, 3, 4, hidden, seed=hidden)
@@ -239,7 +239,7 @@ def in_groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["SHARD_GRAD_OP", "HYBRID_SHARD"])
 def test_odd_models_and_parameter_groups_train_as_they_do_whole(name: str) -> None:
     _, batches = reference.make_problem(8, 5, 3, 2, seed=2)
     spec = OptimSpec("adamw", params=in_groups, lr=0.01)
@@ -268,9 +268,7 @@ def own_loop(model: nn.Module, batches: reference.Batches, comm: Communicator, *
     return reference.vector(replica)
 
 
-@pytest.mark.parametrize(
-    ("name", "codec"), [*((name, None) for name in (WHOLE, *NAMES)), ("HYBRID_SHARD", "fp16")]
-)
+@pytest.mark.parametrize(("name", "codec"), [(WHOLE, None), ("FULL_SHARD", None), ("HYBRID_SHARD", "fp16")])
 def test_a_loop_of_ones_own_trains_as_the_strategy_does(name: str, codec: str | None) -> None:
     model, batches = reference.make_problem(8, 5, 4, 6, seed=1)
     options = {**options_of(name, 2), "ranks_per_worker": 4}
@@ -283,8 +281,9 @@ def test_a_loop_of_ones_own_trains_as_the_strategy_does(name: str, codec: str | 
     assert sum(t.bytes_sent for t in own.traffic) == start + sum(t.bytes_sent for t in expected.traffic)
 
 
-@pytest.mark.parametrize("name", [WHOLE, *NAMES])
-@pytest.mark.parametrize("codec", [None, "int8"])
+@pytest.mark.parametrize(
+    ("name", "codec"), [*((name, None) for name in (WHOLE, *NAMES)), ("HYBRID_SHARD", "int8")]
+)
 def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> None:
     """Of two sites with two machines of two ranks each."""
     model, batches = reference.make_problem(8, 6, 4, 6, seed=1)
@@ -336,7 +335,7 @@ def test_a_closure_of_a_site_is_averaged_too() -> None:
         torch.testing.assert_close(result, reference.vector(expected[0]), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [WHOLE, *NAMES])
+@pytest.mark.parametrize("name", ["FULL_SHARD", "HYBRID_SHARD"])
 def test_real_sockets_and_other_processes_change_neither_result_nor_bytes(name: str) -> None:
     model, batches = reference.make_problem(4, 6, 4, 6, seed=1)
     strategy = DiLoCoStrategy(
@@ -458,7 +457,7 @@ def fit(
     return fit_until(trainer, stop_at, strategy=strategy, **{**given, **options})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["FULL_SHARD", "HYBRID_SHARD"])
 def test_a_run_stopped_and_resumed_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     """Stopped in its second round, in threads, and resumed in processes."""
 
@@ -489,12 +488,11 @@ def test_every_micro_batch_gathers_for_both_of_its_passes() -> None:
         return [row["train_loss"] for row in result.history], result.bytes_sent
 
     num_steps, n, padded = 7, 4, -(-num_values(model) // 4) * 4 * 4
-    for name, passes in (("SHARD_GRAD_OP", [2, 2, 2]), ("FULL_SHARD", [3, 5, 9])):
+    for name, passes in (("SHARD_GRAD_OP", [2, 2]), ("FULL_SHARD", [3, 9])):
         losses = []
-        for size, num_passes in zip((4, 2, 1), passes, strict=True):
+        for size, num_passes in zip((4, 1), passes, strict=True):
             loss, sent = run(name, size)
             # The gather after the last step is the next step's; that for the first was free.
             assert sent == num_steps * num_passes * (n - 1) * padded
             losses.append(loss)
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-        assert losses[2] == pytest.approx(losses[0], rel=1e-5)
