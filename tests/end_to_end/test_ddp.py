@@ -40,7 +40,7 @@ def test_all_reduce_equals_distributed_data_parallel(tmp_path: Path) -> None:
 
 # --- sharding is FSDP ---------------------------------------------------------------------------------------
 
-FSDP_RANKS, FSDP_STEPS, MAX_NORM = 4, 5, 0.3
+FSDP_RANKS, FSDP_STEPS, MAX_NORM = 4, 3, 0.3
 ADAMW = {"lr": 0.01, "weight_decay": 0.1}
 NAMES = ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 

@@ -76,9 +76,7 @@ def sent(trace: Path) -> dict[str, list[tuple[str, int]]]:
     return messages
 
 
-@pytest.mark.parametrize(
-    ("schedule", "count", "micro"), [("gpipe", 3, 8), ("1f1b", 4, 4), ("1f1b", 3, 8), ("gpipe", 4, 2)]
-)
+@pytest.mark.parametrize(("schedule", "count", "micro"), [("gpipe", 4, 2), ("1f1b", 3, 4)])
 def test_stages_are_torchs_pipelines(
     launch_here: Launch,
     capfd: pytest.CaptureFixture[str],
@@ -110,7 +108,7 @@ def test_stages_are_torchs_pipelines(
         assert messages[host] == expected_messages[host][first:]
         assert 2 <= first <= 6
 
-    for seed in range(3):
+    for seed in range(2):
         draw = random.Random(seed)
         rates = {name: f"{draw.choice([0.05, 0.2, 1, 10])} Mbit/s" for name in placement}
         latencies = {name: f"{draw.choice([0, 1, 10, 60])} ms" for name in placement}
