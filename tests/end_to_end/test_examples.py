@@ -87,13 +87,13 @@ def test_digits_takes_mnists_files(script: Callable[..., str], tmp_path: Path) -
 def test_scaling_has_equal_tokens_and_less_time_for_more_workers(
     script: Callable[..., str], tmp_path: Path
 ) -> None:
-    small = ["--tokens", "4096", "--batch-tokens", "512", "--H", "4", "--workers", "1", "2", "4"]
+    small = ["--tokens", "1024", "--batch-tokens", "256", "--H", "2", "--workers", "1", "4"]
     out = script("diloco_scaling.py", *small, "--save", "models")
     rows = [re.split(r"\s{2,}", line) for line in out.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["DDP K=4", "DiLoCo K=1", "DiLoCo K=2", "DiLoCo K=4"]
-    assert {(row[1], row[2]) for row in rows} == {("4,096", "8")}
+    assert [row[0] for row in rows] == ["DDP K=4", "DiLoCo K=1", "DiLoCo K=4"]
+    assert {(row[1], row[2]) for row in rows} == {("1,024", "4")}
     assert [float(row[5]) for row in rows][1] == 0
-    assert float(rows[0][5]) == pytest.approx(4 * float(rows[3][5]), rel=0.01), "every step against every 4"
+    assert float(rows[0][5]) == pytest.approx(2 * float(rows[2][5]), rel=0.01), "every step against every 2"
     assert (tmp_path / "models" / "DiLoCo-K=4.safetensors").stat().st_size > 4 * 8192
 
 
@@ -149,7 +149,7 @@ def test_opendiloco_has_six_runs() -> None:
     }
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RUNS[::3], ids=lambda path: path.stem)
 def test_opendilocos_runs_validate_as_they_are(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,7 +163,7 @@ def test_opendilocos_runs_validate_as_they_are(
     assert f"error: {path}:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [RUNS[1], RUNS[3], RUNS[4]], ids=lambda path: path.stem)
 def test_opendilocos_runs_have_small_twins(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,7 +265,7 @@ def test_the_report_tells_it_too(home_folder: Path, capsys: pytest.CaptureFixtur
 def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:
     out = tmp_path / "out"
     join = "strategies.time-outs.join_at={2: 10 s}"
-    options = ["--strategy", "time-outs", "--set", "steps=80", "--set", "evaluate.every=80", "--set", join]
+    options = ["--strategy", "time-outs", "--set", "steps=60", "--set", "evaluate.every=60", "--set", join]
     assert netgym(["run", str(HOME_WORKER), *options, "--out", str(out)]) == 0
     (entry,) = entries(out).values()
     assert [(row["rank"], row["step"]) for row in entry["dropped_peers"]] == [(2, 20)]
@@ -275,14 +275,15 @@ def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:
 # --- sharded sites ------------------------------------------------------------------------------------------
 
 SHARDED_SITES = Path(__file__).parents[2] / "examples" / "sharded_sites.yaml"
-SHARDED_STEPS = 40  # two rounds of DiLoCo
+SHARDED_STEPS = 20  # a round of DiLoCo
 
 
 @pytest.fixture(scope="module")
 def sharded_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Each strategy's entry of the summary."""
     out = tmp_path_factory.mktemp("runs") / "out"
-    assert netgym(["compare", str(SHARDED_SITES), "--set", f"steps={SHARDED_STEPS}", "--out", str(out)]) == 0
+    shorter = [arg for key in (f"steps={SHARDED_STEPS}", "collectives=ring") for arg in ("--set", key)]
+    assert netgym(["compare", str(SHARDED_SITES), *shorter, "--out", str(out)]) == 0
     return {entry["name"]: entry for entry in json.loads((out / "summary.json").read_text())}
 
 
