@@ -29,14 +29,14 @@ class Block(nn.Module):
 
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
-layers = [nn.Embedding(300, 64), Block(), Block(), nn.LayerNorm(64), nn.Linear(64, 300)]
+layers = [nn.Embedding(300, 64), Block(), nn.LayerNorm(64), nn.Linear(64, 300)]
 model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=FOREACH)
-scaler = torch.amp.GradScaler("cpu", enabled=FOREACH)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+scaler = torch.amp.GradScaler("cpu", enabled=True)
 tokens = torch.randint(0, 300, (500,))
 data = torch.utils.data.TensorDataset(torch.stack([tokens[at : at + 17] for at in range(0, 480, 5)]))
 sampler = torch.utils.data.DistributedSampler(data, seed=3)
-loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler, num_workers=1 - FOREACH)
+loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler, num_workers=1)
 total = 0.0
 for number, (batch,) in enumerate(loader):
     model.require_backward_grad_sync = number % 2 == 1
@@ -51,7 +51,7 @@ for number, (batch,) in enumerate(loader):
         scaler.update()
         optimizer.zero_grad()
         print(f"loss {loss:.3f} {loss.item():.3f} {total / (number + 1):.3f} norm {norm:.3f}")
-    if number == 5:
+    if number == 3:
         break
 dist.destroy_process_group()
 """
@@ -76,7 +76,7 @@ model.to_empty(device="cpu")
 for layer in model:
     layer.reset_parameters()
 optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(3):
+for _ in range(2):
     tokens = torch.randint(0, 64, (2, 8))
     loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
     loss.backward()
@@ -103,7 +103,7 @@ shared = [each.detach().clone() for each in model.parameters()]
 for each in shared:
     dist.broadcast(each, 0)
 outer = torch.optim.SGD(shared, lr=0.7, momentum=0.9, nesterov=True)
-for step in range(4):
+for step in range(2):
     inputs, labels = torch.randn(32, 16), torch.randint(0, 10, (32,))
     logits = model(inputs)
     loss = torch.nn.functional.cross_entropy(logits, labels)
@@ -176,9 +176,7 @@ print("loss", running, running / 6, counts[0] / counts[1])
 """
 
 PROGRAMS = {
-    "ddp": (4, (Path(__file__).parent / "programs" / "ddp.py").read_text().replace("sys.argv[1]", '"gloo"')),
-    "gpt": (2, DDP_GPT.replace("FOREACH", "True")),
-    "gpt-workers": (2, DDP_GPT.replace("FOREACH", "False")),
+    "gpt": (2, DDP_GPT),
     "sharded": (2, SHARDED),
     "diloco": (3, DILOCO),
     "pipeline": (3, PIPELINE),
@@ -194,7 +192,9 @@ def launched(launch_here: Launch, folder: Path, *options: str) -> tuple[dict[str
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", ["gpt", "diloco", "pipeline", pytest.param("sharded", marks=pytest.mark.thorough)]
+)
 def test_figures_are_those_of_launching_with_values(launch_here: Launch, name: str, tmp_path: Path) -> None:
     """Times, calls, bytes and computing are equal to the bit; losses are unknown; the requests can be timed again."""
     num_ranks, text = PROGRAMS[name]
@@ -210,27 +210,25 @@ def test_figures_are_those_of_launching_with_values(launch_here: Launch, name: s
     assert all("nan" in line for line in losses)
     assert "launched without values" in out
     assert "launched without values" in (tmp_path / "without" / "report.html").read_text()
-    for folder in ("with", "without"):
-        there = ["--topology", "wan-4-regions", "--out", str(tmp_path / f"{folder}-there")]
-        assert main(["retime", str(tmp_path / folder), *there]) == 0
-    again, first = (
-        json.loads((tmp_path / f"{folder}-there" / "launch.json").read_text())
-        for folder in ("without", "with")
-    )
-    assert again == first | {"run_folder": str(tmp_path / "without-there"), "has_values": False}
+    if name == "diloco":  # one will do
+        for folder in ("with", "without"):
+            there = ["--topology", "wan-4-regions", "--out", str(tmp_path / f"{folder}-there")]
+            assert main(["retime", str(tmp_path / folder), *there]) == 0
+        again, first = (
+            json.loads((tmp_path / f"{folder}-there" / "launch.json").read_text())
+            for folder in ("without", "with")
+        )
+        assert again == first | {"run_folder": str(tmp_path / "without-there"), "has_values": False}
 
 
 DECISIONS = {
-    "item": "if loss.item() < best: best = loss.item()",
     "sum": "best = min(best, 1 + loss.item() / 2)",
     "tensor": "if loss < best: pass",
-    "finite": "import math; math.isfinite(loss.item())",
     "shape": "outputs[outputs > 0]",
     "array": "outputs.detach().numpy()",
     "count": "range(int(outputs.argmax()))",
     "overwritten": "running = torch.tensor(0.0); running += loss.detach(); assert running < 3",
     "received": "flag = torch.ones(1); flag.copy_(loss.detach()); dist.all_reduce(flag); assert flag",
-    "equal": "torch.equal(outputs, outputs + 1)",
 }
 
 
