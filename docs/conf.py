@@ -65,7 +65,7 @@ CONTENTS = {
             "probing",
             "testing_collectives",
         ),
-        *("transports", "migrating"),
+        *("transports", "migrating", "asks"),
     ],
     "Reference": ["cheat-sheet", "commands", "api/index"],
     "Background": [],
