@@ -283,7 +283,12 @@ class Protocol:
         return min(largest, max(shown, kept), limit) * self.streams
 
     def stream_windows(self, links: Iterable[Link], round_trip_seconds: float) -> tuple[float, float]:
-        """Payload in flight of one stream by the links' rates of a stream: measured, and allowed; else infinity."""
+        """Payload in flight of one stream by the links' rates of a stream: measured, and allowed; else infinity.
+
+        Args:
+            links: Links on the route.
+            round_trip_seconds: Round trip of the route in seconds, without queues.
+        """
         known, limit = math.inf, math.inf
         for link in links:
             if link.stream_bits_per_second is not None:
