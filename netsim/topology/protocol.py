@@ -541,7 +541,7 @@ def spare_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) 
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
     ...     {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "90 ms"}]})
     >>> print(spare_streams(topology, Protocol.parse({"streams": 64}), [0, 1]))
-    streams: 64 bring no more than 3, which fill every route (the last one a to b with 956 Mbit/s)
+    streams: 64 bring no more than 3, which fill every route (the last one a to b with 956.4 Mbit/s)
     >>> spare_streams(topology, Protocol.parse({"streams": 3}), [0, 1])
     """
     if protocol.streams <= PRESETS.get(protocol.name, protocol).streams:
