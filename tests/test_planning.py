@@ -367,8 +367,11 @@ def test_what_does_not_say_when_it_sends_is_simulated_or_refused() -> None:
     alone = "every worker trains on its own"
     assert f"Own sends nothing in its 30 steps: {alone}" in measure(Own(50), few).remarks
     for strategy in (Declared(50), build_strategy("DiLoCo", H=50), build_strategy("AsyncDiLoCo", H=50)):
-        remarks = " ".join(measure(strategy, few).remarks)
-        assert f"nothing is sent in 30 steps, before the first round of 50 ends: {alone}" in remarks
+        row = measure(strategy, few)
+        assert (row.steps, row.rounds, row.steps_per_round) == (30, 0, 50)
+        assert row.payload_bytes > 0  # of a round
+        remark = f"nothing is sent in 30 steps, before the first round of 50 ends: {alone}"
+        assert remark in " ".join(row.remarks)
     with pytest.raises(RefusedPlanError, match="Hiding sends nothing in its first 1,000 steps, so a plan"):
         measure(Hiding(1_777), setting())
     late = measure(build_strategy("StreamingDiLoCo", H=40, num_fragments=2), few)

@@ -588,7 +588,7 @@ class SimulatedRounds:
             max([each.virtual_seconds for each in marked if each.row["took_part"]], default=math.inf)
             for marked in zip(*rows, strict=True)
         ]
-        filling = min(self._setting.rounds_to_fill(self.period), len(ends) - 1)
+        filling = max(min(self._setting.rounds_to_fill(self.period), len(ends) - 1), 0)
         filled = [own[filling - 1].compute_seconds if filling else 0.0 for own in rows]
         return RoundFigures(
             ends,
