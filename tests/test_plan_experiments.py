@@ -180,12 +180,22 @@ def test_waiting_for_slower_devices_is_reported(tmp_path: Path, capsys: pytest.C
     """Two h100 wait for an a100: that is the limit, and no link; shared out by speed it is gone."""
     path = tmp_path / "unlike.yaml"
     path.write_text(UNLIKE)
-    (row,) = printed_rows(f"plan {path}", capsys)
+    words = [
+        "plan",
+        str(path),
+        "--set",
+        "strategies=[{name: DiLoCo, H: 50}, {name: MuLoCo, H: 50}]",
+        "--json",
+    ]
+    row, unweighed = json_of(words, capsys)
     assert row["compute_utilisation"] < 0.7
-    assert row["limit"]["by"] == "compute of ore (a100)"
+    assert row["limit"]["by"] == unweighed["limit"]["by"] == "compute of ore (a100)"
     assert "--batch-by-speed" in row["limit"]["remedy"]
-    (shared,) = printed_rows(f"plan {path} --batch-by-speed --batch-size 100", capsys)
+    assert "--batch-by-speed" not in unweighed["limit"]["remedy"]
+    shared, refused = json_of([*words, "--batch-by-speed", "--batch-size", "100"], capsys)
     assert shared["limit"]["by"] != "compute of ore (a100)"
+    line = "batch_by_speed does not go with MuLoCoStrategy, whose averages are not weighed by samples: leave it out"
+    assert refused == {"name": "MuLoCo", "refused": f"plan: {line}"}
 
 
 def test_stragglers_are_reported_where_rounds_wait_for_them(

@@ -158,11 +158,14 @@ def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.
     flags = f"plan --json --parameters 100k --strategy DiLoCo --topology {network}"
     flags += " --tokens 96k --sequence 32 --batch-size 10"
     asked = [f"strategies.DiLoCo.exchange={exchange}", "strategies.DiLoCo.H=5", "compute=50 ms"]
+    asked += ["protocol={preset: linux-tcp, streams: 64}"]
     (row,) = json_of([*flags.split(), *(word for each in asked for word in ("--set", each))], capsys)
     assert (row["rounds"], row["bytes_per_worker"], row["wan_bytes"]) == (20, 400_000, 11 * 400_000)
     # A round: 3 uploads; r2 sends h0 and h1 two parts each, and the edge two, which sends them to h2.
     requests = 3 * 5e-6 + 6 * 1e-6 + 2 * 2e-6
     assert row["cost"] == pytest.approx(20 * (requests + 6 * 400_000 * 0.1e-9))
+    (spare,) = (line for line in row["remarks"] if line.startswith("streams: 64 bring no more than"))
+    assert {*spare.split()} & {"r2", "edge"}, spare  # workers send to no other
 
 
 @pytest.mark.parametrize(

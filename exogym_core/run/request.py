@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from netsim import HostEvent
 
 
-__all__ = ["FitRequest", "MissingDeviceError", "unlike_hosts", "with_servers"]
+__all__ = ["FitRequest", "MissingDeviceError", "by_speed_conflict", "unlike_hosts", "with_servers"]
 
 
 class MissingDeviceError(InputError):
@@ -212,24 +212,18 @@ class FitRequest(RunConfig):
             self.compute = None
 
     def _check_batches(self) -> None:
-        strategy, name = self.strategy, type(self.strategy).__name__
         if self.topology is None or self.compute is None or self.compute.flops is None:
             raise InputError(
                 "fit: batch_by_speed needs devices' speeds: pass topology= with devices and leave compute.fixed and "
                 "compute.measured out, or leave batch_by_speed out"
             )
-        refused = {
-            f"{name}, whose averages are not weighed by samples": not strategy.weighs_by_samples,
-            f"{name} with ranks_per_worker or sharding": (strategy.sites.ranks_per_worker or 1) > 1
-            or strategy.sites.sharding != "NO_SHARD",
-            "balance (both make all arrive together)": strategy.clients.balance,
+        others = {
             "workers.kind: stacked": self.workers.kind == "stacked",
             "minibatch_size: auto": self.finds_minibatch,
-            "stages": self.stages is not None,
         }
-        for what, is_given in refused.items():
-            if is_given:
-                raise InputError(f"fit: batch_by_speed does not go with {what}")
+        conflict = by_speed_conflict(self.strategy, self.stages, others)
+        if conflict is not None:
+            raise InputError(f"fit: batch_by_speed does not go with {conflict}: leave it out")
 
     def _check_stages(self) -> None:
         assert self.stages is not None
@@ -437,6 +431,28 @@ def parse_device(given: Any, where: str) -> torch.device:
         raise InputError(
             f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
         ) from None
+
+
+def by_speed_conflict(
+    strategy: Strategy, stages: Stages | None, others: Mapping[str, bool] = {}
+) -> str | None:
+    """What keeps a run or plan of `strategy` from batches by speed, in words; None if they go together.
+
+    Args:
+        strategy: of the workers.
+        stages: of each worker.
+        others: true what else is given that does not go with them.
+    """
+    name, sites = type(strategy).__name__, strategy.sites
+    refused = {
+        f"{name}, whose averages are not weighed by samples": not strategy.weighs_by_samples,
+        f"{name} with ranks_per_worker or sharding": (sites.ranks_per_worker or 1) > 1
+        or sites.sharding != "NO_SHARD",
+        "balance (both make all arrive together)": strategy.clients.balance,
+        "stages": stages is not None,
+        **others,
+    }
+    return next((what for what, is_given in refused.items() if is_given), None)
 
 
 def unlike_hosts(topology: Topology, used: Sequence[str]) -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.cost.compute import VALUE_BYTES
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank
 from exogym_core.run.recording import run_alone
+from exogym_core.run.request import by_speed_conflict
 from exogym_core.stages.options import refuse_with_stages
 from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
@@ -300,6 +301,9 @@ class Measured:
         self.strategy, self.setting = strategy, setting
         if setting.stages is not None:
             refuse_with_stages("plan", strategy)
+        conflict = by_speed_conflict(strategy, setting.stages) if setting.batch_by_speed else None
+        if conflict is not None:
+            raise InputError(f"plan: batch_by_speed does not go with {conflict}: leave it out")
         begun = _begin(strategy, setting)
         name, period, remarks = type(strategy).__name__, begun.period, begun.remarks
         self._is_a_mean, self.rounds_of, self.rounds = not begun.is_declared, begun.rounds_of, begun.rounds

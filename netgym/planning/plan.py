@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
+from exogym_core.run.request import by_speed_conflict
 from netgym.planning.measure import Measured
 from netgym.planning.rounds import other_algorithms
 from netgym.planning.setting import with_links
 from netgym.planning.step_ratio import law_ratio
 from netsim.collectives.choice import parse_collectives
+from netsim.collectives.schedules.store import STORE
+from netsim.errors import NetsimError
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
@@ -66,8 +71,13 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
                 others.append(Measured(strategy, replace(setting, collectives={**fixed, op: name})).plan)
         found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         remarks = (*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found))
-        if (spare := setting.spare_streams()) is not None:
-            remarks += (spare,)
+        used = {*chain.from_iterable(measured.plan.collectives.values())}
+        with suppress(NetsimError):  # calls that depend on the time do not tell their store
+            calls = measured.rounds.calls_of(0) if STORE in used else []
+            names = dict.fromkeys(call.store for call, _ in calls if call.store is not None)
+            stores = [host for store, *relays in names for host in found.topology.store_hosts(store, relays)]
+            if (spare := setting.spare_streams(stores, go_alone=used == {STORE})) is not None:
+                remarks += (spare,)
         return replace(
             measured.plan,
             limit=_limit(measured, found),
@@ -179,7 +189,8 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
         sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in there))
         device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
         remedy = f"devices there twice as fast, or --without {sites}"
-        if setting.compute.flops is not None and not setting.batch_by_speed:
+        takes_speed = not setting.batch_by_speed and by_speed_conflict(of.strategy, setting.stages) is None
+        if setting.compute.flops is not None and takes_speed:
             remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
         factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
         by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")

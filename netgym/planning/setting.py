@@ -22,7 +22,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import spare_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from exogym_core.stages.options import Stages
     from exogym_core.strategy.base import Strategy
@@ -392,9 +392,17 @@ class Setting:
         """Setting with `streams` streams per transfer."""
         return replace(self, protocol=replace(self.resolved_protocol, streams=streams))
 
-    def spare_streams(self) -> str | None:
-        """Remark on streams that bring nothing, as fewer fill each route between the workers' hosts; or None."""
-        return spare_streams(self.topology, self.resolved_protocol, self.hosts)
+    def spare_streams(self, stores: Iterable[int] = (), *, go_alone: bool = False) -> str | None:
+        """Remark on streams that bring nothing, as fewer fill each route that carries; or None.
+
+        Args:
+            stores: hosts of the stores and relays in use.
+            go_alone: workers send to these alone, and not to each other.
+        """
+        topology, protocol = self.topology, self.resolved_protocol
+        if go_alone:
+            return spare_streams(topology, protocol, self.hosts, stores)
+        return spare_streams(topology, protocol, [*self.hosts, *stores])
 
     def differs_for_ever(self) -> bool:
         """True if rounds never repeat: with jitter, stragglers, drift, or endless background traffic."""

@@ -513,8 +513,12 @@ def window_limit(
     return min(limits, key=lambda limit: limit.share, default=None)
 
 
-def enough_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) -> WindowLimit | None:
-    """Route between `hosts` that takes the most streams to fill; None if windows limit none under `protocol`.
+def enough_streams(
+    topology: Topology, protocol: Protocol, hosts: Iterable[int], stores: Iterable[int] = ()
+) -> WindowLimit | None:
+    """Route that takes the most streams to fill; None if windows limit none under `protocol`.
+
+    Routes are those between `hosts`; with `stores` those that have a store at an end, as hosts send to no others then.
 
     >>> from netsim import Protocol, Topology
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
@@ -525,17 +529,22 @@ def enough_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int])
     if not protocol.has_windows:
         return None
     shares = protocol.link_shares(topology)
-    alike: dict[int, list[int]] = {}
-    for host in dict.fromkeys(hosts):
-        alike.setdefault(topology.host_kinds[host], []).append(host)
+    of_store = set(stores)
+    alike: dict[tuple[int, bool], list[int]] = {}
+    for host in dict.fromkeys((*hosts, *of_store)):
+        alike.setdefault((topology.host_kinds[host], host in of_store), []).append(host)
     ends = [host for of_kind in alike.values() for host in of_kind[:2]]  # two stand for all of a kind
-    pairs = itertools.permutations(ends, 2)
+    pairs = (pair for pair in itertools.permutations(ends, 2) if not of_store or of_store.intersection(pair))
     routes = (_limit_between(src, dst, topology, protocol, shares)[1] for src, dst in pairs)
     return max(routes, key=lambda route: route.streams, default=None)
 
 
-def spare_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) -> str | None:
-    """Line on streams that were asked for and bring nothing, as fewer fill every route between `hosts`; else None.
+def spare_streams(
+    topology: Topology, protocol: Protocol, hosts: Iterable[int], stores: Iterable[int] = ()
+) -> str | None:
+    """Line on streams that were asked for and bring nothing, as fewer fill every route; else None.
+
+    Routes are those between `hosts`, or from and to `stores`: see `enough_streams`.
 
     >>> from netsim import Protocol, Topology
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
@@ -546,7 +555,7 @@ def spare_streams(topology: Topology, protocol: Protocol, hosts: Iterable[int]) 
     """
     if protocol.streams <= PRESETS.get(protocol.name, protocol).streams:
         return None
-    most = enough_streams(topology, protocol, hosts)
+    most = enough_streams(topology, protocol, hosts, stores)
     if most is None or most.streams >= protocol.streams:
         return None
     return f"streams: {protocol.streams} bring no more than {most.streams}, which {most.fills}"
