@@ -183,6 +183,8 @@ TABLE = [
     ("DiLoCo", {"H": 4, "codec": "int8", "exchange": {"name": "store", "host": "r2", "relays": ["edge"]}}),
     ("StreamingDiLoCo", {"H": 5, "num_fragments": 2, "exchange": {"name": "store", "host": "r2"}}),
 ]
+#: Clients drawn for each round: ranks send unequally.
+DRAWN = [("DiLoCo", {"H": 2, "clients_per_round": 2}), ("FedAvg", {"H": 2, "fraction": 0.5})]
 ODD = regions_form({"a": 4, "b": 2, "c": 1}, latency="1 ms", wan="10 Mbit/s")
 ODD |= {
     "hosts": {"r2": {"store": {"latency": "3 ms"}}, "edge": {"store": {}}},
@@ -213,12 +215,15 @@ def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal") -> M
         if not strategy.num_servers:
             assert row["bytes_sent"] == sum(sent[number] for sent in figures.bytes_sent)
             assert row["wan_bytes"] == sum(sent[number] for sent in figures.wan_bytes)
+    if not strategy.num_servers:
+        before = rows[steps - period]["payload_bytes"] if steps > period else 0
+        assert made.plan.payload_bytes == pytest.approx(rows[steps]["payload_bytes"] - before, abs=1)
     return made
 
 
 @pytest.mark.parametrize(
     ("name", "options", "world"),
-    [(*row, WORLDS[place % len(WORLDS)]) for place, row in enumerate(TABLE)],
+    [(*row, WORLDS[place % len(WORLDS)]) for place, row in enumerate([*TABLE, *DRAWN])],
     ids=str,
 )
 def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], world: tuple[int, str]) -> None:

@@ -404,6 +404,7 @@ def test_a_plan_is_the_run(tmp_path: Path, stages: Any, strategies: list[Any]) -
             assert 8 - 4 <= rounds < 8
             assert [each["staleness"] for each in plan["stages"]] == [4, 2, 0]
         assert plan["bytes_per_worker"] * rounds == pytest.approx(run["bytes_sent_per_worker"], rel=1e-6)
+        assert plan["payload_bytes"] * rounds == pytest.approx(run["payload_bytes"], rel=1e-6)
 
 
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:

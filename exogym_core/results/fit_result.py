@@ -137,7 +137,7 @@ class FitResult:
         wall_seconds: likewise by a real transport's clock, where rows have it in the place of virtual seconds.
         bytes_sent: sum over workers.
         wan_bytes: what workers and servers sent to other regions.
-        payload_bytes: a rank's encoded messages, their mean.
+        payload_bytes: encoded messages of a worker once each, mean over workers.
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         later_weather: entries of the topology's weather that begin after the end; None where all were met.

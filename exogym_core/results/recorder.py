@@ -361,9 +361,7 @@ class RowRecorder:
         """Bytes sent by all workers, given a row of each, and by servers to other regions; kept in the result."""
         total = {name: sum(getattr(row, name) for row in rows) for name in COUNTERS}
         total["wan_bytes"] += sum(self._served.values())
-        total["payload_bytes"] //= max(
-            1, len(rows) * self._result.num_nodes // self._num_ranks
-        )  # once, not once a worker
+        total["payload_bytes"] //= self._result.num_nodes  # once, not once a worker
         for name, value in total.items():
             setattr(self._result, name, value)
         return total

@@ -86,7 +86,7 @@ class Plan:
             by the published shares of devices' peak where none was given.
         cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
         bytes_per_worker: payload that leaves a worker a round, mean over workers.
-        payload_bytes: the encoded message of a round, once.
+        payload_bytes: encoded messages of a worker once each a round, mean over workers.
         wan_bytes: payload between regions a round, over all workers.
         coding: "charged", or "not charged" where a worker encodes and decodes values in no time; None where it sends
             them as they are.
@@ -443,6 +443,10 @@ class Measured:
             remarks += (
                 f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",
             )
+
+        def of_a_worker(counts: list[list[int]]) -> float:
+            return _whole(sum(_a_round(counts, pace.span)) / setting.num_ranks)
+
         from_servers = figures.server_wan_bytes / num_rounds
         coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
         coding = "charged" if coding_bytes else None
@@ -459,8 +463,8 @@ class Measured:
             tokens_per_second=per_second,
             days=days,
             **costs,
-            bytes_per_worker=_whole(sum(_a_round(figures.bytes_sent, pace.span)) / setting.num_ranks),
-            payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
+            bytes_per_worker=of_a_worker(figures.bytes_sent),
+            payload_bytes=of_a_worker(figures.payload_bytes),
             wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
             memory_per_worker=memory["total"],
             memory=memory,
