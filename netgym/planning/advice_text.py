@@ -77,7 +77,11 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         sites, best, natural = ring["sites"], ring["seconds"], ring["natural_seconds"]
         is_listed = len(sites) <= _MOST_SITES or best < natural
         order = " - ".join(sites) if is_listed else "the natural order"
-        use = "; a ring follows the ranks: give their hosts in this order as placement" if best < natural else ""
+        use = (
+            "; a ring follows the ranks: give their hosts in this order as placement"
+            if best < natural
+            else ""
+        )
         yield f"a ring over one host a site: {order}, {'exact' if ring['exact'] else 'heuristic'}{use}"
         yield (
             f"  {format_seconds(best)} an all-reduce in fp32, {format_seconds(natural)} in natural order; no "
