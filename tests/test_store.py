@@ -43,6 +43,7 @@ PEERS: dict[str, Any] = {
 }
 STORE = {"name": "store", "host": "r2"}
 RELAYED = {"name": "store", "host": "r2", "relays": ["edge"]}
+NO_NETWORK = {"topology": None, "compute": None, "collectives": None}
 MEGABYTE = 1_000_000
 
 
@@ -173,6 +174,22 @@ def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.
     [
         ("store", {}, "topology peers has 2 stores: name one: edge, r2"),
         ({"name": "store", "host": "h1"}, {}, "unknown store of topology peers 'h1'; accepted: edge, r2"),
+        (
+            "store",
+            {"placement": ["h0", "h1", "r2"]},
+            "placement: r2 is a store, and a store runs no workers: name",
+        ),
+        (RELAYED | {"relays": ["r2"]}, {}, "exchange: store: r2 is named twice: name the store once"),
+        (
+            RELAYED | {"relays": ["edge", "edge"]},
+            {},
+            "exchange: store: edge is named twice: name the store once",
+        ),
+        (
+            "store",
+            {"transport": "gloo"} | NO_NETWORK,
+            "exchange: store needs simulated links: set transport: netsim",
+        ),
         (
             "store",
             {"topology": "lan"},

@@ -93,6 +93,7 @@ def test_the_command_stops_when_there_are_enough_and_says_how_to_train_with_them
         ("none.jsonl", {}, "cannot be read: "),
         ("a.jsonl", {"tokenizer": "none/such"}, "none/such is no file here, and as a model cannot be read"),
         (["a.jsonl", "c.txt.gz"], {}, "give files of one kind (.txt, .json, .jsonl, .csv, .parquet)"),
+        ("a.jsonl", {"split": "test"}, "is a local file, which has no split: test: leave it out"),
     ],
 )
 def test_unreadable_input_is_reported_in_a_line(
@@ -143,6 +144,19 @@ def test_the_shipped_text_is_there_as_bytes(capsys: pytest.CaptureFixture[str], 
     assert netgym(["tokens", "alice", "--tokenizer", "bytes", "--most", "70", "--out", "few.bin"]) == 0
     assert capsys.readouterr().out.splitlines()[-2].endswith("vocab_size: 256, dtype: uint8}")
     assert Path("few.bin").read_bytes() == SHIPPED["alice"].read_bytes()[:70]
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"name": "alice", "split": "test", "column": "x"}, "has no split: test and column: x: leave it out"),
+        ("alicee", "did you mean alice, which comes with NetGym"),
+    ],
+)
+def test_options_and_names_that_the_shipped_text_does_not_have(asked: Any, line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=line):
+        build_task("text", dataset=asked)
+    assert not list(tmp_path.rglob("tokens.bin"))
 
 
 def test_a_process_waits_for_the_one_that_makes_the_tokens(tmp_path: Path) -> None:

@@ -202,6 +202,11 @@ class FitRequest(RunConfig):
                         f"fit: transport {self.transport!r} has no virtual time and no {name}; "
                         f"drop {name} or use 'netsim'"
                     )
+            if self.strategy.arguments.get("exchange", "direct") != "direct":
+                raise InputError(
+                    f"fit: {type(self.strategy).__name__}: exchange: store needs simulated links: set transport: "
+                    f"netsim, or leave exchange out over {self.transport!r}"
+                )
         if self.strategy.clients.balance and self.topology is None:
             raise InputError(
                 f"fit: {type(self.strategy).__name__}: balance needs the time of each worker's step: pass topology= "

@@ -7,6 +7,7 @@ larger than memory and disk; the file gets its name when it is whole.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import itertools
 import json
@@ -40,6 +41,7 @@ Wonderland (1865, in the public domain)."""
 _FORMAT = 1  # of the cache: another number makes all of it again
 _HUB_SECONDS = 10.0
 _BATCH = 500  # documents
+_SPLIT, _COLUMN = "train", "text"  # where not given
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # end of a document, by tokenizer
 # Loaders of `datasets` by suffix.
 _KINDS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -70,8 +72,8 @@ def write_tokens(
     tokenizer: str,
     *,
     config: str | None = None,
-    split: str = "train",
-    column: str = "text",
+    split: str = _SPLIT,
+    column: str = _COLUMN,
     end: str | None = None,
     most_tokens: int | None = None,
     progress: Callable[[int, int], None] = lambda documents, tokens: None,
@@ -83,7 +85,7 @@ def write_tokens(
             set of the Hugging Face hub such as `allenai/c4`, or a name in `SHIPPED`.
         out: the file; `.bin` for the task `text`.
         tokenizer: `bytes` (of UTF-8), a `tokenizer.json`, or the name of a model on the hub.
-        config, split: of a data set of the hub, or of a folder.
+        config, split: of a data set of the hub, or of a folder; files have none.
         column: the documents' text.
         end: the token after each document; by default a newline after bytes, else the first that the tokenizer has of
             the usual ones.
@@ -133,7 +135,7 @@ class Corpus(Schema):
     Attributes:
         name: a data set of the Hugging Face hub, a file (.txt, a document a line; .jsonl, .csv, .parquet; packed or
             not), a folder of such files, or `alice`, which comes with NetGym.
-        config, split: of a data set of the hub, or of a folder.
+        config, split: of a data set of the hub, or of a folder; files have none.
         column: the documents' text.
         tokenizer: `bytes`, a `tokenizer.json`, or the name of a model on the hub.
         num_tokens: number of tokens at which to stop.
@@ -141,8 +143,8 @@ class Corpus(Schema):
 
     name: str
     config: str | None = None
-    split: str = "train"
-    column: str = "text"
+    split: str = _SPLIT
+    column: str = _COLUMN
     tokenizer: str = "bytes"
     num_tokens: Annotated[int, Field(gt=0)] = 10_000_000
 
@@ -257,9 +259,11 @@ def _ask_hub(kind: str, name: str) -> None:
         (api.model_info if kind == "model" else api.dataset_info)(name, timeout=_HUB_SECONDS)
     except Exception as error:  # whatever the network or the hub says
         reason = visible(str(error).partition("\n")[0], 200)
+        meant = difflib.get_close_matches(name, SHIPPED, 1) if kind == "data set" else []
+        near = f"did you mean {meant[0]}, which comes with NetGym? Else " if meant else ""
         raise MissingDataError(
             f"tokens: {visible(name)} is no file here, and as a {kind} cannot be read from {api.endpoint} ({reason}): "
-            "check the name and the network, or give a file"
+            f"{near}check the name and the network, or give a file"
         ) from None
 
 
@@ -271,7 +275,16 @@ def _files(name: str) -> list[Path]:
 
 def _documents(corpus: str | Sequence[str], config: str | None, split: str, column: str) -> Iterator[str]:
     names = [corpus] if isinstance(corpus, str) else list(corpus)
-    if len(names) == 1 and names[0] in SHIPPED:
+    is_shipped = len(names) == 1 and names[0] in SHIPPED
+    if is_shipped or all(os.path.isfile(name) for name in names):
+        given = {"config": config, "split": split, "column": column if is_shipped else _COLUMN}
+        plain = {"config": None, "split": _SPLIT, "column": _COLUMN}
+        if idle := [f"{key}: {value}" for key, value in given.items() if value != plain[key]]:
+            kind = "the text that comes with NetGym" if is_shipped else "a local file"
+            raise InputError(
+                f"tokens: {_name_of(corpus)} is {kind}, which has no {' and '.join(idle)}: leave it out"
+            )
+    if is_shipped:
         yield from SHIPPED[names[0]].read_text(encoding="utf-8").splitlines()
         return
     module = _needed("datasets")

@@ -222,7 +222,7 @@ class Topology:
 
         Raises:
             UnknownNameError: one of them is no store.
-            InputError: there is no store, or not one where `name` is missing.
+            InputError: there is no store, not one where `name` is missing, or one is named twice.
         """
         stores = [host.name for host in self.hosts if host.store is not None]
         where = f"topology {self.name}"
@@ -233,9 +233,13 @@ class Topology:
                 f"{where} has {format_count(len(stores), 'store')}: name one: {', '.join(stores)}"
             )
         names = (name or stores[0], *relays)
-        for each in names:
+        for number, each in enumerate(names):
             if each not in stores:
                 raise unknown_name(f"store of {where}", each, stores)
+            if each in names[:number]:
+                raise InputError(
+                    f"exchange: store: {each} is named twice: name the store once, and each relay once"
+                )
         return tuple(map(self.host_index, names))
 
     def region_of(self, host: int) -> str:
@@ -246,7 +250,7 @@ class Topology:
     def place(self, num_ranks: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
         """The host of each of `num_ranks`: spread evenly over regions, or by `placement`, a host's name a rank.
 
-        Raises InputError where the number of ranks is not positive or the names do not match it.
+        Raises InputError where the number of ranks is not positive, the names do not match it, or one is a store's.
         """
         if num_ranks < 1:
             raise InputError(f"num_ranks={num_ranks}: expected at least 1")
@@ -256,7 +260,12 @@ class Topology:
             raise InputError("placement: expected a list of host names, one a rank")
         if len(placement) != num_ranks:
             raise InputError(f"placement: expected {num_ranks} host names, one a rank, got {len(placement)}")
-        return tuple(self.host_index(name) for name in placement)
+        places = tuple(self.host_index(name) for name in placement)
+        if stores := [name for name, host in zip(placement, places, strict=True) if self.hosts[host].store]:
+            raise InputError(
+                f"placement: {stores[0]} is a store, and a store runs no workers: name another host"
+            )
+        return places
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
