@@ -210,6 +210,7 @@ def crashed(steps: int, **options: Any) -> Any:
     return trained("DiLoCo", {"H": 5, **options}, steps, failures=failures, until=3000, seed=42)
 
 
+@pytest.mark.thorough
 def test_crashes_cost_what_they_cost_in_training() -> None:
     """A real run with drawn crashes takes as much longer as the plan expects, within what twenty draws can tell."""
     quiet = measure(build_strategy("DiLoCo", H=5), setting())

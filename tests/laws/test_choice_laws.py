@@ -105,7 +105,7 @@ OFFERED = sorted(name for name, row in ALGORITHMS["all_reduce"].items() if row.i
 
 @given(st.integers(0, len(STRATEGIES) - 1), sizes, networks, st.sampled_from(OFFERED))
 @example(0, PARTS, MIXED, "two-level-direct")
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_rounds_are_as_fast_as_by_any_one_algorithm(
     strategy: int, sizes: list[int], where: Form, name: str
 ) -> None:
