@@ -310,14 +310,14 @@ def test_dollars_of_traffic_alone_are_reported_so(capsys: pytest.CaptureFixture[
     words += " --tokens 20b"
     assert main(words.split()) == 0
     table = capsys.readouterr().out
-    assert "(egress only)" in table
+    assert "(traffic only)" in table
     assert "--price" in table
     assert "streams:" not in table
     asked = [*words.split(), "--set", "protocol={preset: linux-tcp, streams: 64}"]
     assert main(asked) == 0
     assert "streams: 64 bring no more than 1, which fills every route" in capsys.readouterr().out
     assert main([*words.split(), "--price", "2"]) == 0
-    assert "egress only" not in capsys.readouterr().out
+    assert "traffic only" not in capsys.readouterr().out
 
 
 def test_an_interrupted_plan_keeps_what_it_has(

@@ -113,12 +113,12 @@ def _banded(row: Mapping[str, Any], name: str, text: Callable[[float], str]) -> 
 def _dollars(row: Mapping[str, Any]) -> str:
     """Dollars with their band, and the share that is for traffic."""
     egress = row["cost_by"].get("egress")
-    of_traffic = " (egress only)" if _is_egress_only(row) else f" ({egress:,.0f} egress)" if egress else ""
+    of_traffic = " (traffic only)" if _is_traffic_only(row) else f" ({egress:,.0f} traffic)" if egress else ""
     return _banded(row, "cost", _whole) + of_traffic
 
 
-def _is_egress_only(row: Mapping[str, Any]) -> bool:
-    """True if the dollars pay for traffic only."""
+def _is_traffic_only(row: Mapping[str, Any]) -> bool:
+    """True if the dollars pay for traffic and stores' requests only."""
     return row["cost"] is not None and row["cost_by"].get("workers") is None
 
 
@@ -225,9 +225,10 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
             "--json and the page of --out have all"
         )
     notes += [f"{key} changes nothing in any row" for key in _swept(rows) if without_effect(rows, key)]
-    if any(_is_egress_only(row) for row in shown):
+    if any(_is_traffic_only(row) for row in shown):
         notes.append(
-            "dollars: traffic that links charge for alone; --price DOLLARS, of a worker's hour, adds theirs"
+            "dollars: traffic alone, as links and stores charge for it, requests included; --price DOLLARS, of a "
+            "worker's hour, adds theirs"
         )
     most = max(shown, key=lambda row: row["memory_per_worker"])
     parts, others = (
