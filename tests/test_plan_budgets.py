@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from experiments import json_of
-from test_planning import NETWORK, setting
+from test_planning import NETWORK, setting, trained
 
 from exogym_core.strategy import build_strategy
 from exogym_core.strategy.parts.selectors import SELECTORS
@@ -15,6 +16,7 @@ from netgym.cli.main import main
 from netgym.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
 from netgym.planning.models import planned_model
 from netgym.planning.planned import request_of
+from netgym.planning.rounds import RoundFigures, pace_together
 from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
@@ -88,6 +90,51 @@ def test_a_schedule_of_absences_is_applied() -> None:
     assert goes_on.tokens == pytest.approx(20_000, rel=0.01)
     calm = measure(build_strategy("DiLoCo", H=5), where)
     assert (waits.days or 0) * 86_400 == pytest.approx((calm.days or 0) * 86_400 + 20, abs=1.0)
+
+
+LATE = {"H": 5, "averaging_timeout": 0.5, "timeout_waiting_for_peers": 1}
+
+
+UP = {"h0": "19 kbit/s", "h1": "190 kbit/s", "h2": "190 kbit/s", "h3": "190 kbit/s"}
+SLOW_HOST = {
+    "hosts": list(UP),
+    "routers": ["exchange"],
+    "links": [
+        {"between": [name, "exchange"], "up": rate, "down": "750 kbit/s", "latency": "10 ms"}
+        for name, rate in UP.items()
+    ],
+}
+
+
+def test_a_rank_that_is_late_for_every_round_is_planned_as_trained() -> None:
+    """Later rounds do not wait as the second does; steps of a file are planned, not those that make up for absences."""
+    steps = 25
+    run = trained("DiLoCo", LATE, steps, topology=SLOW_HOST, protocol="ideal")
+    where = setting(protocol="ideal")
+    where = replace(where, topology=Topology.from_mapping(SLOW_HOST))
+    where = replace(where, tokens=float(where.tokens_a_round(steps)), is_of_steps=True)
+    measured = Measured(build_strategy("DiLoCo", **LATE), where)
+    made, figures = measured.plan, measured.figures
+    assert made.days * 86_400 == pytest.approx(run.virtual_seconds, abs=1e-9)
+    ends = [row["virtual_seconds"] for row in run.history if row["step"] % 5 == 0]
+    assert figures.round_seconds == pytest.approx(ends, abs=1e-9)
+    assert (made.steps, made.tokens) == (steps, where.tokens - sum(figures.absences) * 5 * 2 * 4)
+    sent = [own[-1] - own[0] for own in figures.bytes_sent]
+    assert made.bytes_per_worker == pytest.approx(sum(sent) / 4 / 4)
+
+
+@pytest.mark.parametrize(("drift", "turn"), [(0.0, 2), (0.01, None)], ids=str)
+def test_rounds_with_a_late_rank_repeat_if_it_advances_as_they_do(drift: float, turn: int | None) -> None:
+    """Of a rank that comes later and later the next absence is near, although the others' rounds take equally long."""
+    ends = list(accumulate([3.0, 5.0, *[1.0, 2.0] * 5]))
+    late = [end + 0.5 + drift * place for place, end in enumerate(ends)]
+    nothing = [[0] * len(ends)] * 2
+    figures = RoundFigures(ends, [6.0, 6.0], nothing, nothing, nothing, nothing, [None, None])
+    figures.rank_ends, figures.absences, figures.num_computed = [ends, late], [0, *[1] * 11], 12
+    pace = pace_together(figures, are_peers_new=False)
+    assert (pace.steady, pace.span) == (turn is not None, turn or 11)
+    assert pace.seconds == pytest.approx(1.5 if turn else (ends[-1] - ends[0]) / 11)
+    assert pace.seconds_until(8) == ends[7]
 
 
 @pytest.mark.parametrize("options", [{"H": 5}, {"H": 500, **GOES_ON}], ids=str)

@@ -413,14 +413,15 @@ class Measured:
         days = worked = None
         per_second = tokens_a_round / pace.seconds if pace.seconds else float("inf")
         costs: dict[str, Any] = {"cost": None, "cost_by": {}}
-        missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
-        steps = setting.num_steps(missed * period)
+        steps, missed = setting.num_steps(), float(sum(figures.absences))
+        if steps is not None:
+            steps, missed = self._with_missed(name, steps, period, pace.span)
         remarks = pace.remarks
         if (cut := setting.cut_sequences()) is not None:
             remarks += (cut,)
         if missed:
             remarks += (
-                f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
+                f"{format_count(round(missed), 'time')} a worker was away at a round's end, and its steps do not count",
             )
         if steps is not None:
             seconds, egress, is_silent = self._bill(steps, period, pace)
@@ -489,23 +490,41 @@ class Measured:
             remarks=remarks,
         )
 
+    def _with_missed(self, name: str, steps: int, period: int, span: int) -> tuple[int, float]:
+        """Steps of the budget, of which `steps` count, and how often a worker is away at a round's end.
+
+        Raises:
+            RefusedPlanError: no worker takes part in later rounds, so no number of steps is enough.
+        """
+        absences = self.figures.absences
+        if not self.setting.is_of_steps and sum(absences[-span:]) >= span * len(self.figures.rank_ends):
+            raise RefusedPlanError(
+                f"plan: {name}: no worker is in time for later rounds, so its tokens are never processed; give a "
+                "longer averaging_timeout"
+            )
+        while True:
+            missed = _over(absences, steps // period, span)
+            needed = self.setting.num_steps(missed * period) or 0
+            if needed <= steps:
+                return steps, missed
+            steps = needed
+
     def _paid(self, name: str, period: int, pace: Pace) -> Setting:
         """Setting with the tokens that its dollars pay for.
 
         Raises:
             InputError: the first round costs more.
         """
-        setting, figures = self.setting, self.figures
+        setting = self.setting
         failures = self._priced(name, period, pace).failures or {}
         longer = failures.get("times_as_long", 1.0)
-        num_rounds = len(figures.round_seconds)
 
         def bill(number: int) -> tuple[float, float]:
             seconds, egress, _ = self._bill(number * period, period, pace)
             return longer * seconds, egress
 
         rounds = setting.affordable_rounds(bill)
-        missed = num_rounds * len(figures.rank_ends) - figures.contributions
+        missed = _over(self.figures.absences, rounds, pace.span)
         counted = max(rounds - missed / setting.num_ranks, 1e-9)
         return replace(setting, tokens=counted * setting.tokens_a_round(period))
 
@@ -532,7 +551,10 @@ class Measured:
             return seconds, charged(figures) + later * a_round, not whole
         if (self._is_a_mean and steps > period) or self.rounds.has_absences:
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
-            return pace.seconds_until(steps / period) + at_end, a_round * steps / period, not whole
+            sent = [sum(counts) for counts in zip(*figures.bytes_sent, strict=True)]
+            each = [float(later - earlier) for earlier, later in itertools.pairwise([0, *sent])]
+            share = _over(each, steps / period, pace.span) / sent[-1] if sent[-1] else 1.0
+            return pace.seconds_until(steps / period) + at_end, charged(figures) * share, not whole
         quiet, played = 0.0, min(whole, num_rounds)
         if played and figures.quiet_seconds is not None:
             quiet, remainder = remainder * figures.quiet_seconds, 0
@@ -553,10 +575,15 @@ class Measured:
     def _more_rounds(self, figures: RoundFigures, budget: int | None) -> RoundFigures:
         """Simulate more rounds while the last two differ, as windows grow or queues drop, and past network changes."""
         setting, ends, calls = self.setting, figures.round_seconds, self.rounds.calls_a_round
-        is_quiet = calls and not setting.topology.weather and not setting.differs_for_ever()
+        is_quiet = not setting.topology.weather and not setting.differs_for_ever()
         most = min(_MOST_UNLIKE, budget or _MOST_UNLIKE) if is_quiet else 0
-        while len(ends) < most and repeats_from(_lengths(ends), _NEARLY) is None:
-            figures, before = self.rounds.on(setting, min(2 * len(ends), most)), len(ends)
+        if not calls:  # every rank runs
+            most = 0 if self._is_a_mean else min(most, self.rounds.most_live_rounds)
+        while len(ends) < most and (any(figures.absences) or repeats_from(_lengths(ends), _NEARLY) is None):
+            number, before = most if any(figures.absences) else min(2 * len(ends), most), len(ends)
+            if not calls:
+                self.rounds = self.rounds_of(number)
+            figures = self.rounds.on(setting, number)
             ends = figures.round_seconds
             if len(ends) == before:  # its requests cannot be lengthened
                 break
@@ -914,6 +941,13 @@ def _coding_remark(coding_bytes: float) -> str:
         f"round, which takes {format_seconds(coding_bytes / CODING_SPEED)} at 2 GB/s; --set compute.coding='2 GB/s' "
         "charges it, or the speed of your codec and device"
     )
+
+
+def _over(each: Sequence[float], num_rounds: float, span: int) -> float:
+    """Sum over `num_rounds` rounds: `each` of the simulated ones, then the mean of the last `span`."""
+    whole = min(int(num_rounds), len(each))
+    later = each[whole] if whole < len(each) else sum(each[-span:]) / min(span, len(each))
+    return sum(each[:whole]) + (num_rounds - whole) * later
 
 
 def _a_round(counts: list[list[int]], span: int) -> list[float]:

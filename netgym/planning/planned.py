@@ -254,7 +254,8 @@ class Request:
             number = stages.settle_microbatches(settings.batch_size, size if isinstance(size, int) else None)
             stages = stages.model_copy(update={"microbatches": number})
         count, budget, failures = settings.workers.count, tokens, _checked("failures", settings)
-        if tokens is None and is_file and options.get("dollars") is None:
+        is_of_steps = tokens is None and is_file and options.get("dollars") is None
+        if is_of_steps:
             budget = float(settings.steps * settings.batch_size * count * model.length)
         num_values = sum(each.numel() for each in model.model.parameters() if each.requires_grad)
         setting = Setting(
@@ -274,6 +275,7 @@ class Request:
             stages=stages,
             remarks=(*of_model, *shared, *remarks),
             known=known,
+            is_of_steps=is_of_steps,
             **options | {"batch_by_speed": settings.batch_by_speed or bool(options.get("batch_by_speed"))},
         )
         if setting.placement is None:

@@ -41,6 +41,7 @@ from netgym.planning.models import worker_memory
 from netgym.planning.stages import planned_stages
 from netsim.errors import InputError, RankError
 from netsim.ranks import Post, Wait
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -82,7 +83,7 @@ class RoundFigures:
         coded_values: of each rank, after each round, that it has encoded or decoded.
         coding: what `coding_report` says of each rank.
         server_wan_bytes: payload that servers sent to other regions.
-        contributions: of ranks to rounds, which may continue without some.
+        absences: number of ranks without which each round continued.
         num_computed: see `compute_seconds`.
     """
 
@@ -101,14 +102,17 @@ class RoundFigures:
     peers: list[Hashable] = field(default_factory=list)
     rank_ends: list[list[float]] = field(default_factory=list)
     server_wan_bytes: int = 0
-    contributions: int = 0
+    absences: list[int] = field(default_factory=list)
     num_computed: int = 0
 
 
-def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:
+_SAME_ROUND = 1e-4  # TCP windows keep growing for a while
+
+
+def repeats_from(seconds: Sequence[float], tolerance: float = _SAME_ROUND) -> int | None:
     """First round from which at least two rounds, up to the last, take equally long; else None.
 
-    Rounds are equal if they differ by less than the share `tolerance`: TCP windows keep growing for a while.
+    Rounds are equal if they differ by less than the share `tolerance`.
 
     >>> repeats_from([3.0, 2.5, 2.5]), repeats_from([3.0, 2.5])
     (1, None)
@@ -177,6 +181,18 @@ def pace_together(
     """
     ends, remarks = [0.0, *figures.round_seconds], []
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
+    computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / figures.num_computed
+    if any(figures.absences) and not has_events:
+        period = None if differ else _turn_at_end(figures)
+        span = period or max(len(rounds) - 1, 1)
+        kept = rounds[-span:]
+        if period is None and not differ:
+            remarks.append(
+                f"workers are late for rounds that differ ({rounds[0]:.6g} s the first, then {min(kept):.6g} to "
+                f"{max(kept):.6g} s): figures are means over {format_count(span, 'simulated round')}"
+            )
+        a_round = sum(kept) / span
+        return Pace(a_round, min(computing, a_round), ends[1:], period is not None, span, tuple(remarks))
     if are_peers_new:
         rounds, span, added = _of_new_peers(rounds, figures.peers)
         remarks += added
@@ -192,9 +208,31 @@ def pace_together(
             )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
-    computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / figures.num_computed
     known = ends[1:] if span == 1 else []
     return Pace(a_round, min(computing, a_round), known, steady, span, tuple(remarks))
+
+
+def _turn_at_end(figures: RoundFigures) -> int | None:
+    """Fewest rounds that repeat in the last three turns of them, or None.
+
+    A late worker may end each round a little later than the one before while the others' rounds take equally long,
+    until it misses one more: every worker must advance as the rounds do.
+    """
+    ends, absences = figures.round_seconds, figures.absences
+
+    def repeats(turn: int) -> bool:
+        length = ends[-1] - ends[-1 - turn]
+        places = range(len(ends) - 2 * turn, len(ends))
+        return all(
+            absences[place] == absences[place - turn]
+            and all(
+                abs(own[place] - own[place - turn] - length) <= _SAME_ROUND * length
+                for own in (ends, *figures.rank_ends)
+            )
+            for place in places
+        )
+
+    return next(filter(repeats, range(1, len(ends) // 3 + 1)), None)
 
 
 def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[float], int, list[str]]:
@@ -602,7 +640,9 @@ class SimulatedRounds:
             peers=self._recording.peers() if self._recording is not None else [],
             rank_ends=rank_ends,
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
-            contributions=sum(each.row["took_part"] for own in rows for each in own),
+            absences=[
+                sum(not each.row["took_part"] for each in marked) for marked in zip(*rows, strict=True)
+            ],
             num_computed=len(ends) - filling,
         )
 

@@ -132,6 +132,7 @@ class Setting:
         num_ranks: workers.
         batch_size: sequences of each worker in a step.
         tokens: the budget; None: no days and no cost.
+        is_of_steps: the budget stands for a number of steps, which absences do not change.
         dollars: a budget of money in place of tokens; as many whole rounds are planned as it pays for.
         placement, protocol, collectives: as `run_ranks` has them.
         half: the model computes in half precision.
@@ -176,6 +177,7 @@ class Setting:
     is_utilisation_given: bool = False
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
+    is_of_steps: bool = False
 
     @property
     def hosts(self) -> Sequence[int]:
@@ -416,11 +418,12 @@ class Setting:
         """Number of steps in the budget of tokens; None without a budget.
 
         Args:
-            missed: steps of one worker each that do not count.
+            missed: steps of one worker each that do not count, and are made up for if the budget is of tokens.
         """
         if self.tokens is None:
             return None
-        return max(1, math.ceil(self.tokens / self.tokens_a_round(1) + missed / self.num_ranks - 1e-9))
+        more = 0.0 if self.is_of_steps else missed / self.num_ranks
+        return max(1, math.ceil(self.tokens / self.tokens_a_round(1) + more - 1e-9))
 
     @property
     def max_steps(self) -> int:

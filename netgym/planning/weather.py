@@ -209,6 +209,6 @@ def _loss(measured: Measured, quiet: RoundFigures, crashed: RoundFigures) -> Los
     if not measured.strategy.is_synchronous:
         return Loss(max(later), 0.0)
     setting, steps = measured.setting, measured.plan.steps_per_round
-    missed = quiet.contributions - crashed.contributions
+    missed = sum(crashed.absences) - sum(quiet.absences)
     tokens = missed * steps * setting.batch_size * setting.model.length
     return Loss(max(min(later), 0.0), float(tokens))
