@@ -376,7 +376,6 @@ class RunConfig:
     device: OpenDevice = option(None, key="device", file_type=str | NameList, file_default="auto")
     devices: OpenDevices = None
     batch_size: Count = option(16, key="batch_size", same=True)
-    batch_by_speed: Truth = option(False, key="batch_by_speed", same=True)
     minibatch_size: Count | Literal["auto"] | None = option(None, key="minibatch_size", same=True)
     shuffle: Truth = option(True, key="shuffle", same=True)
     val_size: Natural = option(64, key="evaluate.samples", file_type=Natural | None, file_default=None)
@@ -389,6 +388,7 @@ class RunConfig:
     save_dir: PathLike = "./checkpoints"
     dataloader_kwargs: Options = None
     _: KW_ONLY
+    batch_by_speed: Truth = option(False, key="batch_by_speed", same=True)
     sampler: Sampler | None = option(None, key="sampler", file_type=Literal["torch"] | None, same=True)
     val_seconds: Duration = option(None, key="evaluate.every_seconds", file_type=FileSeconds, is_timed=True)
     seed: Natural = option(42, key="seed", file_type=Seed, file_default=0, same=True)
