@@ -192,6 +192,7 @@ bench.main()
 """
 
 
+@pytest.mark.thorough
 def test_the_gate_before_a_release_names_slower_and_broken_rows(tmp_path: Path) -> None:
     """Figures that the rows return, measured in processes of their own, against a folder without the packages."""
     program = tmp_path / "rows.py"

@@ -200,6 +200,7 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
     assert RunFolder(again).digest() == RunFolder(point).digest()
 
 
+@pytest.mark.thorough
 def test_actors_of_ranks_ask_for_their_gpus(cluster: Any) -> None:
     """One each where ranks compute on CUDA; a cluster without any is an error at once."""
     spec = WorkerSpec.parse({"kind": "ray", "address": cluster.address})
@@ -256,6 +257,7 @@ def _body(comm: Communicator) -> tuple[list[list[float]], float]:
     return [[float(each.double().sum()), float(each.double().std())] for each in found], comm.now()
 
 
+@pytest.mark.thorough
 def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

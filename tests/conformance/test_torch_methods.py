@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from forks import Fork, run_script
 
 METHODS = [
@@ -20,6 +21,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.thorough
 def test_methods_of_pytorchs_own_pass() -> None:
     script = str(Path(__file__).with_name("torch_methods.py"))
     done = Fork(run_script, script, "netsim", *METHODS).end()
