@@ -267,6 +267,7 @@ FORMER = [
 ]
 
 
+@pytest.mark.thorough
 def test_former_import_paths_work_and_name_their_successors() -> None:
     """One after the other in a process of their own, each with one line of warning."""
     code = "import json, warnings\nlines = []\n" + "".join(

@@ -286,6 +286,7 @@ def test_random_crashes_are_exponential_and_by_seed() -> None:
     assert crashes != random_crashes(hosts, 100.0, 10.0, 5_000.0, seed=2)
 
 
+@pytest.mark.thorough
 def test_failures_cost_synchronous_strategies_more() -> None:
     """With workers that crash and come back, those that wait for nobody do more steps in the same time."""
     churn = {"until": "30 s", "max_steps": 5000, "failures": {"mtbf": "10 s", "repair": "4 s"}}

@@ -819,6 +819,7 @@ print(trainer.result.resumed_step)
 """
 
 
+@pytest.mark.thorough
 def test_what_is_not_declared_may_hold_anything_and_identity_is_the_same_in_each_process(
     tmp_path: Path,
 ) -> None:

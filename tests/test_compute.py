@@ -642,6 +642,7 @@ def test_own_coding_is_charged_or_reported() -> None:
     assert fit(AllReduceStrategy(codec=TenthCodec(), lr=0.1), compute=slow).coding == "charged"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("coding", ["measured", {"int8": "2 GB/s"}])
 def test_a_codec_of_ones_own_without_a_speed_is_measured(coding: Any, tmp_path: Path) -> None:
     compute = {"fixed": "10 ms", "coding": coding}

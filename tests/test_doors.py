@@ -284,6 +284,7 @@ def test_a_folder_that_was_taken_meanwhile_is_not_empty(here: Path, monkeypatch:
 # --- what no system takes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_processes_share_less_memory_where_the_address_space_is_limited() -> None:
     code = (
         "import resource, torch\n"

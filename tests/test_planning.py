@@ -1024,6 +1024,7 @@ def test_ranks_that_read_the_clock_are_not_said_to_be_computed_from_the_busiest_
     assert made.later_round(where) == made.own_round()
 
 
+@pytest.mark.thorough
 def test_advice_leaves_out_what_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Staged codes in flight between unlike homes: named, with the command that plans them."""
     chosen = (

@@ -50,6 +50,7 @@ def test_the_first_rows_have_a_closed_form() -> None:
         assert utilisation(method, 20.0) == pytest.approx(expected, rel=5e-3)
 
 
+@pytest.mark.thorough
 def test_other_sizes_by_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
     """A larger model with slower steps needs other bandwidths; the names stay."""
     words = "reproduce streaming-diloco --params 10e9 --layers 12 --step 0.8s --json"

@@ -222,6 +222,7 @@ class TestPage:
         shown = RunReport(run_folder(tmp_path, two(), target_loss=target)).few()
         assert draw_pictures(shown, ["loss_against_time", "loss_against_bytes"])
 
+    @pytest.mark.thorough
     def test_pictures_drawn_side_by_side_are_the_same(self, tmp_path: Path) -> None:
         shown = RunReport(run_folder(tmp_path, two())).few()
         drawn = draw_pictures(shown, OF_ONE_RUN[:2], partial(call_each, num_jobs=2))
@@ -431,6 +432,7 @@ def test_ticks_of_a_logarithmic_axis_are_few_and_reach_to_its_end() -> None:
         assert end / 10 <= ticks[-1] <= end
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_a_page_of_forty_strategies_has_room_for_their_names(tmp_path: Path) -> None:
     """Pictures grow with the legend: a warning of matplotlib's would fail this."""

@@ -461,6 +461,7 @@ def test_a_notebook_gets_a_bar_a_search(tuned_file: Path, monkeypatch: pytest.Mo
     assert len(ended) == 2
 
 
+@pytest.mark.thorough
 def test_a_best_point_at_an_end_of_its_values_is_reported(tuned_file: Path) -> None:
     result = tuned(
         tuned_file,

@@ -71,6 +71,7 @@ class Located(torch.nn.Module):
         return (self.weight * batch[0]).square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 @pytest.mark.parametrize("num_steps", [10, 1_000])
 def test_many_tiny_steps_are_taken_in_a_process_a_core(tmp_path: Path, num_steps: int) -> None:
@@ -205,6 +206,7 @@ def limited(kind: int, limit: int) -> Iterator[None]:
         resource.setrlimit(kind, (soft, hard))
 
 
+@pytest.mark.thorough
 def test_too_few_files_for_processes_are_an_error_of_one_line_wherever_they_run_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -143,6 +143,7 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     assert "not-run" not in (out / "studies.html").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.docs
 @pytest.mark.pictures
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in NOTEBOOKS.items()])

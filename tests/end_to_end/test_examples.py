@@ -84,6 +84,7 @@ def test_digits_takes_mnists_files(script: Callable[..., str], tmp_path: Path) -
     assert table(out, "By loss")[0][2] == table(out, "By time")[0][2]
 
 
+@pytest.mark.thorough
 def test_scaling_has_equal_tokens_and_less_time_for_more_workers(
     script: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -333,6 +333,7 @@ def test_without_hypothesis_one_line_says_what_to_install(monkeypatch: pytest.Mo
     ).check(all_reduce_ring)
 
 
+@pytest.mark.thorough
 def test_the_page_shows_what_its_programs_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
