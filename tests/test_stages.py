@@ -382,7 +382,11 @@ def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str
             [{"name": "DiLoCo", "H": 4}, {"name": "AllReduce", "max_norm": 1.0}],
         ),
         ({"count": 3, "schedule": "gpipe", "microbatches": 8, "codec": "int8"}, [{"name": "DiLoCo", "H": 8}]),
-        ({"count": 2, "schedule": "interleaved", "microbatches": 2}, [{"name": "NoLoCo", "H": 4}, "DeMo"]),
+        pytest.param(
+            {"count": 2, "schedule": "interleaved", "microbatches": 2},
+            [{"name": "NoLoCo", "H": 4}, "DeMo"],
+            marks=pytest.mark.thorough,
+        ),
         ({"count": 3, "schedule": "pipedream", "microbatches": 1, "delay": 2}, ["AllReduce"]),
     ],
 )

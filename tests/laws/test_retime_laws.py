@@ -122,7 +122,15 @@ def test_a_training_timed_on_another_network_is_one_trained_there(number: int, n
     assert number in TIMED or encodes or refusal is None
 
 
-@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=[name for name, _ in OPTIONS])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(
+            number, id=name, marks=[pytest.mark.thorough] if number % 2 and number not in TIMED else []
+        )
+        for number, (name, _) in enumerate(OPTIONS)
+    ],
+)
 def test_every_strategy_is_retimed_or_refused(number: int) -> None:
     original = trained(number)
     if number in TIMED:
