@@ -143,12 +143,7 @@ def parse_dollars_per_byte(value: object) -> float:
     >>> parse_dollars_per_byte("0.02 $/GB"), parse_dollars_per_byte("90 $/TB")
     (2e-11, 9e-11)
     """
-    match = (
-        _PRICE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= _LONGEST_TEXT else None
-    )
-    if match is None or match.group(2) not in _SIZE.units or not math.isfinite(float(match.group(1))):
-        raise InputError(f"expected a price such as '0.02 $/GB', got {shown(value)}")
-    return float(Decimal(match.group(1)) / _SIZE.units[match.group(2)])
+    return _parse_price(value, _SIZE.units, "0.02 $/GB")
 
 
 _REQUESTS = {"request": 1, "thousand": 1000, "million": 1_000_000}
@@ -162,12 +157,17 @@ def parse_dollars_per_request(value: object) -> float:
     >>> parse_dollars_per_request("4.50 $/million"), parse_dollars_per_request("0.005 $/thousand")
     (4.5e-06, 5e-06)
     """
+    return _parse_price(value, _REQUESTS, "4.50 $/million")
+
+
+def _parse_price(value: object, units: Mapping[str, Decimal | int], example: str) -> float:
+    """Price in dollars of a single byte or request, counted by `units`; `example` is for the message."""
     match = (
         _PRICE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= _LONGEST_TEXT else None
     )
-    if match is None or match.group(2) not in _REQUESTS or not math.isfinite(float(match.group(1))):
-        raise InputError(f"expected a price such as '4.50 $/million', got {shown(value)}")
-    return float(Decimal(match.group(1)) / _REQUESTS[match.group(2)])
+    if match is None or match.group(2) not in units or not math.isfinite(float(match.group(1))):
+        raise InputError(f"expected a price such as '{example}', got {shown(value)}")
+    return float(Decimal(match.group(1)) / units[match.group(2)])
 
 
 def format_bits_per_second(bits_per_second: float) -> str:

@@ -441,7 +441,7 @@ def parse_device(given: Any, where: str) -> torch.device:
 def by_speed_conflict(
     strategy: Strategy, stages: Stages | None, others: Mapping[str, bool] = {}
 ) -> str | None:
-    """What keeps a run or plan of `strategy` from batches by speed, in words; None if they go together.
+    """Reason why a run or plan of `strategy` cannot have batches by speed, in words; None if it can.
 
     Args:
         strategy: of the workers.

@@ -140,7 +140,7 @@ class Cluster(Protocol):
         """Result of a call, or a text with the cause where there is none."""
 
     def cancel(self, reference: Any) -> None:
-        """Cancel a call."""
+        """Cancel a submitted call that has not ended."""
 
 
 class ClusterRunner:

@@ -290,7 +290,7 @@ class Collective(Owner):
             self._send(member, dst, messages.sizes[send], step, DATA, False)
 
     def _lane(self, src: int, dst: int) -> int:
-        """Which of the group's connections between their hosts two members use: one and the same."""
+        """Number of the connection between their hosts that two members use: one for all of a group."""
         return 0
 
     def _send(self, src: int, dst: int, size: float, step: OpenStep, kind: int, tells_sent: bool) -> None:

@@ -459,7 +459,7 @@ class WindowLimit:
 
     @property
     def fills(self) -> str:
-        """What `streams` do, in words."""
+        """Effect of `streams`, in words."""
         verb = "fills" if self.streams == 1 else "fill"
         rate = format_bits_per_second(self.link_bits_per_second)
         return f"{verb} every route (the last one {self.source} to {self.target} with {rate})"

@@ -360,7 +360,7 @@ def _exchange(where: str, name: str, value: object) -> str | Mapping[str, Any]:
 
 
 class Buckets(Options):
-    """How the values of a round travel: in which buckets, each by a call of its own, and through what.
+    """Route of a round's values: their buckets, each a call of its own, and the store that they go through, if any.
 
     Args:
         buckets: "one" (all values in a call), "parameter" (a call for each parameter, as torchft and most scripts send
