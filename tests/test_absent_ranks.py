@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from worlds import finished, regions_form, star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from exogym_core.run.snapshots import EvaluationTimes, Snapshots
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
@@ -387,14 +385,6 @@ def test_the_outer_step_is_the_mean_of_those_present(events: Any, present: list[
             assert value == pytest.approx(values[number - 1], rel=1e-4)
 
 
-def test_averages_that_are_cut_off_start_again_without_lost_ranks() -> None:
-    # The first exchange takes 5.22 to 5.53 s; the link breaks in the middle of it.
-    results = run_ranks(lambda comm: loop(comm, averaging_timeout=2), 3, star([down(5.4, 20)])).results
-    assert [row[1] for row in results[0]][:2] == [OTHERS, OTHERS]
-    values = expected([row[1] for row in results[0]])
-    assert [row[2] for row in results[0]] == pytest.approx(values, rel=1e-4)
-
-
 def test_an_attempt_that_failed_leaves_no_trace_in_what_rounding_owes() -> None:
     def values(comm: Communicator, **options: Any) -> list[float]:
         weight = nn.Parameter(torch.zeros(VALUES))
@@ -572,35 +562,6 @@ def test_a_lone_rank_waits_for_no_other() -> None:
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
-
-
-def test_a_site_that_knows_of_nobody_present_leaves_evaluations_to_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has come back while the rendezvous was started again; it ended as it looked for the lowest of them."""
-    deposits: list[Any] = []
-    comm: Any = SimpleNamespace(
-        rank=1,
-        world_size=2,
-        members_change=True,
-        inside=None,
-        room=lambda tensors: torch.empty(sum(each.numel() for each in tensors)),
-        deposit=lambda *given: deposits.append(given),
-    )
-    strategy: Any = SimpleNamespace(
-        judged="replica",
-        judged_state=lambda: None,
-        local_step=1,
-        judged_version=0,
-        workers=SimpleNamespace(present=[]),
-        num_nodes=2,
-        num_servers=0,
-    )
-    snapshots = Snapshots(comm, nn.Linear(1, 1), strategy, EvaluationTimes(evaluate_every=1))
-    for present, number in (([], 0), ([0, 1], 0), ([1], 1)):
-        strategy.workers.present = present
-        snapshots.evaluate(1)
-        assert len(deposits) == number
 
 
 def test_an_encoded_ring_mean_that_is_cut_off_begins_again() -> None:

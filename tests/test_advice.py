@@ -236,27 +236,6 @@ def test_stages_are_not_planned_where_their_lower_bound_is_later_than_whole_repl
     assert not any(row["stages"] for row in every)
 
 
-def test_nothing_is_simulated_where_nothing_fits_and_what_is_named_does_fit(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every change that is named makes it fit, and no smaller one; there is nothing to rank."""
-
-    def simulate(*given: Any) -> None:
-        raise AssertionError("nothing is to be simulated")
-
-    monkeypatch.setattr(advise_module, "measure", simulate)
-    monkeypatch.setattr(advise_module, "ring_orders", simulate)
-    chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
-    monkeypatch.setattr(advise_module, "CANDIDATES", chosen)
-    words = "advise wan-4-regions --device rtx-4090 --model llama-7b --budget 1k --price 1 --workers 4"
-    output = json_of([*words.split(), "--json"], capsys)
-    line = output["explained"][0]
-    assert line.startswith("nothing fits: AllReduce needs 119.1 GB at the least of a worker's 24 GB; enough")
-    assert "--memory bf16,offload,checkpointing with --devices-per-worker 2" in line
-    assert (output["ranked"], output["ring"]) == ([], None)
-    assert len(output["not_simulated"]) == len(chosen)
-
-
 def test_changes_that_are_named_make_it_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind the least that suffices."""
     room = 100e6
@@ -427,23 +406,6 @@ def test_the_best_so_far_is_reported_when_it_is_interrupted(
     assert "the best of 2 plans so far" in printed.err
 
 
-def test_each_plan_of_a_search_is_numbered() -> None:
-    """Progress lines name the current plan and about how many there are."""
-    reported: list[tuple[int, int, str]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 10})))
-        where = Setting(planned_model("llama-2m", 64), Topology.load("lan"), Compute.parse("1 s"), 2, 8, 1e8)
-        advice = Advice(where, None, lambda *each: reported.append(each))
-        advice.search()
-    assert [made for made, _, _ in reported] == list(range(len(advice.rows)))
-    assert all(made < about for made, about, _ in reported)
-    assert reported[1][2] == "DiLoCo(H=10)"
-    best = advice.best()
-    result = advice.result()
-    assert best["days"] == min(row["days"] for row in result["ranked"])
-    assert not any("a ring over" in line for line in advice_lines(result)), "there is one site"
-
-
 FAR_SITES = {
     "name": "far-sites",
     "regions": {name: {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"} for name in "abc"},
@@ -513,14 +475,6 @@ def test_printed_losses_are_those_of_the_law(size: float, workers: int, printed:
     found = law_ratio("DiLoCo", {"H": 30}, size, workers, None)
     needed = printed ** (2 / -LOSS_LAW[0][1])
     assert found.low <= needed <= found.high
-
-
-def test_a_number_of_workers_between_is_between() -> None:
-    two, three, four = (relative_loss(1e9, workers) for workers in (2, 3, 4))
-    assert two < three < four
-    assert math.log(three) == pytest.approx(
-        math.log(two) + (math.log(four) - math.log(two)) * math.log2(1.5), rel=1e-12
-    )
 
 
 OUTSIDE: list[tuple[str, Mapping[str, Any], float, int, float]] = [

@@ -259,14 +259,6 @@ def test_ad_psgd_keeps_the_sum_of_all_parameters() -> None:
     assert (results - results.mean(0)).abs().max() < 1.0
 
 
-def test_async_sparta_with_all_values_and_no_overlap_left_is_local_sgd_late() -> None:
-    """At p = 1 an average of everything, applied a step late, keeps replicas near the synchronous average."""
-    late = fit(AsyncSPARTAStrategy(lr=0.02, p_sparta=1.0, interval=4, delay=1))
-    exact = fit(FedAvgStrategy(lr=0.02, H=4))
-    assert late.final_loss == pytest.approx(exact.final_loss, rel=0.1)
-    assert late.virtual_seconds < exact.virtual_seconds, "the averages travel beside the computing"
-
-
 def test_decoupled_learners_do_not_wait() -> None:
     """Without quorum every learner computes all the time, whatever the others do."""
     result = fit(DecoupledDiLoCoStrategy(H=4, num_fragments=2, lr=0.02, quorum=1), **UNEQUAL)

@@ -52,19 +52,6 @@ def test_two_calls_are_under_way_and_issued_in_order() -> None:
         assert not thread.is_alive()
 
 
-def test_a_call_that_fails_before_it_is_issued_lets_the_next_one_go() -> None:
-    calls = _CallQueue(2)
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    failed, after = calls.submit(fail), calls.submit(lambda: 7)
-    with pytest.raises(ValueError, match="no"):
-        failed.result(10.0)
-    assert after.result(10.0) == 7
-    calls.stop()
-
-
 def _many(comm):
     """Calls of all kinds in flight together, parts of unequal shapes among them."""
     sums = [

@@ -51,9 +51,6 @@ from exogym_core.events import (
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
-    MODULES,
-    STRATEGIES,
-    Chain,
     DiLoCoStrategy,
     FedAvgStrategy,
     OneBitAdamStrategy,
@@ -63,7 +60,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.state import Stateful
 from exogym_core.workers.host import untimed_row
-from netgym.strategy_check import Workload, find_faults
 from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Key, Mark, Post, Wait
 from netsim.units import format_bytes
@@ -483,23 +479,6 @@ def test_a_disk_without_room_for_a_first_checkpoint_ends_the_run_before_it_train
             fit(checkpoint_interval=2, save_dir=tmp_path / "new", on_event=rows.append)
     assert rows == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_that_fills_at_the_first_checkpoint_is_reported_with_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a strategy keeps besides model and optimizer states is known at the first checkpoint."""
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(
-            RecordError, match=r"cannot be written: No space left on device: .*B needed, .*B free"
-        ):
-            fit(checkpoint_interval=2, save_dir=tmp_path)
-    assert list((tmp_path / "DiLoCoStrategy").iterdir()) == []
 
 
 @pytest.mark.parametrize("call", ["mkdir", "rename"])
@@ -941,53 +920,6 @@ def test_what_classes_and_bases_declare_comes_back_in_place_and_as_copies() -> N
     assert fresh.plain == {"of": [0, 3]}
 
 
-def test_a_list_that_grows_is_replaced() -> None:
-    module, fresh = KeptMore(), KeptMore()
-    module.tensors.append(torch.ones(1))
-    module.plain = [1, None]
-    fresh.load_state_dict(module.state_dict())
-    assert ([len(each) for each in fresh.tensors], fresh.plain) == ([2, 3, 1], [1, None])
-
-
-class Drift(Strategy):
-    """Own strategy with a state that is declared."""
-
-    state = State("_total")
-    judged = "own"
-
-    def _init_node(self, model: Any, rank: int, num_nodes: int) -> None:
-        super()._init_node(model, rank, num_nodes)
-        self._total = torch.zeros(1)
-
-    def step(self) -> None:
-        self._total += 1
-        with torch.no_grad():
-            for parameter in self.trainable:
-                parameter.mul_(1 - 1e-3 * float(self.comm.all_reduce(self._total.clone(), "avg")))
-        self.optimizer_step()
-        super().step()
-
-
-def test_declared_state_keeps_the_law_that_netgym_check_asks_for() -> None:
-    assert find_faults(Drift(), Workload.small(3, 12), ["state", "resume"]) == []
-
-
-def test_names_of_classes_are_those_that_they_say() -> None:
-    class Mine(Chain, name="Mine of tests"):
-        pass
-
-    class Heir(Mine):
-        pass
-
-    try:
-        assert Strategy.registry["Mine of tests"] is Mine
-        assert Heir not in Strategy.registry.values()
-    finally:
-        del Strategy.registry["Mine of tests"]
-    assert list(STRATEGIES) == sorted(STRATEGIES, key=str.casefold)
-    assert all(issubclass(kind, Strategy) for kind in MODULES.values())
-
-
 # --- parts on disks that rank 0 does not see ----------------------------------------------------------------
 
 IDENTITY = run_identity(torch.nn.Linear(1, 1), "S", {}, 2, {})
@@ -1082,17 +1014,3 @@ def test_a_rank_that_sees_the_folder_of_rank_0_writes_there(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "disk"))
     own = OwnParts.where_needed(tmp_path / "run", mark, (1, 2), lambda: -1)
     assert own.folder == Path(f"{tmp_path}/disk{tmp_path}/run")
-
-
-def test_a_manifest_may_name_files_elsewhere_and_no_others(tmp_path: Path) -> None:
-    """What is of no other disk must be there, as before."""
-    disks = TwoDisks(tmp_path)
-    disks.save(5)
-    disks.writer.close()
-    body = json.loads((disks.home / "step-00000005" / "manifest.json").read_text())["body"]
-    assert {name for name, about in body["files"].items() if "host" in about} == {
-        "rank-0001.json", "rank-0001.safetensors",
-    }  # fmt: skip
-    (disks.home / "step-00000005" / "rank-0000.json").unlink()
-    with pytest.raises(RecordError, match="it is missing"):
-        StoredCheckpoint.open(disks.home / "step-00000005")

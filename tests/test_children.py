@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import math
 import os
 import select
 import signal
@@ -21,27 +20,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from forks import Fork
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.communicator.exchange import Part, Signature, reduce_tensors
+from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe, end_process, fork
 from exogym_core.workers.processes.protocol import (
     INLINE_BYTES,
-    Answered,
-    Asking,
     Blocked,
     Done,
-    Failed,
-    Freed,
     Requests,
     dumps,
     loads,
 )
-from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef, blocks_in
+from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, blocks_in
 from netsim.errors import BrokenCallError, InputError
-from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Exit, Key, Mark, MessageGroup, Post, Wait
+from netsim.ranks import Key, Mark
 
 
 def _echo(index: int, channel: Pipe) -> None:
@@ -257,11 +250,6 @@ def test_what_cannot_be_sent_is_named_with_the_remedy() -> None:
         Children(target, 1, method="spawn").__enter__()
 
 
-def test_unknown_methods_are_refused() -> None:
-    with pytest.raises(InputError, match="'thread'"):
-        Children(_echo, 1, method="thread")
-
-
 def test_failures_leave_nothing() -> None:
     descriptors, threads = _open_descriptors(), threading.active_count()
     for _ in range(5):
@@ -304,68 +292,10 @@ def test_children_end_with_a_killed_parent(method: str, num_children: int) -> No
 
 # --- the protocol of simulation and rank groups -------------------------------------------------------------
 
-_GROUPS = st.sampled_from([0, (0, "off"), ((0, 1, 2), 3), MessageGroup(0, 1, 2, 7)])
-_KEYS = st.builds(Key, _GROUPS, st.integers(0, 5))
-_REFS = st.lists(
-    st.builds(
-        TensorRef,
-        st.one_of(st.binary(max_size=9), st.integers(0, 1 << 45)),
-        st.integers(0, 99),
-        st.sampled_from([(), (3,), (2, 5)]),
-        st.sampled_from([torch.float32, torch.bfloat16]),
-    ),
-    max_size=3,
-)
-_BLOCKS = st.lists(st.builds(Block, st.integers(0, 1 << 45), st.integers(1, 99)), max_size=2)
-_SECONDS = st.floats(0, 1e6) | st.just(math.inf)
-_CALLS = st.builds(Call, st.sampled_from(["all_reduce", "sendrecv"]), st.just((0, 1, 2)), st.integers(0, 99))
-_SIGNATURES = st.builds(
-    Signature,
-    st.just("all_reduce"),
-    st.just("float32"),
-    st.just(((3,),)),
-    st.sampled_from(["sum", "max"]),
-    st.integers(0, 2),
-    st.none(),
-    st.sampled_from([("train.py", 3), ("train.py", 9)]),
-)
-_REQUESTS = st.one_of(
-    st.builds(Advance, st.floats(0, 9)),
-    st.builds(Post, _KEYS, st.integers(0, 2), _CALLS, _SECONDS),
-    st.builds(Wait, _KEYS),
-    st.builds(Await, _KEYS, _SECONDS, st.just(False)),
-    st.builds(Ask, st.none() | _KEYS),
-    st.builds(Ask, _KEYS, st.floats(0, 9)),
-    st.builds(Mark, st.sampled_from([{"waited": "barrier", "place": "a.py:1"}, {"step": 3, "loss": 0.5}])),
-    st.just(Exit()),
-)
-_RECORDS = st.one_of(
-    st.builds(Part, _KEYS, st.just((0, 1, 2)), st.integers(0, 2), _SIGNATURES, _REFS),
-    st.builds(Requests, st.integers(0, 2), st.lists(_REQUESTS, max_size=4)),
-    st.builds(Blocked, st.integers(0, 2), _KEYS, st.integers(0, 2)),
-    st.builds(Asking, st.integers(0, 2)),
-    st.builds(Freed, _BLOCKS),
-    st.builds(Failed, st.integers(0, 2), st.just("told")),
-    st.builds(
-        Done, _KEYS, st.just((0, 1)), _REFS, st.dictionaries(st.integers(0, 2), _REFS, max_size=2), st.none(), _BLOCKS
-    ),
-    st.builds(
-        Answered, st.integers(0, 2), st.one_of(st.floats(0, 9), st.booleans(), st.none(), st.just(CallEnding.LATE))
-    ),
-)  # fmt: skip
-
 
 def through_a_pipe(message: object) -> Any:
     buffers: list[memoryview] = []
     return loads(dumps(message, buffers), buffers)
-
-
-@settings(max_examples=12)  # most of the time goes to drawing them
-@given(st.one_of(_RECORDS, st.lists(_RECORDS, max_size=3)))
-def test_what_is_read_is_what_was_written(message: Any) -> None:
-    got = through_a_pipe(message)
-    assert got == message
-    assert repr(got) == repr(message)
 
 
 def test_large_tensors_are_no_part_of_a_pickle() -> None:
@@ -409,26 +339,6 @@ def test_blocks_go_back_when_the_last_has_read_them() -> None:
     arena.close()
 
 
-def test_what_lies_in_shared_memory_is_not_copied_again() -> None:
-    arena = Arena(num_regions=2)
-    ref = Arena(arena.fd, region=1).put(torch.arange(5000.0))
-    assert arena.put(arena.get(ref)) == ref
-    room = arena.empty((5000,), torch.float32)
-    assert arena.get(arena.put(room.fill_(3.0))).eq(3).all()
-    arena.close()
-
-
-def test_a_room_is_sent_in_place_as_a_whole_and_once() -> None:
-    """A part, a second message, or values that change soon are copied: each block goes back by itself."""
-    arena = Arena(region=1)
-    room = arena.empty((40, 1000), torch.float32)
-    places = [arena.put(tensor).content for tensor in (room[:30], room.T, room, room)]
-    places.append(arena.put(arena.empty((40, 1000), torch.float32), copies=True).content)
-    assert len(set(places)) == 5
-    assert arena.get(TensorRef(places[2], room.nbytes, room.shape, room.dtype)).data_ptr() == room.data_ptr()
-    arena.close()
-
-
 @pytest.mark.parametrize("is_read_first", [False, True])
 def test_a_room_is_free_when_its_tensor_is_gone_and_others_have_read_it(is_read_first: bool) -> None:
     """They read its values until they say so; its memory then goes back to the system at once."""
@@ -449,15 +359,6 @@ def test_a_room_is_free_when_its_tensor_is_gone_and_others_have_read_it(is_read_
     else:
         arena.free(blocks_in([ref]))
     assert arena.put(torch.ones(1 << 20)).content == ref.content
-    arena.close()
-
-
-def test_blocks_that_may_be_needed_again_soon_keep_their_memory() -> None:
-    arena = Arena(region=1)
-    for once in (False, True, False):
-        ref = arena.put(arena.empty((1 << 20,), torch.float32, once=once).fill_(3.0))
-        arena.free(blocks_in([ref]))
-        assert arena.get(ref).eq(0.0 if once else 3.0).all()
     arena.close()
 
 

@@ -61,15 +61,6 @@ def seconds_of(topology: Topology, algorithm: str, num_bytes: int, protocol: Pro
     return time_collective(topology, protocol, made, hosts, repeat=2).seconds[-1]
 
 
-@pytest.mark.parametrize("protocol", [IDEAL, TCP], ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 18, 1 << 27])
-def test_nothing_on_offer_is_faster(protocol: Protocol, num_bytes: int) -> None:
-    topology = wan()
-    chosen = Choices(topology, protocol).algorithm("all_reduce", range(8), num_bytes)
-    every = {name: seconds_of(topology, name, num_bytes, protocol) for name in OFFERED}
-    assert every[chosen] == pytest.approx(min(every.values()), rel=1e-8)
-
-
 @given(num_bytes=st.integers(1, 1 << 34))
 def test_sizes_are_rounded_whatever_was_asked_before(num_bytes: int) -> None:
     """Collectives of ever new sizes are chosen for once, each by a size that is at most a 64th away."""

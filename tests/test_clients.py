@@ -346,18 +346,6 @@ def test_balance_removes_the_wait_for_slow_workers(make: Any) -> None:
     assert_same_bits(balanced, trained(make(H=4, balance=True), 4, workers="processes", **UNEQUAL))
 
 
-def test_balanced_clients_are_drawn_and_resumed_too(tmp_path: Path) -> None:
-    drawn = {"H": 4, "lr": 0.05, "balance": True, "clients_per_round": 2}
-    whole = trained(FedAvgStrategy(**drawn), 4, **UNEQUAL)
-    part = UNEQUAL | {"max_steps": 7, "save_dir": str(tmp_path), "checkpoint_interval": 2}
-    folder = trained(FedAvgStrategy(**drawn), 4, **part).checkpoint_folder
-    where = {"resume_from": folder, "checkpoint_interval": 2}
-    resumed = trained(FedAvgStrategy(**drawn), 4, **UNEQUAL | where)
-    resumed.recording = whole.recording  # names the first call that prevents it
-    assert_same_bits(whole, resumed)
-    assert [row["step"] for row in whole.history] == list(range(1, 13))
-
-
 def test_steps_weigh_balanced_workers() -> None:
     """Weights are 4, 4, 2, 2 over their mean: the same as a mean in which each fast worker counts twice."""
     by_steps = trained(FedAvgStrategy(H=4, lr=0.05, balance=True), 4, **UNEQUAL | {"max_steps": 4})

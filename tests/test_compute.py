@@ -39,7 +39,7 @@ from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.cost.operations import OperationWatch, TorchOperation
 from exogym_core.cost.roofline import PRODUCT_SHARE, Roofline
-from exogym_core.cost.speeds import charge_updates, measure_seconds, seconds_of
+from exogym_core.cost.speeds import measure_seconds, seconds_of
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
@@ -50,7 +50,6 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS, CastCodec
-from exogym_core.strategy.trials import CODEC_NAMES, coding_trials
 from netgym.cli.main import main
 from netgym.tasks import GPT, MLP
 from netsim import Topology
@@ -414,17 +413,6 @@ def test_flops_of_a_recurrent_network_are_counted(directions):
     assert gru == products * (2 * 16 + 2 * 32) + products * 32 * 3 // 4
 
 
-@pytest.mark.parametrize(
-    ("body", "batch", "expected"),
-    [
-        (torch.nn.Bilinear(3, 5, 7), (torch.zeros(2, 3), torch.zeros(2, 5)), 2 * (3 * 2 * 3 * 5 * 7)),
-        (LossOf(torch.nn.Linear(4, 4)), torch.zeros(2, 4), 2 * (2 * 2 * 4 * 4)),
-    ],
-)
-def test_flops_of_other_products(body, batch, expected):
-    assert count_flops(LossOf(body), batch).total == expected
-
-
 class Elementwise(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -514,10 +502,6 @@ def test_draws_depend_on_seed_host_and_step_alone(seed, host, step):
     assert (
         len({drawn, StepDurations(compute, 1.0, seed, host + 1).seconds(step), again.seconds(step + 1)}) == 3
     )
-
-
-def test_without_spread_every_step_is_equal():
-    assert StepDurations(Compute(fixed=0.25), 0.25, seed=0, host=0).seconds(7) == 0.25
 
 
 # --- what compressing costs ---------------------------------------------------------------------------------
@@ -657,14 +641,6 @@ def test_a_codec_of_ones_own_without_a_speed_is_measured(coding: Any, tmp_path: 
     assert fit(DiLoCoStrategy(codec="int8", H=1), compute=measured.compute).coding == "charged"
 
 
-def test_an_override_of_setup_from_times_in_which_coding_was_free_still_runs() -> None:
-    class Old(AllReduceStrategy):
-        def setup(self, model: nn.Module, comm: Any, max_steps: int, seed: int) -> None:  # type: ignore[override]
-            super().setup(model, comm, max_steps, seed)
-
-    assert fit(Old(lr=0.1), compute={"fixed": "1 s", "coding": "10 kB/s"}).coding is None
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_shipped_strategy_encodes_for_nothing(name: str) -> None:
     options: dict[str, Any] = {"servers": 3} if name == "HALoS" else {}
@@ -718,17 +694,6 @@ def test_an_optimizer_without_a_speed_is_not_free() -> None:
         fit(DiLoCoStrategy(H=3, optim_spec="adamw"), compute=compute)
 
 
-def test_measured_updates_are_stored_and_run_again_as_they_are() -> None:
-    compute = {"measured": {}, "updates": "measured", "shared_cores": 2}
-    measured = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=compute)
-    found = Compute.parse(measured.compute)
-    assert found.fixed is not None
-    assert found.shared_cores == 2
-    assert {"AdamW", "SGD", "SGD with momentum", "other"} <= set(found.updates.speeds)
-    again = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=measured.compute)
-    assert again.virtual_seconds == measured.virtual_seconds
-
-
 def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there are cores; they are gone afterwards."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
@@ -743,27 +708,6 @@ def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.Mon
     for pid in pids - {os.getpid()}:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-def test_codecs_are_tried_on_as_many_values_as_a_run_has() -> None:
-    """One part a rank for averages, all of them for the others, within bounds."""
-    tried = {name: number for name, number, _ in coding_trials(1_100_000, 4)}
-    assert set(tried) == CODEC_NAMES
-    assert tried["int8"] == 512**2
-    assert tried["demo"] == tried["sign"] == 1024**2 or tried["demo"] == 1088**2 == tried["sign"]
-    assert {number for _, number, _ in coding_trials(10, 4)} == {4096}
-
-
-def test_charges_hang_on_the_optimizer_alone() -> None:
-    """Whoever calls its step: the charge passes once for each, for all its parameters."""
-    spent: list[float] = []
-    parameters = [torch.nn.Parameter(torch.ones(10)), torch.nn.Parameter(torch.ones(5))]
-    parameters[0].grad = torch.ones(10)
-    optimizer = torch.optim.Adam(parameters)
-    charge_updates([optimizer], Updates.model_validate({"Adam": "30 B/s"}), spent.append)
-    optimizer.step()
-    optimizer.step()
-    assert spent == [2.0, 2.0]
 
 
 # --- ranks that share the cores of one machine --------------------------------------------------------------

@@ -16,9 +16,6 @@ from exogym_core.communicator import Communicator, RunResult, run_ranks
 from exogym_core.strategy import DiLoCoStrategy
 from netsim import Topology
 from netsim.errors import DeadlockError
-from netsim.network.clock import on_grid
-
-CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
 
 
 def star(*events: dict[str, Any], **weather: Any) -> Topology:
@@ -71,11 +68,6 @@ def test_what_is_lost_counts_neither_as_computing_nor_as_waiting(tmp_path: Path)
     assert run.virtual_seconds == 13.5
 
 
-def test_requests_lie_on_the_grid_after_a_return_off_it() -> None:
-    (_, end, _) = ends_of_b(crash("b", 1.5, 0.1))
-    assert end == on_grid(1.6) + 1.0
-
-
 def test_what_a_rank_does_between_steps_waits_for_its_host() -> None:
     def body(comm: Communicator) -> float:
         comm.advance(1.0)
@@ -121,11 +113,6 @@ def test_a_host_without_links_comes_back(events: list[dict[str, Any]]) -> None:
     """No link was revived by it, so that it was said never to come back."""
     run = run_ranks(compute, 2, {"hosts": ["a"], "links": [], "events": events})
     assert run.results == [[1.0, 12.5, 13.5]] * 2
-
-
-def test_ranks_that_share_a_host_share_its_fate() -> None:
-    run = run_ranks(compute, 6, star(crash("b", 1.5, 10)), placement=["a", "b", "c", "a", "b", "c"])
-    assert [result[-1] for result in run.results] == [3.0, 13.5, 3.0] * 2
 
 
 def walk(comm: Communicator) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from exogym_core.data.batches import batch_reader, collate_of, move_batch
+from exogym_core.data.batches import batch_reader, move_batch
 from exogym_core.data.samples import (
     Draws,
     EpochOrder,
@@ -22,7 +22,6 @@ from exogym_core.data.samples import (
     Reading,
     SharedData,
     StreamedData,
-    held_generators,
 )
 from netsim.errors import InputError
 
@@ -117,11 +116,6 @@ def test_order_is_new_each_epoch_repeatable_and_seeded():
     plain = shared(10, 1, 2, 2, shuffle=False)
     assert [samples_of(step) for step in epoch_of(plain)] == [[1, 3], [5, 7], [9]]
     assert samples_of(plain.next_step()) == [1, 3]
-
-
-def test_micro_batches_cut_a_step():
-    step = shared(100, 0, 1, 10, 4).next_step()
-    assert [samples for _, samples in step.micro_batches] == [4, 4, 2]
 
 
 @pytest.mark.parametrize("kind", ["shared", "own", "stream"])
@@ -226,12 +220,6 @@ def test_batches_move_with_their_containers():
     assert moved["y"].a.is_meta
 
 
-def test_dataloader_arguments_are_checked():
-    assert collate_of(None) == (None, False, {})
-    assert collate_of({"collate_fn": len, "drop_last": True, "num_workers": 0}) == (len, True, {})
-    assert collate_of({"num_workers": 2, "collate_fn": len}) == (len, False, {"num_workers": 2})
-
-
 class WrongLength(Dataset):
     def __len__(self):
         return -1
@@ -332,13 +320,6 @@ def test_reading_leaves_every_generator_as_it_was():
         draws.seed(3)
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
     assert states() == before
-
-
-def test_generators_are_found_through_attributes_and_short_lists_once():
-    dataset = HoldingNoise()
-    dataset.again, dataset.itself = dataset.transforms, dataset
-    assert len(held_generators(dataset)) == 4
-    assert held_generators([object()] * 1000) == []
 
 
 def test_a_shuffled_stream_is_dealt_out_without_repetition_and_new_in_each_epoch():

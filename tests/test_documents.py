@@ -16,7 +16,7 @@ from pydantic import Field
 from netsim import units
 from netsim.errors import InputError, UnknownNameError
 from netsim.files import documents
-from netsim.files.documents import MAX_VALUES, ConfigError, Document, parse_document
+from netsim.files.documents import MAX_VALUES, Document, parse_document
 from netsim.files.schemas import Schema, validate_document
 from netsim.units import (
     format_bits_per_second,
@@ -138,15 +138,6 @@ def test_another_kind_of_file_is_not_quoted() -> None:
     with pytest.raises(UnknownNameError) as caught:
         validate_document(_Outer, document)
     assert str(caught.value) == "shadow:1: none of its keys belongs here; accepted: inner, name"
-
-
-def test_an_unknown_name_first_makes_the_error_one() -> None:
-    document = parse_document("a: 1\nb: 2\n")
-    assert (
-        type(document.errors([ConfigError(("b",), "x"), ConfigError(("a",), "y", True)])) is UnknownNameError
-    )
-    assert type(document.errors([ConfigError(("a",), "x"), ConfigError(("b",), "y", True)])) is InputError
-    assert type(document.error(("a",), UnknownNameError("x"))) is UnknownNameError
 
 
 @pytest.mark.parametrize(

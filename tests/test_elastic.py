@@ -14,7 +14,6 @@ from experiments import fit_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_absent_ranks import MEETING, finished, samples
-from test_planned_weather import both, network
 from torch import nn
 from worlds import star_form
 
@@ -380,19 +379,3 @@ def test_a_time_out_shorter_than_a_round_is_warned_of_with_both_numbers() -> Non
     strategy = DiLoCoStrategy(H=5, rejoin="at_once", averaging_timeout=9, timeout_waiting_for_peers=2)
     with pytest.warns(UserWarning, match=r"time-out of 2 s, shorter than a round of 5 s"):
         fit(strategy, steps=10, compute=1.0)
-
-
-# --- plans ----------------------------------------------------------------------------------------------------
-
-
-def test_a_crash_is_planned_as_it_trains() -> None:
-    """A plan goes on until all tokens are trained: longer by the steps that the absent worker has not given."""
-    crash = {"host": "a.1", "at": "0.4 s", "crash": True, "for": "2 s"}
-    waits = {"averaging_timeout": 3, "timeout_waiting_for_peers": 1}
-    planned, run = both("AllReduce", {"bucket_bytes": 400, **waits}, 40, network(events=[crash]))
-    ends = [row["virtual_seconds"] for row in run.history]
-    assert planned.seconds_per_round == pytest.approx(ends[-1] - ends[-2], rel=1e-6)
-    missed = sum(4 - len(ranks) for ranks in run.averaged_ranks.values())
-    assert missed
-    expected = run.virtual_seconds + missed / 4 * planned.seconds_per_round
-    assert planned.days * 86_400 == pytest.approx(expected, rel=0.02)

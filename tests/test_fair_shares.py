@@ -140,13 +140,3 @@ def test_rates_that_stay_the_same_are_not_reported() -> None:
     shares.leave(other)
     assert settle(shares) == []
     assert [claim.rate for claim in claims] == [3.0] * 3
-
-
-def test_scaling_capacities_by_a_power_of_two_scales_rates_exactly() -> None:
-    def rates(factor: float) -> list[float]:
-        shares = FairShares([3.0 * factor, 7.0 * factor, 1.1 * factor])
-        claims = [joined(shares, route) for route in ([0, 1], [1, 2], [0, 2], [0], [2])]
-        settle(shares)
-        return [claim.rate for claim in claims]
-
-    assert rates(2.0**40) == [rate * 2.0**40 for rate in rates(1.0)]

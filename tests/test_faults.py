@@ -162,16 +162,6 @@ def test_background_does_not_pile_up() -> None:
     assert network.num_in_flight == 0
 
 
-def test_none_begins_while_a_link_on_its_way_is_dead() -> None:
-    clock = Clock()
-    network = Network(clock, star(events=[both("c", at="10 s", down=True, **{"for": "500 s"})]))
-    Faults(network).add(Background(from_="a", to="c", bytes=MEGABYTE, every="5 s"))
-    clock.run(until=509)
-    assert network.num_in_flight == 0
-    clock.run(until=510.5)
-    assert network.num_in_flight == 1
-
-
 def test_drift_has_mean_1_and_depends_on_seed_and_link_alone() -> None:
     drift = Drift(link=("a", "s"), kind="lognormal", every=0.5, sigma=0.4, seed=3)
     drawn = list(itertools.islice(drift_factors(drift, "a->s"), 4000))
@@ -332,13 +322,6 @@ def test_an_event_to_come_is_hope(event: dict[str, Any]) -> None:
     assert finish(star(events=[first, event], **weather), ONE)[0] >= 20.5
 
 
-def test_drift_to_nothing_passes() -> None:
-    weather = {
-        "drift": [{"link": ["a", "switch"], "kind": "regime", "every": "1 s", "levels": ["0 %", "100 %"]}]
-    }
-    assert finish(star(**weather), ONE)[0] > 1.02
-
-
 # -- TCP gives up --------------------------------------------------------------------------------------------
 
 GIVES_UP = 924.6
@@ -404,9 +387,3 @@ def test_the_topology_of_the_page_loads_and_runs(tmp_path: Path) -> None:
     topology = Topology.load(tmp_path / "stormy.yaml")
     assert all(getattr(topology.weather, kind) for kind in Weather.model_fields)
     assert math.isfinite(finish(topology, (0.0, "us.0", "eu.0", 200 * MEGABYTE))[0])
-
-
-def test_a_verdict_says_what_was_found() -> None:
-    faults = Faults(Network(Clock(), star()))
-    with pytest.raises(DeadlockError, match="cannot come: 0 transfers in flight, no link dead, nothing left"):
-        faults.run_until(lambda: False)

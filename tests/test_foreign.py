@@ -312,15 +312,6 @@ def test_some_places_of_a_large_table(tmp_path: Path) -> None:
     )
 
 
-def test_from_the_command_line_to_a_file_that_validates(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, FILES["layouts"]["plain"])
-    out = tmp_path / "mine.yaml"
-    options = ["--name", "mine", "--hosts", "2", "--nic", "1 Gbit/s", "--out", str(out)]
-    assert CliRunner().invoke(cli, ["import", str(path), *options]).exit_code == 0
-    assert CliRunner().invoke(cli, ["validate", str(out)]).exit_code == 0
-    assert Topology.load(out).name == "mine"
-
-
 @given(st.lists(st.text(max_size=20), max_size=8))
 def test_any_name_becomes_one_of_its_own_that_files_accept(names: list[str]) -> None:
     taken: dict[str, str] = {}
@@ -550,13 +541,6 @@ def test_attributes_of_edges_are_read_or_listed(attributes: str, not_read: str, 
     assert (builder.links[0].there.bits_per_second, builder.links[0].there.latency_seconds) == (1e7, 0.005)
 
 
-def test_attributes_that_agree_are_all_read(tmp_path: Path) -> None:
-    same = 'LinkSpeedRaw 1.0e10 LinkSpeed "10" LinkSpeedUnits "G" LinkLabel "10 GBit/s" latency_ms 5 delay "5 ms"'
-    net = topology_of(tmp_path, {"a.gml": gml(same)})
-    assert way(net, "a", "b") == (1e10, 0.005)
-    assert "Not read" not in net.source
-
-
 def test_what_nodes_and_graphs_have_is_read_or_listed(tmp_path: Path) -> None:
     """A latitude of 400 degrees had a distance; defaults of GraphML and a second graph were dropped."""
     far = FILES["gml"].replace("Latitude 40.7", 'Country "US" Latitude 400.7')
@@ -624,12 +608,6 @@ def test_each_direction_keeps_the_streams_that_it_was_measured_with(form: str, t
     assert Topology.from_mapping(net.to_mapping()).to_mapping() == net.to_mapping()
 
 
-def test_measurements_within_a_place_are_listed_as_not_read(tmp_path: Path) -> None:
-    table = "from,to,rtt,throughput\na,b,80 ms,1 Gbit/s\na,a,1 ms,9 Gbit/s\nb,b,1 ms,9 Gbit/s\n"
-    text = read_foreign(write(tmp_path, {"t.csv": table})).to_yaml()
-    assert "Not read: 2 measurements of a place to itself." in text
-
-
 def test_cells_without_a_figure_and_losses_of_zero(tmp_path: Path) -> None:
     """Python's null was 'None', and a loss of 0 in a square no figure."""
     rows: list[Any] = [{"from": "a", "to": "b", "rtt_ms": 80, "loss": None, "throughput_mbit_s": 9}]
@@ -640,12 +618,6 @@ def test_cells_without_a_figure_and_losses_of_zero(tmp_path: Path) -> None:
         write(tmp_path, {"loss.csv": "loss %,a,b\na,0,\nb,1,0\n", "ways.json": rows})
     ).to_yaml()
     assert "loss measured in one direction, assumed in the other" in text
-
-
-def test_different_losses_of_both_directions_are_noted(tmp_path: Path) -> None:
-    table = "from,to,rtt,throughput,loss\na,b,80 ms,1 Gbit/s,0 %\nb,a,80 ms,1 Gbit/s,1 %\n"
-    text = read_foreign(write(tmp_path, {"t.csv": table})).to_yaml()
-    assert "loss: the larger, for both directions" in text
 
 
 # --- import as somebody meets it who has measured a few places ----------------------------------------------
@@ -767,13 +739,3 @@ def test_files_of_runs_that_failed_are_reported_all_at_once(tmp_path: Path) -> N
     ):
         assert name in message
     assert "measure again, or leave these files out" in message
-
-
-def test_a_link_of_a_host_among_those_of_regions_is_reported_where_it_belongs(tmp_path: Path) -> None:
-    path = tmp_path / "net.yaml"
-    path.write_text(
-        "hosts: [home]\nregions:\n  fra: {hosts: 1, nic: 1 Gbit/s}\nwan:\n"
-        "  - {between: [home, fra], bandwidth: 40 Mbit/s}\n"
-    )
-    result = CliRunner().invoke(cli, ["validate", str(path)])
-    assert "wan[0].between: home is a host: put this link under links:" in str(result.exception)

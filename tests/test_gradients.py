@@ -21,9 +21,7 @@ from exogym_core import Trainer
 from exogym_core import learner as minibatch
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.exchange import reduce_tensors
-from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
-from exogym_core.learner import fitting_size, memory_limit, saved_bytes
-from exogym_core.results.fit_result import FitResult
+from exogym_core.learner import fitting_size
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
@@ -240,13 +238,6 @@ def test_inside_a_site_samples_weigh_by_the_sites(counts: list[int]) -> None:
     assert run_ranks(body, 4).results == [pytest.approx(0.8)] * 4
 
 
-def test_data_tells_how_many_samples_each_rank_has() -> None:
-    shared = SharedData(range(13), EpochOrder(13, False), Reading(1, 4, 2, 2))  # type: ignore[arg-type]
-    assert [list(shared.next_step().samples_of) for _ in range(2)] == [[], [2, 1, 1, 1]]
-    own = OwnData(range(5), EpochOrder(5, False), [5, 3], Reading(0, 2, 2, 2))  # type: ignore[arg-type]
-    assert [list(own.next_step().samples_of) for _ in range(2)] == [[], [2, 1]]
-
-
 class Tokens(nn.Module):
     """Cross entropy of sequences whose targets may be -100, which do not count, with the number that do."""
 
@@ -376,26 +367,6 @@ def test_counts_that_are_none_are_refused(output: Callable[[Tensor], Any], line:
         fitted(Wrong(), sequences(8, 0))
 
 
-def test_a_run_with_counts_resumes_and_is_the_same_in_processes(tmp_path: Path) -> None:
-    data = sequences(48, 5)
-    options: dict[str, Any] = {
-        "num_nodes": 4,
-        "batch_size": 4,
-        "minibatch_size": 2,
-        "topology": "lan",
-        "compute": "10 ms",
-    }
-    strategy = {"optim_spec": "sgd", "lr": 0.5, "H": 2, "ranks_per_worker": 2}
-
-    def run(**more: Any) -> FitResult:
-        return fitted(Tokens(), data, strategy=build_strategy("DiLoCo", **strategy), **options, **more)
-
-    whole = run(max_steps=6)
-    begun = run(max_steps=3, checkpoint_interval=3, save_dir=tmp_path)
-    assert run(max_steps=6, resume_from=begun.checkpoint_folder).history == whole.history
-    assert run(max_steps=6, workers={"kind": "processes", "processes": 2}).history == whole.history
-
-
 # --- half precision -----------------------------------------------------------------------------------------
 
 DATA = samples(64)
@@ -516,12 +487,6 @@ def batch(size: int) -> tuple[torch.Tensor]:
     return (INPUTS[:size].clone(),)
 
 
-def test_what_autograd_keeps_is_counted() -> None:
-    # The inputs, and the sigmoid's output, which the second layer keeps too; the mean keeps nothing.
-    assert saved_bytes(Wide(), batch(8)) == 8 * (10 + 100) * 4
-    assert saved_bytes(Wide(), batch(16)) == 16 * (10 + 100) * 4
-
-
 @pytest.mark.parametrize(("room", "size"), [(1, 1), (3, 3), (5.5, 4), (11.9, 6), (12, 12), (100, 12)])
 def test_the_largest_divisor_that_fits_is_chosen(room: float, size: int) -> None:
     model = Wide()
@@ -533,10 +498,6 @@ def test_the_largest_divisor_that_fits_is_chosen(room: float, size: int) -> None
 def test_too_little_for_one_sample_is_reported() -> None:
     with pytest.warns(UserWarning, match="3 ranks need .* GB even with one sample at a time"):
         assert fitting_size(Wide(), batch, 12, num_ranks=3, limit_bytes=1.0) == 1
-
-
-def test_half_of_this_machine_is_the_limit() -> None:
-    assert 1e7 < memory_limit(torch.device("cpu")) < 1e14
 
 
 def fit_in_parts(size: Any, **options: Any) -> Any:

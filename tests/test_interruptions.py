@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from netgym.planning import reproduce
 from netgym.studies import sweep
 from netsim.cli import main as netsim_cli
 from netsim.cli import timing
-from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -105,21 +103,6 @@ def test_a_signal_that_compiled_code_makes_an_error_of_fails_no_point(
     assert "steps=2  not finished" in printed.out
 
 
-def test_commands_run_in_other_threads_too() -> None:
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(main(["list", "protocols"])))
-    thread.start()
-    thread.join()
-    assert codes == [0]
-
-
-def test_a_block_that_came_to_its_end_ends_nothing() -> None:
-    with Stoppable() as work:
-        pass
-    work.end("never")
-    assert not work.is_stopped
-
-
 def test_a_check_prints_the_laws_that_were_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,19 +152,6 @@ def test_a_tuning_shows_the_best_points_so_far(
     assert [line.split()[0] for line in printed.out.splitlines()[1:-1]] == ["strategy", "AllReduce", "DiLoCo"]
     assert printed.err.endswith("to continue: netgym tune --resume out\n")
     assert len(json_of(["tune", "--resume", "out", "--json"], capsys)["chosen"]) == 2
-
-
-def test_an_interrupted_resumption_keeps_a_search(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = "tune small.yaml --over lr=0.01,0.02 --seeds 1 --jobs 1 --out out"
-    with monkeypatch.context() as patch:
-        signal_at(patch, sweep, "compare", 2)
-        assert main(words.split()) == 130
-    signal_at(monkeypatch, sweep, "batches_of", 1)
-    assert main(["tune", "--resume", "out"]) == 130
-    assert (Path("out") / "search" / "AllReduce" / "summary.json").is_file()
-    assert "netgym tune --resume out" in capsys.readouterr().err
 
 
 def test_flows_that_were_delivered_are_written(

@@ -121,11 +121,6 @@ def test_a_thousand_equal_steps_take_equal_time() -> None:
     assert ends[0] == pytest.approx(0.4, abs=4 * GRID)
 
 
-def test_the_grid_is_never_before_the_instant() -> None:
-    for seconds in (0.0, 0.1, 1 / 3, 1e-12, 12345.678):
-        assert 0 <= on_grid(seconds) - seconds < GRID
-
-
 def test_never_is_on_the_grid_and_no_time_is_not() -> None:
     assert on_grid(math.inf) == math.inf
     for seconds in (-1e-9, math.nan):
@@ -137,14 +132,6 @@ def test_never_is_on_the_grid_and_no_time_is_not() -> None:
 def test_computing_takes_a_finite_time(seconds: float) -> None:
     with pytest.raises(InputError, match=f"rank 1: advance: got {seconds} seconds; give a finite time"):
         simulate([[Advance(1.0)], [Advance(seconds)]])
-
-
-def test_an_event_at_an_instant_happens_exactly_then() -> None:
-    clock = Clock(0.1)
-    seen = []
-    clock.at(0.7).callbacks.append(lambda event: seen.append(clock.now))  # type: ignore[union-attr]
-    clock.run()
-    assert seen == [0.7]
 
 
 # --- what a run remembers does not grow with its length -----------------------------------------------------
@@ -198,33 +185,6 @@ def test_ranks_release_closed_groups_and_sends_without_a_wait(anew: bool) -> Non
         for groups, lanes, in_flight in run_ranks(partial(remembered, rounds=rounds, anew=anew), 8).results:
             assert (groups, lanes) == (1, 2), "the world's, sending and receiving"
             assert in_flight <= 8
-
-
-def meeting(comm: Communicator) -> int:
-    """Twenty rounds, of which rank 2 misses every second one without coming late; and each has a time to end in."""
-    for number in range(20):
-        comm.advance(1.0)
-        if comm.rank == 2 and number % 2:
-            continue
-        members, got = comm.among_present(
-            lambda peers, weights: peers.all_reduce(torch.ones(1)), 0.1, 100.0, number=number
-        )
-        assert got is None or float(got) == len(members)
-    return len(comm.state.num_calls)  # type: ignore[attr-defined]
-
-
-def test_rounds_that_a_rank_never_comes_to_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes to a later round comes to none before: what it missed was kept for it all the same."""
-    kernels: list[Kernel] = []
-    run = Kernel.run
-    monkeypatch.setattr(Kernel, "run", lambda kernel: (kernels.append(kernel), run(kernel))[1])
-    done = run_ranks(meeting, 3, chain_form("ab", "1 Gbit/s", "1 ms"))
-    (kernel,) = kernels
-    meetings = kernel._meetings
-    assert len(meetings._meetings) <= 1, "the last, which rank 2 has not come past"
-    assert not meetings._teams
-    assert not kernel._calls._dissolved
-    assert max(done.results) <= 1
 
 
 # --- ranks that wait for the clock beside others that are off it --------------------------------------------

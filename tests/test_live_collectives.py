@@ -264,19 +264,6 @@ def test_under_gloo_a_ring_of_two_loses_the_latency_on_each_segment(
     assert one == pytest.approx(segment + (latency if members == 2 else 0.0), rel=0.02)
 
 
-def test_a_member_that_enters_two_at_one_instant_sends_in_the_order_of_the_calls() -> None:
-    """Messages of a group share its connections: those of the call that comes first leave first."""
-    empty, large = schedule("barrier", 2), schedule("all_reduce", 2, num_bytes=40_000, algorithm="ring")
-    (first, _) = ends(
-        started, Network(Clock(), star(2), "ideal"), [(empty, [1.0, 1.0]), (large, [1.0, 1.0])], [0, 1]
-    )
-    (_, second) = ends(
-        started, Network(Clock(), star(2), "ideal"), [(large, [1.0, 1.0]), (empty, [1.0, 1.0])], [0, 1]
-    )
-    assert max(first) == pytest.approx(1.02, rel=1e-12)
-    assert max(second) > 1.02
-
-
 # -- several at once ---------------------------------------------------------------------------------------------
 
 
@@ -310,24 +297,6 @@ def test_the_last_member_to_enter_is_notified_however_instants_are_rounded() -> 
 # --- the closed form of collectives whose messages share no link --------------------------------------------
 
 IDEAL = Protocol.parse("ideal")
-WAN = {
-    "ab": (200, 40),
-    "ac": (200, 90),
-    "ad": (100, 150),
-    "bc": (200, 70),
-    "bd": (300, 110),
-    "cd": (200, 130),
-}
-
-
-def four_regions(num: int) -> Topology:
-    """Four regions of equal size; 10 Gbit/s network cards, one pipe for each pair of regions."""
-    region = {"hosts": num // 4, "nic": "10 Gbit/s", "latency": "0.05 ms"}
-    wan = [
-        {"between": list(pair), "bandwidth": f"{mbit} Mbit/s", "latency": f"{milliseconds} ms"}
-        for pair, (mbit, milliseconds) in WAN.items()
-    ]
-    return Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan, "protocol": "ideal"})
 
 
 @settings(max_examples=30)
@@ -355,15 +324,6 @@ def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -
     arrivals = [0.0] * made.num_ranks
     (live,) = ends(started, Network(Clock(), topology, "ideal"), [(made, arrivals)], hosts)
     assert (least <= np.array(live) * (1 + 1e-9) + 1e-12).all()
-
-
-def test_messages_that_meet_on_a_link_are_noticed() -> None:
-    topology = four_regions(16)
-    hosts = [rank % 4 * 4 + rank // 4 for rank in range(16)]
-    ring = schedule("all_reduce", 16, num_bytes=1600)
-    assert contention_free_seconds(ring, hosts, topology, IDEAL) is None
-    direct = schedule("all_to_all", 16, num_bytes=25600)
-    assert contention_free_seconds(direct, range(16), topology, IDEAL) is None
 
 
 # --- all_to_all, whose sizes are found as its members enter -------------------------------------------------
