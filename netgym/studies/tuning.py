@@ -31,9 +31,9 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.progress import progress_for
 from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
 from exogym_core.results.report import Results, verdict, write_report
-from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
-from netgym.experiment.experiment import Experiment, apply_values
-from netgym.studies.points import Range, TuneSettings, point_text
+from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
+from netgym.experiment.experiment import Experiment, apply_values, differing_key
+from netgym.studies.points import Range, Sweep, TuneSettings, point_text
 from netgym.studies.runners import runner_at
 from netgym.studies.study import LineWriter, Study, read_experiment
 from netgym.studies.sweep import SweepProgress, run_sweep, train_in
@@ -256,6 +256,7 @@ class Tuning:
         tuning_seeds: of the search.
         spaces: label -> option -> values.
         folder: `search/` gets a sweep for each strategy, `comparison/` the run.
+        is_changed: the folder is another user's, or its experiment was changed since it was begun.
         chosen: the best point so far of each strategy whose search has begun.
         result: once all is done.
     """
@@ -269,6 +270,7 @@ class Tuning:
     folder: RunFolder
     chosen: list[Chosen] = field(default_factory=list)
     result: TuneResult | None = None
+    is_changed: bool = False
 
     @classmethod
     def planned(cls, document: Document, source_folder: Path, name: str) -> Tuning:
@@ -313,12 +315,11 @@ class Tuning:
         document = load_document(path / "experiment.yaml")
         tuning = cls.planned(document, code_folder_of(path) or path, path.stem)
         tuning.folder = RunFolder.open(path).owned()
+        tuning.is_changed = not is_own(path)
         return tuning
 
     def study(self, number: int, folder: Path) -> Study:
-        """Begin or resume the sweep of a strategy."""
-        if is_study(folder):
-            return Study.open(folder, trust=True)
+        """Begin or resume the sweep of a strategy; one of a search that was changed since gets what it asks for now."""
         entry = self.experiment.strategies[number]
         settings, space = self.settings, self.spaces[str(entry.label)]
         sweep = {f"{_PREFIX}{key}": values for key, values in space.items()} | {"seeds": self.tuning_seeds}
@@ -331,9 +332,14 @@ class Tuning:
             sweep["minimise"] = "virtual_seconds_to_target" if has_target else "final_loss"
         data = self.experiment.to_mapping() | {"strategies": [entry.to_mapping()], "sweep": sweep}
         data = {key: value for key, value in data.items() if key not in ("seed", "seeds")}
-        return Study.create(
-            Document(self.document.where, data), self.source_folder, str(folder), str(entry.label)
-        )
+        document = Document(self.document.where, data)
+        if not is_study(folder):
+            return Study.create(document, self.source_folder, str(folder), str(entry.label))
+        study = Study.open(folder, trust=True)
+        if self.is_changed:
+            study = replace(study, document=document, sweep=Sweep.parse(document), is_changed=True)
+            study.folder.write_text("experiment.yaml", yaml_text({"name": str(entry.label)} | data))
+        return study
 
     def tuned(self, chosen: Sequence[Chosen]) -> Experiment:
         """The experiment at the chosen points, on its own seeds; strategies without one are left out."""
@@ -374,7 +380,7 @@ class Tuning:
                     self.chosen.append(_choose(label, study))
         for each in self.chosen:
             write(_line(each))
-        self.result = self._compare(jobs)
+        self.result = self._compare(write, jobs)
         return self.result
 
     def discard_if_empty(self) -> bool:
@@ -385,12 +391,18 @@ class Tuning:
             self.folder.discard()
         return is_empty
 
-    def _compare(self, jobs: int | None) -> TuneResult:
+    def _compare(self, write: Callable[..., None], jobs: int | None) -> TuneResult:
         """Train all strategies at their chosen points, on its own seeds; write `tune.json` and the page."""
         path = comparison_of(self.folder.path)
         assert path is not None
         experiment = self.tuned(self.chosen)
-        is_begun = (path / "experiment.yaml").is_file()
+        stored = path / "experiment.yaml"
+        is_begun = stored.is_file()
+        if is_begun and self.is_changed:
+            if (key := differing_key(Experiment.load(stored, trust=True), experiment)) is not None:
+                write(f"comparison: run again, as the experiment was changed since (another {key})")
+                shutil.rmtree(path)
+                is_begun = False
         run = RunFolder.open(path).owned() if is_begun else RunFolder.create(path, "")
         try:
             run.clean()
