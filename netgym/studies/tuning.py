@@ -398,11 +398,11 @@ class Tuning:
         experiment = self.tuned(self.chosen)
         stored = path / "experiment.yaml"
         is_begun = stored.is_file()
-        if is_begun and self.is_changed:
-            if (key := differing_key(Experiment.load(stored, trust=True), experiment)) is not None:
-                write(f"comparison: run again, as the experiment was changed since (another {key})")
-                shutil.rmtree(path)
-                is_begun = False
+        before = Experiment.load(stored, trust=True) if is_begun and self.is_changed else experiment
+        if (key := differing_key(before, experiment)) is not None:
+            write(f"comparison: run again, as the experiment was changed since (another {key})")
+            shutil.rmtree(path)
+            is_begun = False
         run = RunFolder.open(path).owned() if is_begun else RunFolder.create(path, "")
         try:
             run.clean()
