@@ -51,12 +51,10 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
-        if self.patience.patience(self.where) is None:
-            return
-        if self.sites.sharding != "NO_SHARD" or self.broadcast_buffers:
-            name = "broadcast_buffers" if self.broadcast_buffers else "sharding"
+        if self.broadcast_buffers and self.patience.patience(self.where) is not None:
             raise InputError(
-                f"{self.where}: time-outs need ranks that do without others between exchanges; leave out {name}="
+                f"{self.where}: time-outs need ranks that do without others between exchanges; leave out "
+                "broadcast_buffers="
             )
 
     def step(self) -> None:

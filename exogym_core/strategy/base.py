@@ -375,6 +375,12 @@ class Strategy(Stateful):
             options.lr_scheduler, self.lr_scheduler_kwargs
         )
         self.max_norm: float | None = options.max_norm
+        has_shards, waits = self.sites.sharding != "NO_SHARD", self.patience.of_steps
+        if has_shards and waits and self.patience.patience(self.where) is not None:
+            raise InputError(
+                f"{self.where}: a lost rank would take its shard of the optimizer's state with it; leave out sharding= "
+                "or the time-outs"
+            )
 
     # --- called by the loop --------------------------------------------------------------------------------
 
@@ -415,7 +421,7 @@ class Strategy(Stateful):
                 f"{whole.where}: {type(self).__name__} mixes single ranks, not sites; leave Sites out"
             )
         self.shared_state = whole.shared_state
-        self.workers = self.membership()
+        self.workers = whole.workers if whole.workers.step_rounds is not None else self.membership()
         self.prepare()
 
     def of_length(self, max_steps: int) -> Sequence[int]:
@@ -567,6 +573,11 @@ class Strategy(Stateful):
     def num_nodes(self) -> int:
         """The number of workers, from `setup` on."""
         return self.workers_among(self.comm.world_size)
+
+    @property
+    def acting(self) -> Sequence[Strategy]:
+        """Strategies that exchange gradients in its steps: itself, or the members of a chain."""
+        return [self]
 
     @property
     def peers(self) -> Communicator:

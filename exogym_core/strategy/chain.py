@@ -28,8 +28,9 @@ __all__ = ["Chain", "CommunicateOptimizeStrategy", "CommunicationModule", "Sites
 # Order of precedence where members disagree: rounds lead to parameters that every rank has.
 _JUDGED = ("server", "outer", "own", "replica")
 
-# Methods by which a member acts in the step of a chain.
+# Methods by which a member acts in the step of a chain, and those of an update, which is the chain's.
 _ACTS = ("before_backward", "before_update", "communicate", "finish")
+_UPDATES = ("clip_gradients", "optimizer_step")
 
 
 class Sites(Strategy, part="Sites"):
@@ -140,9 +141,16 @@ class Chain(Strategy):
                 raise InputError(
                     f"{self.where}: {each.where}: {name}= is the chain's, which updates: give it to {self.where}"
                 )
-            if not each.goes_first and not any(
-                getattr(type(each), name) is not getattr(Strategy, name) for name in _ACTS
-            ):
+            acts, updates = (
+                any(getattr(type(each), name) is not getattr(Strategy, name) for name in names)
+                for names in (_ACTS, _UPDATES)
+            )
+            if updates:
+                raise InputError(
+                    f"{self.where}: {each.where} updates parameters itself, and in a chain the chain does; name it "
+                    "without a Chain"
+                )
+            if not each.goes_first and not acts:
                 raise InputError(
                     f"{self.where}: {each.where} does nothing in a chain: its step() is not called there; move what it "
                     f"does into one of {', '.join(_ACTS)}"
@@ -165,7 +173,8 @@ class Chain(Strategy):
         if len(divisions) > 1:
             raise InputError(f"{self.where}: has sites already; name Sites once")
         self.sites = divisions[0] if divisions else self.sites
-        self.site, self.workers = self.sites.enter(self), Everyone(self)
+        self.site = self.sites.enter(self)
+        self.workers = self.membership() if self.patience.of_steps else Everyone(self)
 
     def prepare(self) -> None:
         """Let the members join."""
@@ -207,6 +216,11 @@ class Chain(Strategy):
         self.local_update()
         self.communicate(self.local_step + 1)
         super().step()
+
+    @property
+    def acting(self) -> Sequence[Strategy]:
+        """Its members."""
+        return self.modules
 
     @property
     def round_steps(self) -> int | None:  # type: ignore[override]
@@ -271,12 +285,6 @@ def _only_patience(members: Sequence[Strategy], where: str) -> Any:
         InputError: it stands beside one that does not.
     """
     patient = [each for each in members if each.patience.patience(where) is not None]
-    for each in patient:
-        if each.patience.of_steps:
-            raise InputError(
-                f"{where}: {each.where} exchanges gradients, whose time-outs go with that strategy alone; name it "
-                "without a Chain, or leave the time-outs out"
-            )
     for each in members if patient else ():
         if each.goes_first or each is patient[0]:
             continue

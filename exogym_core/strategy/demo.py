@@ -9,7 +9,8 @@ from torch import Tensor
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import name_in, number, option, positive_int
+from exogym_core.strategy.options import name_in, number, option, options_of, positive_int
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State
@@ -36,6 +37,9 @@ class DeMoStrategy(Strategy, name="DeMo"):
     Bytes: the payload is the sum over blocks of `min(topk, block)` entries of 12 bytes ("released": 64-bit
     index, fp32 value) or 4 bytes ("compact": 16-bit index, bf16 value), all-gathered at each step.
 
+    A rank that returns keeps its own momentum: it holds what this rank has not sent yet. A peer's would be sent twice,
+    and zeros would lose it.
+
     Args:
         optim_spec: the optimizer that applies the signs: SGD (with learning rate 0.001 by default), or a factory
             of your own. Others of torch's are refused: they would change the algorithm.
@@ -44,6 +48,7 @@ class DeMoStrategy(Strategy, name="DeMo"):
         compression_chunk: longest side of a block.
         weight_decay: multiplies parameters by `1 - lr weight_decay` before the update.
         codec: "released" (64-bit index and fp32 value an entry) or "compact" (16-bit index, bf16).
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `max_norm` (of the local gradient), `lr_scheduler`, ...
 
     References:
@@ -55,6 +60,7 @@ class DeMoStrategy(Strategy, name="DeMo"):
     compression_chunk: int = option(64, positive_int)
     weight_decay: float = option(0.0, number)
     codec: str = option("released", name_in(*WIRE))
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "compression_decay", "compression_topk", "compression_chunk", "weight_decay")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
 
@@ -82,11 +88,16 @@ class DeMoStrategy(Strategy, name="DeMo"):
         cut = self.compression_chunk, self.compression_topk
         self.blocks = FrequencyBlocks.of(self.trainable, *cut, WIRE[self.codec])
 
-    @torch.no_grad()
     def step(self) -> None:
         """Accumulate, exchange, step along the sign."""
+        self.local_update()
+        super().step()
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Algorithm 1: clipped gradients into the momentum, whose largest frequencies leave it for all ranks."""
         self.unscale_gradients()
-        self.clip_gradients()
+        super().clip_gradients()
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
         self.charge("demo", "encode", self.num_values)
         for blocks in self.blocks:
@@ -94,15 +105,23 @@ class DeMoStrategy(Strategy, name="DeMo"):
             updates = map(torch.mul, map(dense_gradient, blocks.parameters), weights)
             blocks.accumulate(self.compression_decay, updates)
         message = torch.cat([blocks.taken() for blocks in self.blocks])
-        messages = torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
+        messages = torch.stack(self.peers.all_gather(message)) if self.peers.world_size > 1 else message[None]
         self.charge("demo", "decode", self.num_values)
         parts = torch.split(messages, [blocks.num_bytes for blocks in self.blocks], dim=1)
         for blocks, part in zip(self.blocks, parts, strict=True):
             for parameter, mean in zip(blocks.parameters, blocks.mean(part), strict=True):
-                parameter.mul_(1 - rates.get(parameter, 0.0) * self.weight_decay)
                 parameter.grad = mean.sign_().to(parameter.dtype)
-        self.optimizer_step()
-        super().step()
+
+    def clip_gradients(self) -> None:
+        """Leave the signs as they are: gradients are clipped before they are sent."""
+
+    @torch.no_grad()
+    def optimizer_step(self) -> None:
+        """Decay the weights, and step along the signs."""
+        for group in self.optim.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - group["lr"] * self.weight_decay)
+        super().optimizer_step()
 
     @property
     def momentum(self) -> list[Tensor]:

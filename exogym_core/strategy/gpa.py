@@ -6,6 +6,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import fraction, option, options_of, share
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.participation.site import GradientOptions
 from exogym_core.strategy.parts.outer import KeptParameters
 from exogym_core.strategy.parts.state import State
@@ -32,6 +33,7 @@ class GPAStrategy(Strategy, name="GPA"):
         optim_spec: the base optimizer (AdamW by default).
         mu_x: share of x that stays at each step; also `eval_interp_coeff`. Defaults are those of the authors' page.
         mu_y: share of x in the point at which gradients are computed; also `train_interp_coeff`.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of `exogym_core.strategy.participation.site:GradientOptions`, as AllReduce's; and of every Strategy:
             `lr`, `max_norm`, `lr_scheduler`, ...
 
@@ -43,10 +45,12 @@ class GPAStrategy(Strategy, name="GPA"):
     mu_x: float = option(0.9967, share)
     mu_y: float = option(0.7, fraction)
     sites: GradientOptions = options_of(GradientOptions)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "mu_x", "mu_y")
 
     judged = "outer"
     round_steps = 1
+    healed = ("outer", "z", "num_rounds")
     state = State("outer", "z", "num_rounds")
 
     def prepare(self) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
-from exogym_core.strategy.options import number, option, positive_int, share
+from exogym_core.strategy.options import number, option, options_of, positive_int, share
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.average import served_mean
 from exogym_core.strategy.parts.exchange import average, own_gradients, set_gradients, zeros_like_gradients
 from exogym_core.strategy.parts.few_bits import SignCodec
@@ -33,6 +34,9 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
     authors' code asks for a mask). C sends signs and one scale, the root mean square, of each of the n parts (the
     authors' code has one for all n).
 
+    Where ranks are absent, the others serve other parts. Each keeps the errors of values that it has served, and sends
+    them when it serves these again.
+
     Bytes: the payload is the gradient's own while it warms up, then a bit a value and 4 bytes a part; both ways
     `2 (n - 1) / n` times that leaves a rank each step.
 
@@ -42,6 +46,7 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
         freeze_step: steps of plain Adam before the variance stands still; 15 % of the run if it is not given.
         beta1, beta2: of the momentum, and of the variance.
         eps: added to the variance's root.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
@@ -53,12 +58,14 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
     beta1: float = option(0.9, share)
     beta2: float = option(0.999, share)
     eps: float = option(1e-8, number)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "freeze_step")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
 
     round_steps = 1
     warmup_steps = property(lambda self: self.frozen_at(self.max_steps))
     takes_sites = False
+    healed = ("momentum", "variance")
     state = State("momentum", "variance", "error", "server_error")
 
     def __init__(self, *positional: Any, **given: Any) -> None:
@@ -69,9 +76,7 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
         """Begin without moments and errors."""
         self.charge("sign", "encode", 0)
         self.momentum = flatten(zeros_like_gradients(self))
-        self.variance, self.error = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
-        own = self.momentum.tensor_split(self.comm.world_size)[self.comm.rank]
-        self.server_error = torch.zeros_like(own)
+        self.variance, self.error, self.server_error = (torch.zeros_like(self.momentum) for _ in range(3))
 
     def frozen_at(self, max_steps: int) -> int:
         """The step at which the variance stands still."""
@@ -93,13 +98,14 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
         gradients = own_gradients(self)
         flat = flatten(gradients)
         if self.local_step < self.warmup_steps:
-            average(self.comm, [flat])
+            average(self.peers, [flat])
             self.momentum.mul_(self.beta1).add_(flat, alpha=1 - self.beta1)
             self.variance.mul_(self.beta2).add_(flat.square(), alpha=1 - self.beta2)
         else:
             own = self.beta1 * self.momentum + (1 - self.beta1) * flat
             codec = self.charged(SignCodec("l2"))
-            self.momentum = served_mean(self.comm, own, codec, self.error, self.server_error)
+            served = self.server_error.tensor_split(self.peers.world_size)[self.peers.rank]
+            self.momentum = served_mean(self.peers, own, codec, self.error, served)
         update = self.momentum / (self.variance.sqrt() + self.eps)
         set_gradients(self, unflatten(update.where(self.variance > 0, 0.0), gradients))
 

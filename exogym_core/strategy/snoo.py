@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import number, option, options_of, positive_int, share
+from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.participation.site import GradientOptions
 from exogym_core.strategy.parts.outer import OuterStep, nesterov
 from exogym_core.strategy.parts.state import State
@@ -28,6 +29,7 @@ class SNOOStrategy(Strategy, name="SNOO"):
             those of the authors' record with Muon and a GPT of 350M parameters; the record's first round has one step.
         outer_lr: eta.
         outer_momentum: mu; 0 is Lookahead.
+        averaging_timeout, deadline, min_ranks, ...: steps that go on without absent ranks, see `StepPatienceOptions`.
         options: of `exogym_core.strategy.participation.site:GradientOptions`, as AllReduce's; and of every Strategy:
             `lr`, `max_norm`, `lr_scheduler`, ...
 
@@ -40,12 +42,13 @@ class SNOOStrategy(Strategy, name="SNOO"):
     outer_lr: float = option(0.68, number)
     outer_momentum: float = option(0.37, share)
     sites: GradientOptions = options_of(GradientOptions)
+    patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "H")
 
     judged = "outer"
     round_steps = property(lambda self: self.H)
+    healed = ("outer", "num_rounds")
     state = State("outer", "num_rounds")
-    plain_steps = True
 
     def prepare(self) -> None:
         """Begin with slow weights that are the model's."""
@@ -55,12 +58,11 @@ class SNOOStrategy(Strategy, name="SNOO"):
     def step(self) -> None:
         """A step on the mean gradient; after `H` of them an outer step."""
         self.local_update()
-        self.communicate(self.local_step + 1)
         super().step()
 
-    def communicate(self, step: int) -> None:
-        """At the end of a round: an outer step along the displacement, which all ranks have."""
-        if step % self.H:
-            return
-        self.outer.step(self.outer.pseudo_gradients())
-        self.num_rounds += 1
+    def optimizer_step(self) -> None:
+        """Update; at the end of a round take an outer step along the displacement, which all ranks have."""
+        super().optimizer_step()
+        if (self.local_step + 1) % self.H == 0:
+            self.outer.step(self.outer.pseudo_gradients())
+            self.num_rounds += 1

@@ -266,7 +266,7 @@ class Absence(Everyone):
         self.step_rounds = None if steps is None else self
         self._site_size = comm.world_size // self._meeting.world_size
         patience.check(strategy.where, comm, self._site_size)
-        self.patience, self.steps_a_round = patience, strategy.round_steps or 1
+        self.patience, self.steps_a_round = patience, 1 if steps is not None else strategy.round_steps or 1
         late = patience.join_at
         self._present = [rank for rank in range(comm.world_size) if rank // self._site_size not in late]
         self.number = 0

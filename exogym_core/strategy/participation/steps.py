@@ -76,7 +76,8 @@ class GradientSteps:
                 "gradients once; use bf16, or leave the time-outs out"
             )
         kept = [None if p.grad is None else p.grad.detach().clone() for p in strategy.trainable]
-        state, owed = strategy.state_of(strategy.own_state), strategy.site.state_dict()
+        state = [each.state_of(each.own_state) for each in strategy.acting]
+        owed = strategy.site.state_dict()
         num_attempts = 0
 
         def attempt(peers: Communicator, weights: Sequence[float]) -> bool:
@@ -84,7 +85,8 @@ class GradientSteps:
             if num_attempts:
                 for parameter, gradient in zip(strategy.trainable, kept, strict=True):
                     parameter.grad = None if gradient is None else gradient.clone()
-                strategy.load_state_of(state)
+                for each, saved in zip(strategy.acting, state, strict=True):
+                    each.load_state_of(saved)
                 strategy.site.load_state_dict(owed)
                 if gradients is not None:
                     gradients.forget()
@@ -121,7 +123,7 @@ class GradientSteps:
         state = {
             "model": {**dict(strategy.model.named_parameters()), **dict(strategy.model.named_buffers())},
             "optim": strategy.optim.state_dict(),
-            "healed": strategy.state_of(strategy.healed),
+            "healed": [each.state_of(each.healed) for each in strategy.acting],
         }
         form = json.dumps(encode(state, tensors), separators=(",", ":")).encode()
         return [torch.frombuffer(bytearray(form), dtype=torch.uint8), *tensors.values()]
@@ -139,4 +141,5 @@ class GradientSteps:
         if strategy.scheduler is not None:
             optim = {**optim, "param_groups": strategy.optim.state_dict()["param_groups"]}
         strategy.optim.load_state_dict(optim)
-        strategy.load_state_of(state["healed"])
+        for each, healed in zip(strategy.acting, state["healed"], strict=True):
+            each.load_state_of(healed)
