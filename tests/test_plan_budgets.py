@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from experiments import json_of
 from test_planning import NETWORK, setting, trained
 
 from exogym_core.strategy import build_strategy
-from exogym_core.strategy.parts.selectors import SELECTORS
 from netgym.cli.main import main
 from netgym.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
 from netgym.planning.models import planned_model
 from netgym.planning.planned import request_of
-from netgym.planning.rounds import RoundFigures, pace_together
 from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
@@ -57,7 +54,6 @@ def test_steps_after_the_last_whole_round_are_charged() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "protocol"),
     [
-        ("AllReduce", {}, "ideal"),
         ("AllReduce", {}, "linux-tcp"),
         ("DiLoCo", {"H": 50, **GOES_ON}, "ideal"),
         ("NoLoCo", {"H": 2}, "ideal"),
@@ -123,25 +119,10 @@ def test_a_rank_that_is_late_for_every_round_is_planned_as_trained() -> None:
     assert made.bytes_per_worker == pytest.approx(sum(sent) / 4 / 4)
 
 
-@pytest.mark.parametrize(("drift", "turn"), [(0.0, 2), (0.01, None)], ids=str)
-def test_rounds_with_a_late_rank_repeat_if_it_advances_as_they_do(drift: float, turn: int | None) -> None:
-    """Of a rank that comes later and later the next absence is near, although the others' rounds take equally long."""
-    ends = list(accumulate([3.0, 5.0, *[1.0, 2.0] * 5]))
-    late = [end + 0.5 + drift * place for place, end in enumerate(ends)]
-    nothing = [[0] * len(ends)] * 2
-    figures = RoundFigures(ends, [6.0, 6.0], nothing, nothing, nothing, nothing, [None, None])
-    figures.rank_ends, figures.absences, figures.num_computed = [ends, late], [0, *[1] * 11], 12
-    pace = pace_together(figures, are_peers_new=False)
-    assert (pace.steady, pace.span) == (turn is not None, turn or 11)
-    assert pace.seconds == pytest.approx(1.5 if turn else (ends[-1] - ends[0]) / 11)
-    assert pace.seconds_until(8) == ends[7]
-
-
-@pytest.mark.parametrize("options", [{"H": 5}, {"H": 500, **GOES_ON}], ids=str)
-def test_a_schedule_beyond_what_is_simulated_is_refused(options: dict[str, Any]) -> None:
+def test_a_schedule_beyond_what_is_simulated_is_refused() -> None:
     """Crashes every night, in rounds of seconds: no figure is better than one without them."""
     nightly = stormy([f"{24 * day} h" for day in range(1, 11)], "8 h")
-    month = replace(setting(), topology=nightly, tokens=1e9)
+    month, options = replace(setting(), topology=nightly, tokens=1e9), {"H": 500, **GOES_ON}
     with pytest.raises(
         RefusedPlanError, match=r"the network changes [0-9]+ times? after the .* --set failures.mtbf"
     ):
@@ -165,25 +146,6 @@ def test_a_refused_row_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp
     assert refused["name"] == "AllReduce"
     assert "the network changes 2 times" in refused["refused"]
     assert planned["days"] > 8 / 24
-
-
-@pytest.mark.parametrize(
-    ("name", "selector"),
-    [
-        *(("SPARTA", selector) for selector in SELECTORS),
-        ("SPARTA+DiLoCo", "random"),
-        ("AsyncSPARTA", "random"),
-    ],
-)
-def test_random_choices_are_not_drawn(monkeypatch: pytest.MonkeyPatch, name: str, selector: str) -> None:
-    """Shipped strategies that choose at random are planned by how many they choose."""
-
-    def draw(*_: Any) -> None:
-        raise AssertionError("a plan drew indices")
-
-    monkeypatch.setattr("exogym_core.strategy.parts.selectors.shared_generator", draw)
-    made = measure(build_strategy(name, p_sparta=1e-6, index_selector=selector), setting())
-    assert made.payload_bytes >= 4  # one value at least is chosen
 
 
 def test_a_warm_up_that_grows_with_the_run_is_not_passed_over() -> None:
@@ -298,8 +260,6 @@ def test_a_given_utilisation_has_no_band(capsys: pytest.CaptureFixture[str]) -> 
     ("flags", "sweep", "name"),
     [
         ("--device h100", "model.name=llama-2m,gpt-byte", "memory_per_worker"),
-        ("--device h100", "workers.count=2,4", "global_batch"),
-        ("--device h100 --batch-size 8", "batch_size=8,16", "global_batch"),
         ("--device h100", "compute.flops.device=h100,a100", "seconds_per_step"),
         ("--device h100 --tokens 20M", "compute.jitter=0,0.5", "seconds_per_round"),
     ],
@@ -391,23 +351,6 @@ def test_a_table_of_a_budget_has_its_tokens(capsys: pytest.CaptureFixture[str]) 
         assert row["tokens_per_parameter"] == pytest.approx(
             row["tokens"] / sum(each.numel() for each in planned_model("llama-2m", 64).model.parameters())
         )
-
-
-def test_models_have_places_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """More tokens through a smaller model are no better place, and no fewer steps than through a larger one."""
-    words = "--device h100 --sweep model.name=gpt-byte,llama-2m"
-    output = planned(f"{words} --price 20 --budget 1000 --strategy AllReduce", capsys)
-    assert [(row["point"]["model.name"], row["name"], row["place"]) for row in output["plans"]] == [
-        ("gpt-byte", "DiLoCo", 1),
-        ("gpt-byte", "AllReduce", 2),
-        ("llama-2m", "DiLoCo", 1),
-        ("llama-2m", "AllReduce", 2),
-    ]
-    assert all({line["faster"], line["slower"]} == {"DiLoCo", "AllReduce"} for line in output["step_ratios"])
-    assert main([*SMALL.replace("--json", "").split(), *words.split()]) == 0
-    title, *lines = capsys.readouterr().out.splitlines()
-    assert [each.split(" on ")[0] for each in title.split("; ")] == ["gpt-byte", "llama-2m"]
-    assert not [line for line in lines if line.startswith("parameters: ")], "they differ from point to point"
 
 
 def test_sequences_longer_than_published_ones_are_remarked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import queue
-import resource
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -24,8 +22,6 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.events import StepDone
-from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from netgym.cli.main import main
 from netgym.sites.communicator import SiteCommunicator, SiteRankCommunicator, site_link
@@ -34,7 +30,6 @@ from netgym.sites.link import SiteLink
 from netgym.sites.membership import START, Membership
 from netgym.sites.rounds import PendingRounds
 from netgym.sites.service import RendezvousService
-from netgym.sites.session import RunSession
 from netsim.errors import InputError, RankError
 from netsim.files.signed import PeerError
 
@@ -91,9 +86,6 @@ class Gates:
         with self._changed:
             self._rounds[who] = number
             self._changed.notify_all()
-
-    def reached(self, who: object, number: int) -> bool:
-        return self._rounds.get(who, 0) >= number
 
     def until(self, who: object, number: int) -> None:
         with self._changed:
@@ -278,22 +270,6 @@ def test_a_downloading_site_is_waited_for_as_in_simulation(monkeypatch: pytest.M
     check(found, expected, [OTHERS, OTHERS, ALL, ALL, ALL, ALL])
 
 
-def test_a_site_alone_goes_on_when_all_others_are_gone() -> None:
-    with meeting() as at:
-
-        def body(rank: int) -> Any:
-            def hold(step: int) -> None:
-                if rank < 2 and step == 7:
-                    raise KilledError
-
-            with site(at, rank) as comm:
-                return train(comm, 1.0 + rank, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
-
-        found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
-    assert [type(each) for each in found[:2]] == [KilledError, KilledError]
-    assert [found[2][number][0] for number in range(1, ROUNDS + 1)] == [ALL, *[[2]] * 5]
-
-
 # --- a rendezvous that is started again --------------------------------------------------------------------
 
 
@@ -373,16 +349,6 @@ def test_silent_strangers_keep_no_site_out() -> None:
         SiteLink(at.address, SECRET, 0, patience_seconds=0.0).close()  # it does not try twice
 
 
-def test_sites_may_open_as_many_files_as_the_system_lets_them() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
-        allow_many_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
     with meeting(num_sites=2) as at, site(at, None) as first:
         assert first.rank == 0
@@ -428,24 +394,6 @@ def test_a_site_with_another_experiment_is_refused_and_present_sites_print_it(
         first.close()
 
 
-def test_sites_that_were_here_before_are_not_refused_by_a_rendezvous_that_was_started_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One may be in its next strategy already when the others are not."""
-    first = RendezvousService(2, ("127.0.0.1", 0), SECRET).__enter__()
-    monkeypatch.setattr("socket.gethostname", lambda: "near")
-    near = SiteLink(first.address, SECRET, 0, run="first")
-    monkeypatch.setattr("socket.gethostname", lambda: "far")
-    far = SiteLink(first.address, SECRET, 1, run="first")
-    near.identity.run = "second"
-    first.__exit__()
-    with RendezvousService(2, first.address, SECRET):
-        for link in (near, far):
-            link.ask("clock", elapsed=None)
-        near.close()
-        far.close()
-
-
 def test_a_site_with_a_longer_file_is_reported_with_the_sites_present() -> None:
     """It would train on alone when they are through."""
     lines: list[str] = []
@@ -480,24 +428,6 @@ def _first(lines: queue.SimpleQueue[str], words: str) -> str:
     while words not in (line := lines.get(timeout=30)):
         pass
     return line
-
-
-def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = taken.getsockname()
-    with pytest.raises(RankError, match=r"cannot be reached: .*start it there with netgym rendezvous"):
-        SiteLink(address, SECRET, 0, patience_seconds=0.0)
-
-
-def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many groups a long run makes, its rendezvous keeps a bounded number of notes, and the newest ones."""
-    monkeypatch.setattr("netgym.sites.session._MOST_KEYS", 10)
-    with meeting(num_sites=1) as at, site(at, 0) as comm:
-        for number in range(30):
-            comm.link.ask("note", does="set", key=f"group {number}", value="x")
-        keys = [f"group {number}" for number in range(30)]
-        found = [comm.link.ask("note", does="check", key="", keys=[key])["value"] for key in keys]
-    assert found == [False] * 20 + [True] * 10
 
 
 def test_what_would_wait_for_all_sites_is_refused() -> None:
@@ -571,20 +501,6 @@ def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
         "WARNING: the run begins WITHOUT site 1, not there after 600 s (netgym rendezvous --wait); later sites "
         "take part from their arrival on",
     ]
-
-
-def test_a_site_that_does_not_finish_an_average_is_reported() -> None:
-    lines: list[str] = []
-    members = two_sites(lines)
-    for site in range(2):
-        join(members, site, START, 0.0)
-    (attempt,) = members.rounds._attempts.values()
-    about = {"number": START, "attempt": 0, "group": attempt.group, "members": [0, 1], "seconds": 600.0}
-    members.confirm(1, 9, {**about, "is_finished": True}, 1.0)
-    del lines[:]
-    members.sites[0].heard = 30.0
-    members.update(31.0)
-    assert lines == ["the run's begin: site 1 has waited 31 s: site 0 has not arrived, last message 1 s ago"]
 
 
 def test_a_site_with_fewer_steps_is_not_waited_for() -> None:
@@ -694,33 +610,9 @@ def test_a_broken_pair_is_tested_again_soon_after_a_test_that_ends_early() -> No
     assert list(begun.values()) == [10.0, 13.0, 16.0]
 
 
-def test_a_question_for_a_state_that_comes_again_is_answered_once() -> None:
-    """A link sends it again when it has reconnected: two groups were made for one download."""
-    members, sent = members_of(2)
-    for _ in range(2):
-        members.fetch(1, 7, {"at_least": 1, "without": []}, 2.0)
-    members.publish(0, 1, 3.0)
-    assert [message["id"] for site, message in sent if site == 1 and "id" in message] == [7]
-    assert sum(message.get("push") == "serve" for _, message in sent) == 1
-
-
-def test_a_process_that_reaches_a_restarted_rendezvous_before_the_first_of_its_site_is_heard() -> None:
-    """Its connection was cut at each message until then, and its address for tests of connections was lost."""
-    run = RunSession("mine", 1, print)
-    channel: Any = SimpleNamespace(send=lambda **message: None, close=lambda: None)
-    hello = {"session": "second", "site": 0, "local_rank": 1, "tests_at": ["host", 2]}
-    client = run.welcome(channel, hello, 0.0)
-    run.take(client, {"say": "beat"}, 1.0)
-    first = {"session": "first", "site": 0, "local_rank": 0, "tests_at": ["host", 1]}
-    run.welcome(channel, first, 2.0)
-    run.close()
-    assert run.members.sites[0].processes == {0: ["host", 1], 1: ["host", 2]}
-
-
 # --- sites of several processes: each process a thread here -------------------------------------------------
 
 SIZE = 2
-SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 PATIENCE = {"averaging_timeout": 30, "timeout_waiting_for_peers": 30}
 ADAM = partial(torch.optim.AdamW, lr=0.05)
 
@@ -739,8 +631,9 @@ def process(at: RendezvousService, number: int, place: int, meets_in: Path) -> I
         yield comm
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("codec", [None, "int8"])
+@pytest.mark.parametrize(
+    ("sharding", "codec"), [("NO_SHARD", None), ("SHARD_GRAD_OP", "int8"), ("FULL_SHARD", "int8")]
+)
 def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
     sharding: str, codec: str | None, tmp_path: Path
 ) -> None:
@@ -759,9 +652,8 @@ def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
         check_equal(each, expected)
 
 
-@pytest.mark.parametrize("sharding", ["NO_SHARD", "FULL_SHARD"])
 def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation(
-    sharding: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Each of its processes downloads what its like has, and the rounds, members and parameters are the simulated."""
     gates = Gates()
@@ -785,7 +677,7 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
                         partial(hold, name),
                         partial(gates.tell, name),
                         ranks_per_worker=SIZE,
-                        sharding=sharding,
+                        sharding="FULL_SHARD",
                         **PATIENCE,
                     )
             except KilledError:
@@ -824,8 +716,7 @@ def test_a_site_of_two_needs_ranks_per_worker(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["computing", "averaging"])
-def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(tmp_path: Path) -> None:
     """With its whole site, while the first process of that is alive: not only when the time-outs are over."""
     gates, lines = Gates(), list[str]()
 
@@ -836,24 +727,18 @@ def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tm
 
     def body(at: RendezvousService, number: int, place: int) -> Told:
         with process(at, number, place, tmp_path / str(number)) as comm:
-            is_victim = (number, place) == (1, 1)
 
             def hold(step: int) -> None:
-                if is_victim and where == "computing" and step == 2 * H - 1:
+                if (number, place) == (1, 1) and step == 2 * H - 1:
                     stop(comm)
                 if number == 0 and step == 5 * H - 1:
                     gates.until((1, 1), 4)  # it has come to itself, and downloads what the others have
-
-            def after(done: int) -> None:
-                gates.tell((number, place), done)
-                if is_victim and where == "averaging" and done == 1:
-                    comm.before_meeting(lambda: None if gates.reached((0, 0), 3) else stop(comm))
 
             return train(
                 comm,
                 1.0 + number,
                 hold,
-                after,
+                partial(gates.tell, (number, place)),
                 ranks_per_worker=SIZE,
                 averaging_timeout=300,
                 timeout_waiting_for_peers=300,
@@ -867,35 +752,6 @@ def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tm
     assert members[0] == members[-1] == [0, 1, 2, 3]
     assert members[1] == members[2] == [0, 1]
     assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 answers again")
-
-
-def next_process(address: tuple[str, int]) -> SiteLink:
-    """Site 0 again, as soon as the rendezvous has read that its last process is gone."""
-    deadline = time.monotonic() + 10.0
-    while True:
-        try:
-            return SiteLink(address, SECRET, 0)
-        except InputError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def test_what_an_earlier_life_of_a_site_left_hanging_does_not_count_against_the_next(tmp_path: Path) -> None:
-    """A machine froze with both its processes, and the site comes again as one process: the other is not missed."""
-    lines = list[str]()
-    with meeting(2, silent_seconds=2.0, say=lines.append) as at:
-        first, frozen = SiteLink(at.address, SECRET, 0), SiteLink(at.address, SECRET, 0, local_rank=1)
-        for each in (first, frozen):
-            each._is_up.clear()  # they say nothing more, and their connections stay
-        first.close()
-        again = next_process(at.address)
-        deadline = time.monotonic() + 3.0
-        while time.monotonic() < deadline:
-            again.ask("clock", elapsed=None)
-        again.close()
-        frozen.close()
-    assert [line for line in lines if "hangs" in line] == []
 
 
 # --- start and end of a site --------------------------------------------------------------------------------
@@ -938,14 +794,6 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
     assert (
         "warning: could not report to other sites that DiLoCo is finished: rendez" in capsys.readouterr().err
     )
-
-
-def test_the_last_step_is_reported_though_the_site_ends_first() -> None:
-    lines: list[str] = []
-    with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
-        with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:
-            comm.link.rows.add(0, StepDone(3000, 1.0, 1, 0.1, 0, 0, 0))
-        assert lines[-1] == "site 0 has finished, after step 3000"
 
 
 # --- what never begins --------------------------------------------------------------------------------------

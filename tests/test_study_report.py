@@ -14,8 +14,6 @@ import pytest
 import yaml
 from experiments import experiment, json_of
 from forks import Fork
-from hypothesis import given
-from hypothesis import strategies as st
 from worlds import chain_form
 
 from exogym_core import load_runs
@@ -23,7 +21,6 @@ from exogym_core.results.disk import FolderLock
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import PlainProgress
 from exogym_core.results.report import Results, RunReport, verdict, write_report
-from exogym_core.results.report.curves import curve
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
 from netgym.cli.main import main
@@ -31,23 +28,6 @@ from netgym.studies.report import StudyReport
 from netsim.errors import InputError
 
 NETWORK = chain_form("xy", "1 Gbit/s", "0 s")
-NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7)
-
-
-@given(NUMBERS, st.floats(-1e3, 1e3), st.permutations(range(7)))
-def test_intervals_hold_the_mean_and_move_with_the_values(
-    values: list[float], shift: float, order: list[int]
-) -> None:
-    """Whatever the order."""
-    interval = t_interval(values)
-    assert interval is not None
-    low, high = interval
-    slack = 1e-6 * (1 + max(map(abs, values)))
-    assert (low + high) / 2 == pytest.approx(math.fsum(values) / len(values), abs=slack)
-    shuffled = [values[place] for place in order if place < len(values)]
-    assert t_interval(shuffled) == pytest.approx(interval, abs=slack)
-    moved = t_interval([value + shift for value in values])
-    assert moved == pytest.approx((low + shift, high + shift), abs=100 * slack)
 
 
 def test_intervals_of_known_values() -> None:
@@ -180,15 +160,6 @@ def test_points_of_a_sweep_are_named_by_their_values(tmp_path: Path) -> None:
     assert "topology" not in report.verdict
 
 
-def test_runs_that_are_a_group_each_are_compared_by_their_seeds(tmp_path: Path) -> None:
-    """Their own names kept them apart: nothing was said to be known of seeds that they had in common."""
-    for name, values in (("a", [1.0, 2.0, 3.0]), ("b", [2.0, 3.1, 4.0])):
-        write_run(tmp_path / name, {"A": values}, topology=NETWORK)
-    report = StudyReport([tmp_path], by=["run"])
-    assert [group.name for group in report.winners] == ["a, A"]
-    assert "3 seeds in common" in report.verdict
-
-
 def test_networks_are_no_replicates(tmp_path: Path) -> None:
     """Nine runs of three seeds were pooled as nine: the interval shrank with no new information."""
     for name in ("x", "y", "z"):
@@ -218,24 +189,6 @@ def test_a_run_given_twice_is_one_run(tmp_path: Path) -> None:
     paths = [tmp_path / "x", tmp_path / "x", tmp_path]
     assert len(load_runs(*paths)) == len(load_runs(tmp_path / "x")) == 6
     assert [group.cells()[3] for group in StudyReport(paths).groups] == ["2"]
-
-
-def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    """They passed for one run in the table, with every seed twice."""
-    for place in ("first", "second"):
-        write_run(tmp_path / place / "x", {"A": [1.0, 2.0]}, topology=NETWORK)
-    paths = [tmp_path / place / "x" for place in ("first", "second")]
-    assert set(load_runs(*paths)["run"]) == set(map(str, paths))
-    assert [group.values for group in StudyReport(paths).groups] == [(str(path), "A") for path in paths]
-    with pytest.raises(InputError, match="A holds seed 0 more than once"):
-        StudyReport(paths, by=["strategy"])
-
-
-def test_runs_in_other_precisions_are_no_replicates(tmp_path: Path) -> None:
-    for name, autocast in (("x", False), ("y", "bf16")):
-        write_run(tmp_path / name, {"A": [1.0]}, topology=NETWORK, autocast=autocast)
-    with pytest.raises(InputError, match="A holds runs that differ in autocast"):
-        StudyReport([tmp_path], by=["strategy"])
 
 
 def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
@@ -436,14 +389,6 @@ def test_the_page_is_the_same_every_time_and_its_groups_are_json(
     assert "holds no run" in capsys.readouterr().err
 
 
-def test_bytes_sent_by_a_worker_are_those_of_its_own_run(tmp_path: Path) -> None:
-    """They were divided by the number of workers of the first run, whoever had sent them."""
-    for name, count in (("a", 2), ("b", 4)):
-        write_run(tmp_path / name, {"A": [1.0]}, seed=0, workers={"count": count})
-    shown = StudyReport([tmp_path / "a", tmp_path / "b"]).shown()
-    assert [curve(result)[-1].num_bytes for result in shown.results.strategies] == [16 / 2, 16 / 4]
-
-
 @pytest.mark.parametrize("align", ["time", "steps", "bytes"])
 def test_curves_can_be_aligned_by_time_steps_and_bytes(tmp_path: Path, align: str) -> None:
     write_run(tmp_path / "a", {"A": [1.0, 2.0], "B": [3.0, 4.0]})
@@ -528,38 +473,12 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
     assert Results.load(RunFolder(path)).running is None
 
 
-def test_a_real_run_names_no_simulated_network_before_its_first_strategy_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An experiment for real sites may name a topology for its simulation; the table would have no row."""
-    plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
-    run, path = RunFolder.create(tmp_path / "a", "run"), tmp_path / "a"
-    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
-    topology = {"name": "simulated", "hosts": ["a", "b"], "links": [link]}
-    run.write_text("experiment.yaml", yaml.safe_dump({"topology": topology, **plain}))
-    run.write_summary([])
-    for seconds, network in (("virtual_seconds", "simulated"), ("wall_seconds", "the real one")):
-        with PlainProgress(lambda line: None, lambda line: None, path) as progress:
-            progress.begin("A", 1, 1, 900).event({"kind": "step", "step": 7, "train_loss": 1.0, seconds: 1.0})
-            assert main(["report", str(path)]) == 0
-        printed = capsys.readouterr().out
-        assert f"network {network}" in printed
-        assert "strategy" not in printed.partition("network")[0]
-
-
 def test_runs_in_which_no_strategy_has_ended_have_no_page_yet(tmp_path: Path) -> None:
     """The line was about --group-by, which nobody had given."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/experiment.yaml").write_text("name: a\n")
     with pytest.raises(InputError, match="a: no strategy has ended yet: netgym status shows the progress"):
         StudyReport([tmp_path / "a"])
-
-
-def test_the_page_of_several_runs_may_lie_in_a_new_folder(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
-    page = tmp_path / "new/folder/page.html"
-    assert main(["report", str(tmp_path / "a"), "--out", str(page)]) == 0
-    assert page.is_file()
 
 
 def test_a_run_in_the_folder_of_another_is_no_part_of_its_page(
@@ -585,11 +504,3 @@ def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path, capsys: pytest.
     refused = f"{summary}: is there and is no .html file: choose another name"
     assert capsys.readouterr().err == f"error: {refused}\n"
     assert summary.read_bytes() == before
-
-
-def test_figures_for_papers_leave_no_group_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """More than eight groups were dropped without a word."""
-    write_run(tmp_path / "a", {f"S{number}": [1.0 + number] for number in range(9)}, seed=0)
-    arguments = ["report", str(tmp_path), "--format", "svg", "--out", str(tmp_path / "page.html")]
-    assert main(arguments) == 2
-    assert "--format svg: a figure shows 8 groups at most, and there are 9" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import copy
 import itertools
 import random
 import re
-import sys
 import threading
 import warnings
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from experiments import fit, fitted, mlp, samples
-from forks import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -28,7 +26,7 @@ from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
 from exogym_core.events import Evaluated, EvaluationPoint, EvaluationTaken, Grid, StepDone
 from exogym_core.learner import TorchLearner
-from exogym_core.results.recorder import RowRecorder, mean_utilisation
+from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from netgym.tasks import MLP, build_model, build_task
@@ -180,12 +178,11 @@ class Noisy(nn.Module):
         return nn.functional.cross_entropy(self.head(self.frozen(hidden)), labels)
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2, 3])
-def test_looking_changes_nothing(num_nodes):
+def test_looking_changes_nothing():
     torch.manual_seed(0)
     model = Noisy()
     runs = [
-        fit(model, samples(60), samples(seed=1), num_nodes=num_nodes, max_steps=5, **looking)
+        fit(model, samples(60), samples(seed=1), num_nodes=2, max_steps=5, **looking)
         for looking in (
             {"val_size": 0},
             {"val_interval": 1, "val_size": 7, "correlation_interval": 1},
@@ -224,7 +221,7 @@ def test_evaluation_is_at_the_start_each_interval_and_the_end(num_nodes):
     assert result.validation[0]["local_loss"] == pytest.approx(result.validation[0]["global_loss"])
 
 
-@pytest.mark.parametrize("val_size", [1, 3, 22, 23, 24])
+@pytest.mark.parametrize("val_size", [3, 24])
 def test_evaluation_takes_any_number_of_fixed_samples(val_size):
     seen = []
 
@@ -348,9 +345,7 @@ def repeated(loader):
         yield from loader
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "batch_size", "length"), [(4, 8, 64), (3, 7, 50), (2, 5, 33), (4, 16, 6)]
-)
+@pytest.mark.parametrize(("num_nodes", "batch_size", "length"), [(3, 7, 50), (4, 16, 6)])
 def test_the_sampler_of_torch_gives_the_losses_of_a_loop_with_it(num_nodes, batch_size, length):
     """Ranks of torch's own loaders, whose epoch nobody sets, as in EXO Gym; over several epochs."""
     model, data = mlp(), samples(length)
@@ -373,32 +368,6 @@ def test_the_sampler_of_torch_gives_the_losses_of_a_loop_with_it(num_nodes, batc
         for loader in loaders:
             (model(next(loader)) / num_nodes).backward()
         optimizer.step()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(trained.state_dict()[name], parameter.data)
-
-
-def test_diloco_with_the_sampler_of_torch_gives_the_model_of_a_loop_with_an_outer_optimizer():
-    """Outer parameters share no storage with a rank's; on CPUs those of EXO Gym do, from its first round on."""
-    model, data = mlp(), samples(64)
-    loaders = [repeated(DataLoader(data, 8, sampler=DistributedSampler(data, 4, rank))) for rank in range(4)]
-    strategy = DiLoCoStrategy(OptimSpec(torch.optim.SGD, lr=0.3), H=3)
-    options = {"num_nodes": 4, "batch_size": 8, "max_steps": 12, "sampler": "torch"}
-    trained = fit(copy.deepcopy(model), data, strategy=strategy, **options)
-    replicas = [copy.deepcopy(model) for _ in loaders]
-    inner = [torch.optim.SGD(replica.parameters(), lr=0.3) for replica in replicas]
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    for step in range(1, 13):
-        for replica, optimizer, loader in zip(replicas, inner, loaders, strict=True):
-            optimizer.zero_grad()
-            replica(next(loader)).backward()
-            optimizer.step()
-        if step % 3 == 0:
-            for name, parameter in model.named_parameters():
-                own = torch.stack([replica.get_parameter(name).data for replica in replicas])
-                parameter.grad = parameter.data - own.mean(0)
-            outer.step()
-            for replica in replicas:
-                replica.load_state_dict(model.state_dict())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(trained.state_dict()[name], parameter.data)
 
@@ -429,12 +398,6 @@ def test_an_iterable_trains_and_ends_after_its_epochs():
 # --- mistakes --------------------------------------------------------------------------------------------------
 
 
-def test_device_of_trainer_and_fit_must_agree():
-    trainer = Trainer(mlp(), samples(), device="cpu")
-    assert trainer.fit(strategy=sgd(), num_nodes=1, max_steps=1, device="cpu").fit_result.complete
-    assert trainer.fit(strategy=sgd(), num_nodes=1, max_steps=1).fit_result.complete
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_devices_without_cuda_are_reported():
     with pytest.raises(InputError, match="there is no CUDA device here"):
@@ -445,7 +408,6 @@ def test_devices_without_cuda_are_reported():
         fit(device=None, devices=["cpu", 1])
 
 
-@pytest.mark.parametrize("validation", [None, samples()])
 @pytest.mark.parametrize(
     ("output", "what"),
     [
@@ -454,13 +416,13 @@ def test_devices_without_cuda_are_reported():
         (lambda value: (value, value), r"\(Tensor, Tensor\)"),
     ],
 )
-def test_a_model_must_return_a_scalar(output, what, validation):
+def test_a_model_must_return_a_scalar(output, what):
     class Wrong(MLP):
         def forward(self, batch):
             return output(super().forward(batch))
 
     with pytest.raises((InputError, RankError), match=f"the model returned {what}; it must return"):
-        fit(Wrong(6, [5], 3), validation=validation)
+        fit(Wrong(6, [5], 3), validation=samples())
 
 
 @pytest.mark.parametrize(
@@ -557,22 +519,6 @@ def test_ctrl_c_comes_out_and_leaves_what_was_done():
         )
     assert [row["step"] for row in trainer.result.history] == [1, 2, 3]
     assert not trainer.result.complete
-
-
-def test_forked_ranks_inherit_what_optimizers_import():
-    """Importing torch's compiler takes a second and more, so no child may do it by itself."""
-
-    def dataset(rank, num_nodes, train_dataset):  # called in a rank's process, before it has an optimizer
-        assert "torch._dynamo" in sys.modules
-        return samples(seed=rank)
-
-    def train():
-        model, strategy = mlp(), sgd()
-        del sys.modules["torch._dynamo"]
-        fit(model, dataset, strategy=strategy, max_steps=1, workers="processes")
-
-    done = Fork(train).end()
-    assert done.returncode == 0, done.stderr
 
 
 # --- on a simulated network ---------------------------------------------------------------------------------
@@ -683,40 +629,12 @@ def test_smaller_batches_need_fewer_flops():
     assert compute_seconds(3) / compute_seconds(2) == pytest.approx(1.25, rel=1e-3)
 
 
-@pytest.mark.parametrize("minibatch_size", [None, 200])
-def test_a_batch_larger_than_the_data_takes_the_time_of_the_samples_there_are(minibatch_size):
-    def compute_seconds(**sizes):
-        device = {"flops": {"device": "raspberry-pi-5"}}
-        return fit_on_network(compute=device, **sizes).compute_seconds
-
-    # 120 samples are 40 for each of three ranks; their count for 120 used to be divided by the 1000 asked for.
-    large = compute_seconds(batch_size=1000, minibatch_size=minibatch_size)
-    assert large == pytest.approx(compute_seconds(batch_size=40), rel=1e-6)
-
-
 def test_measured_seconds_are_settled_as_fixed():
     result = fit_on_network(compute={"measured": {"factor": 3}, "jitter": 0.1})
     settled = Compute.parse(result.compute)
     assert settled.jitter == 0.1
     assert settled.fixed > 0
     assert fit_on_network(compute=settled).history == result.history
-
-
-def test_time_to_target_is_the_first_evaluation_that_reaches_it():
-    result = fit_on_network(
-        strategy=AllReduceStrategy(optim_spec=OptimSpec("adam", lr=1e-2)), val_interval=1, val_size=100
-    )
-    losses = [row["global_loss"] for row in result.validation]
-    assert losses[3] < losses[0]
-    reached = fit_on_network(
-        strategy=AllReduceStrategy(optim_spec=OptimSpec("adam", lr=1e-2)),
-        val_interval=1,
-        val_size=100,
-        target_loss=losses[3],
-    )
-    first = next(row for row in result.validation if row["global_loss"] <= losses[3])
-    assert reached.virtual_seconds_to_target == first["virtual_seconds"]
-    assert result.virtual_seconds_to_target is None
 
 
 @pytest.mark.parametrize(
@@ -797,16 +715,6 @@ def test_time_for_a_gradient_passes_before_the_strategy_sees_it(mini):
     shares = [after - before for before, after in itertools.pairwise([6.0 - seconds * 2 / 3, *ready])]
     assert sorted(shares) == pytest.approx(sorted(seconds * 2 / 3 * size / sum(sizes) for size in sizes))
     assert stepped == pytest.approx(6.0)
-
-
-def test_hooks_are_gone_after_training():
-    trained = mlp()
-
-    def body(comm):
-        return loop(comm, trained, AllReduceStrategy(), data(), 1, seconds=1.0).run()
-
-    run_ranks(body, 1)
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in trained.parameters())
 
 
 def test_all_ranks_start_as_rank_0_buffers_included():
@@ -909,7 +817,3 @@ def test_what_comes_to_exist_at_the_very_end_is_credited_with_the_end():
     result.virtual_seconds = 12.0
     recorder.finish()
     assert [row["judged_virtual_seconds"] for row in result.validation] == [12.0]
-
-
-def test_utilisation_of_a_clock_that_never_moved_is_whole():
-    assert mean_utilisation([0.0, 0.0], 0.0) == 1.0
