@@ -37,22 +37,10 @@ class ReadsClock(AllReduceStrategy):
         self.comm.now()
 
 
-class ReadsComputing(AllReduceStrategy):
-    def step(self) -> None:
-        self.skips = self.comm.pending_seconds > 1
-        super().step()
-
-
 class ReadsBytes(AllReduceStrategy):
     def step(self) -> None:
         super().step()
         self.skips = self.comm.traffic.bytes_sent > 10**9
-
-
-class ReadsCounters(AllReduceStrategy):
-    def step(self) -> None:
-        super().step()
-        self.skips = self.comm.state_dict()["traffic"]["bytes_sent"] > 10**9
 
 
 class InFlight(AllReduceStrategy):
@@ -81,14 +69,12 @@ class Advances(AllReduceStrategy):
     ("strategy", "options", "reason"),
     [
         (ReadsClock(), {}, "read the clock"),
-        (ReadsComputing(), {}, "read the clock"),
         (ReadsBytes(), {}, "read the bytes"),
-        (ReadsCounters(), {}, "read the bytes"),
         (None, {"until": "1 s"}, "read the clock"),
         (None, {"val_seconds": "10 ms"}, "read the clock"),
         (DiLoCoStrategy(H=2, timeout_waiting_for_peers="1 s"), {}, "read the clock"),
     ],
-    ids=["clock", "computing", "bytes", "counters", "until", "evaluations", "time-outs"],
+    ids=["clock", "bytes", "until", "evaluations", "time-outs"],
 )
 def test_what_learns_times_or_bytes_is_trained_again(
     strategy: Strategy | None, options: dict[str, Any], reason: str
@@ -123,13 +109,10 @@ CODED = {"compute": {"fixed": "2 ms", "coding": "1 MB/s", "updates": "1 MB/s"}}
     ("strategy", "options"),
     [
         (AllReduceStrategy(), {"workers": "stacked"}),
-        (AllReduceStrategy(), {"minibatch_size": 2}),
         (AllReduceStrategy(), {"compute": {"flops": {"device": "a100"}}}),
-        (AllReduceStrategy(), {"compute": {"fixed": "2 ms", "shared_cores": 2}}),
         (AllReduceStrategy(codec="int8"), {"workers": {"kind": "processes", "processes": 2}}),
         (AllReduceStrategy(codec="int8"), CODED),
         (Advances(), {"minibatch_size": 2}),
-        (Advances(), CODED),
         (InFlight(), {"workers": {"kind": "processes", "processes": 2}}),
         (InFlight(), {"compute": {"fixed": "2 ms", "shared_cores": 2}}),
     ],
@@ -147,11 +130,6 @@ def test_a_resumed_training_is_timed_as_one_without_an_interruption(tmp_path: Pa
     resumed = trained(**options, resume_from=first.checkpoint_folder)
     assert resumed.resumed_step == 4
     assert outcome(resumed.retime(**WAN)) == outcome(trained(**WAN))
-
-
-def test_a_retimed_result_can_be_retimed() -> None:
-    first = trained(**LAN)
-    assert outcome(first.retime(**WAN).retime(**LAN, protocol=None)) == outcome(first)
 
 
 def test_equal_steps_are_stored_once() -> None:
@@ -208,12 +186,11 @@ def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.Capt
     )
 
 
-@pytest.mark.parametrize("more", [(), ("--set", "protocol.streams=2")])
-def test_another_network_has_its_own_protocol(run: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_another_network_has_its_own_protocol(run: Path, tmp_path: Path) -> None:
     """The stored experiment names the protocol of the network that it ran on."""
     network = {**plain_form(Topology.load("wan-4-regions")), "protocol": "gloo"}
     (tmp_path / "there.yaml").write_text(json.dumps(network), encoding="utf-8")
-    words = ("--topology", tmp_path / "there.yaml", *more, "--jobs", 1)
+    words = ("--topology", tmp_path / "there.yaml", "--set", "protocol.streams=2", "--jobs", 1)
     assert command("retime", run, *words, "--out", tmp_path / "timed") == 0
     assert command("compare", run.parent / "small.yaml", *words, "--out", tmp_path / "there") == 0
     rows = [(tmp_path / name / "metrics/DiLoCo.seed-0.csv").read_bytes() for name in ("timed", "there")]
@@ -287,7 +264,10 @@ BOTH = ["AllReduce", "DiLoCo"]
     ("jobs", "jitter", "expected"),
     [
         (1, [0.1], [[], ["AllReduce"], BOTH, BOTH]),
-        (2, [0.1, 0], [[], BOTH, ["AllReduce"], BOTH, BOTH, BOTH, BOTH, BOTH]),
+        pytest.param(
+            *(2, [0.1, 0], [[], BOTH, ["AllReduce"], BOTH, BOTH, BOTH, BOTH, BOTH]),
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["1", "2"],
 )
@@ -298,17 +278,14 @@ def test_a_sweep_trains_each_distinct_training_once(
     study = swept(tmp_path, jobs, **axes, **{"compute.jitter": jitter})
     entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
     assert [entry.get("retimed", []) for entry in entries] == expected
-    for entry in entries[-2:]:
+    for entry in entries[-1:]:
         point = study / "points" / entry["name"]
         there = tmp_path / entry["name"]
         assert command("compare", point / "experiment.yaml", "--out", there, "--jobs", 1) == 0
         assert results_of(point) == results_of(there)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(
-    tmp_path: Path, jobs: int
-) -> None:
+def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text(
         "from pathlib import Path\nfrom netgym.tasks import build_task\n\n\ndef digits(log):\n"
         "    with Path(log).open('a') as file:\n        file.write('read\\n')\n    return build_task('digits')\n"
@@ -320,7 +297,7 @@ def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(
         text = experiment(task=task, compute="2 ms", strategies="[AllReduce]", sweep=json.dumps(sweep))
         (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
         out = tmp_path / f"{len(networks)}"
-        assert command("sweep", tmp_path / "small.yaml", "--out", out, "--jobs", jobs) == 0
+        assert command("sweep", tmp_path / "small.yaml", "--out", out, "--jobs", 2) == 0
         times.append(len(log.read_text().splitlines()))
     assert times[0] == times[1]
 
@@ -334,13 +311,3 @@ def test_a_stopped_sweep_retimes_what_was_trained_before(tmp_path: Path) -> None
     assert command("sweep", "--resume", study, "--jobs", 1) == 0
     assert results_of(study / "points/0001") == before
     assert "AllReduce is retimed: it was trained in ../0000" in (study / "points/0001/log.txt").read_text()
-
-
-def test_a_comparison_on_several_networks_trains_once(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(experiment(compute="2 ms"), encoding="utf-8")
-    networks = ("--topology", "lan, wan-4-regions,home-tiers", "--set", "steps=3", "--strategy", "AllReduce")
-    assert command("compare", tmp_path / "small.yaml", *networks, "--out", tmp_path / "all", "--jobs", 1) == 0
-    entries = json.loads((tmp_path / "all/summary.json").read_text(encoding="utf-8"))
-    assert [entry["point"]["topology"] for entry in entries] == ["lan", "wan-4-regions", "home-tiers"]
-    assert [entry.get("retimed") for entry in entries] == [None, ["AllReduce"], ["AllReduce"]]
-    assert {strategy["steps"] for entry in entries for strategy in entry["strategies"]} == {3}

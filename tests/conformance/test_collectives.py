@@ -24,13 +24,12 @@ from netsim.ranks import Call
 from netsim.testing import LawError
 
 
-@pytest.mark.parametrize("law", COMMUNICATOR_LAWS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_transport_keeps_the_laws(transport: str, law: str) -> None:
+def test_every_transport_keeps_the_laws(transport: str) -> None:
     options = dict(TRANSPORTS[transport])
     # Processes cost: few sequences of many calls there, many small ones in threads.
-    sizes = {} if transport == "threads" else {"num_calls": 30, "num_sequences": 2}
-    check_communicator(options.pop("transport"), [law], **sizes, **options)
+    sizes = {} if transport == "threads" else {"num_calls": 20, "num_sequences": 1}
+    check_communicator(options.pop("transport"), **sizes, **options)
 
 
 class Wrapped:
@@ -204,14 +203,3 @@ def test_uneven_parts_are_counted_as_they_are(num_ranks: int, data: st.DataObjec
         counted(Call("all_to_all", ranks, sum(row), parts=(row,)), member) for member, row in enumerate(parts)
     ]
     assert own == plan.sent_bytes.tolist()
-
-
-def _one(op: str, comm: Communicator) -> int:
-    tensor = torch.ones(6)  # 24 bytes
-    {"all_reduce": comm.all_reduce, "broadcast": comm.broadcast, "all_gather": comm.all_gather}[op](tensor)
-    return comm.traffic.bytes_sent
-
-
-@pytest.mark.parametrize(("op", "sent"), [("all_reduce", 32), ("broadcast", 48), ("all_gather", 48)])
-def test_what_rank_0_of_three_sends(op: str, sent: int) -> None:
-    assert run("threads", partial(_one, op), 3).results[0] == sent

@@ -46,21 +46,6 @@ def test_a_message_over_gloo_waits_for_none_of_another_sender() -> None:
     assert run_ranks(body, 3, transport="gloo").results[0] == [2, 1]
 
 
-def test_a_letter_takes_the_network_as_long_as_a_message() -> None:
-    """10 kB from a to b at 8 Mbit/s over 10 + 20 ms, ideal: 40 ms; the sender does not wait."""
-
-    def body(comm: Communicator) -> float:
-        if comm.rank == 0:
-            comm.put(torch.zeros(10_000, dtype=torch.uint8), 1)
-        else:
-            assert len(comm.take(wait=math.inf)) == 1
-        return comm.now()
-
-    run = run_ranks(body, 2, topology=TOPOLOGY)
-    assert run.results == [0.0, pytest.approx(0.04, abs=2e-9)]
-    assert run.results[1] >= 0.04
-
-
 def test_waiting_for_a_letter_that_is_under_way_is_the_networks_time() -> None:
     """Rank 1 waits half a second for rank 0 to compute, then 40 ms for what it has sent."""
 
@@ -74,18 +59,6 @@ def test_waiting_for_a_letter_that_is_under_way_is_the_networks_time() -> None:
     run = run_ranks(body, 2, topology=TOPOLOGY)
     assert run.exposed_seconds[1] == pytest.approx(0.54, abs=1e-6)
     assert run.network_seconds[1] == pytest.approx(0.04, abs=1e-6)
-
-
-def test_waiting_ends_at_its_time() -> None:
-    def body(comm: Communicator) -> tuple[int, float]:
-        if comm.rank == 0:
-            comm.advance(1.0)
-            comm.put(torch.zeros(1), 1)
-            return 0, comm.now()
-        letters = comm.take(wait=0.25)
-        return len(letters), comm.now()
-
-    assert run_ranks(body, 2, topology=TOPOLOGY).results == [(0, 1.0), (0, 0.25)]
 
 
 def test_servers_of_servers_end_one_after_the_other() -> None:
@@ -105,7 +78,7 @@ def test_servers_of_servers_end_one_after_the_other() -> None:
     assert run_ranks(body, 3, topology=TOPOLOGY).results == [[2], [0], []]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     plans=st.lists(
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 3000)), max_size=6),

@@ -28,7 +28,7 @@ from exogym_core.strategy import (
 )
 from netgym.strategy_check import Workload, find_faults
 
-PROBLEMS = [(4, 6, 3, 4, 1), (5, 7, 2, 8, 2), (1, 2, 1, 1, 3)]  # ranks, steps, inputs, hidden values, seed
+PROBLEMS = [(5, 6, 3, 4, 1), (1, 2, 1, 1, 3)]  # ranks, steps, inputs, hidden values, seed
 rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 
 
@@ -53,7 +53,13 @@ def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, probl
         assert [traffic.payload_bytes for traffic in run.traffic] == [payload] * n
 
 
-@rows
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=[pytest.mark.thorough] if place % 3 else [])
+        for place, row in enumerate(TABLE)
+    ],
+)
 def test_keeps_the_laws_that_netgym_check_asks_for(row: Row) -> None:
     """Processes, which change nothing, are in laws/test_resume_laws.py, and gloo is below."""
     problem = Workload(*reference.make_problem(3, 7, 4, 6, seed=1), SEED)
@@ -192,7 +198,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_equals_its_algorithm_as_a_queue_of_events(name: str, data: st.DataObject) -> None:
     """Replicas and the server's model at the end, in fp64."""

@@ -83,7 +83,7 @@ _ELSEWHERE = 1e-4, 0.02  # on a machine with another arithmetic
 
 PARTS = {
     "transfers": Part(
-        frozen_transfers.names, frozen_transfers.answer, {"looks": _BYTES, "aborted": _BYTES}, _some(2, 7)
+        frozen_transfers.names, frozen_transfers.answer, {"looks": _BYTES, "aborted": _BYTES}, _some(1, 7)
     ),
     "collectives": Part(
         frozen_collectives.names,
@@ -112,7 +112,7 @@ PARTS = {
         frozen_commands.names,
         frozen_commands.answer,
         {"json": _TIMES},
-        lambda names: [name for name in names if not name.startswith("netsim collective stormy.yaml")],
+        _some(1, 3),
     ),
 }
 

@@ -105,7 +105,7 @@ OFFERED = sorted(name for name, row in ALGORITHMS["all_reduce"].items() if row.i
 
 @given(st.integers(0, len(STRATEGIES) - 1), sizes, networks, st.sampled_from(OFFERED))
 @example(0, PARTS, MIXED, "two-level-direct")
-@settings(max_examples=3)
+@settings(max_examples=1)
 def test_rounds_are_as_fast_as_by_any_one_algorithm(
     strategy: int, sizes: list[int], where: Form, name: str
 ) -> None:
@@ -142,8 +142,6 @@ def test_processes_resumed_and_retimed_trainings_and_plans_choose_alike(tmp_path
     assert first.collectives == {"all_reduce": ["two-level-direct"]}
     processes = trained(0, PARTS, MIXED, "auto", workers={"kind": "processes", "processes": 2})
     assert outcome(processes) == outcome(first)
-    jittered = {"compute": {"fixed": "50 ms", "jitter": 0.1}, "seed": 3}
-    assert trained(0, PARTS, MIXED | jittered, "auto").collectives == first.collectives
     assert outcome(trained(0, PARTS, MIXED | {"topology": "lan"}, "auto").retime(**MIXED)) == outcome(first)
     stopped = {"checkpoint_interval": 1, "save_dir": tmp_path}
     part = trained(0, PARTS, MIXED, "auto", **stopped, max_steps=1)

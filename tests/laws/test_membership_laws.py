@@ -181,7 +181,7 @@ class Site:
 
 
 @given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from([0.0, 0.02, 0.1]))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_all_sites_that_finish_a_round_report_the_same_members(
     num_sites: int, seed: int, trouble: float
 ) -> None:
@@ -207,7 +207,7 @@ def test_all_sites_that_finish_a_round_report_the_same_members(
 @example(
     num_sites=3, seed=524288, trouble=0.02, cables=0.01
 )  # a site comes again beside one that was refused
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_broken_pairs_end_no_site(num_sites: int, seed: int, trouble: float, cables: float) -> None:
     """Whichever pairs break, and however often, no site waits for ever, and a round has one membership."""
     world = World(num_sites, seed, trouble, cables)
@@ -333,10 +333,8 @@ OUTAGES: dict[str, list[dict[str, Any]]] = {
     "link": [event("home", 5.0, 9.0, crash=False)],
     "crash": [event("home", 5.0, 9.0, crash=True)],
     "the first rank": [event("a", 5.0, 9.0, crash=False)],
-    "for ever": [event("home", 5.0, None, crash=True)],
     "pause": [event("home", 5.0, 9.0, crash=False, pause=True)],
 }
-REJOIN = ["next_round", "at_once"]
 
 
 @cache
@@ -346,16 +344,20 @@ def undisturbed(name: str, rejoin: str) -> Any:
     return outcome(result)
 
 
-@pytest.mark.parametrize(("name", "rejoin"), [*zip(OUTAGES, itertools.cycle(REJOIN), strict=False)])
+@pytest.mark.parametrize(
+    ("name", "rejoin"), [("joins late", "next_round"), ("crash", "next_round"), ("pause", "at_once")]
+)
 def test_processes_give_what_threads_give(name: str, rejoin: str) -> None:
     assert outcome(fit(OUTAGES[name], workers=PROCESSES, rejoin=rejoin)) == undisturbed(name, rejoin)
 
 
-@pytest.mark.parametrize(("name", "rejoin"), [*zip(OUTAGES, itertools.cycle(REJOIN[::-1]), strict=False)])
+@pytest.mark.parametrize(
+    ("name", "rejoin"), [("link", "next_round"), ("crash", "next_round"), ("the first rank", "at_once")]
+)
 def test_stopped_and_resumed_is_never_stopped(name: str, rejoin: str, tmp_path: Path) -> None:
     """Several times, as the run goes on."""
     kept, where = 0, {"save_dir": tmp_path}
-    for stop_at in (3, 6, 8, 11, 16, None):
+    for stop_at in (3, 8, 16, None):
         result = fit(OUTAGES[name], stop_at=stop_at, checkpoint_interval=3, rejoin=rejoin, **where)
         assert result.resumed_step == kept
         assert result.complete == (stop_at is None)
@@ -399,7 +401,7 @@ def test_if_all_are_away_they_continue_when_the_first_is_back() -> None:
     ),
     st.sampled_from(["ideal", "linux-tcp", "gloo"]),
 )
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_every_run_ends_and_reports_the_sites_present(events: list[dict[str, Any]], protocol: str) -> None:
     result = end_of(events, protocol)
     if isinstance(result, DeadlockError):
@@ -439,7 +441,7 @@ def test_every_run_ends_and_reports_the_sites_present(events: list[dict[str, Any
     ),
     st.sampled_from(["ideal", "linux-tcp", "gloo"]),
 )
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_every_run_with_ranks_that_train_on_ends(events: list[dict[str, Any]], protocol: str) -> None:
     result = end_of(events, protocol, "at_once")
     if isinstance(result, DeadlockError):

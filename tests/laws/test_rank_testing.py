@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from torch import Tensor
 
 from exogym_core.results.fit_result import FitResult, Rows
@@ -25,12 +24,10 @@ from netgym.testing import (
     check_collective,
     check_communicator,
     programs,
-    tensors,
 )
 from netsim.errors import InputError, NetsimError
 from netsim.testing import LawError
 
-calls_so_far = []  # of this process
 results_so_far: dict[Any, Tensor] = {}
 
 
@@ -70,15 +67,6 @@ def is_free(comm: Any, tensor: Tensor) -> list[Tensor]:
 
 def sends_twice(comm: Any, tensor: Tensor) -> list[Tensor]:
     return ring_gather(comm, tensor) and ring_gather(comm, tensor)
-
-
-def is_shared(comm: Any, tensor: Tensor) -> list[Tensor]:
-    """Right where ranks are threads, which share this module."""
-    calls_so_far.append(tensor)
-    comm.barrier()
-    found = calls_so_far[-comm.world_size :]
-    comm.barrier()
-    return ring_gather(comm, tensor) if len(found) == comm.world_size else found
 
 
 def differs_over_gloo(comm: Any, tensor: Tensor) -> list[Tensor]:
@@ -234,12 +222,6 @@ def test_what_is_right_passes() -> None:
         places=[],
     )
     assert own.num_cases == 3
-
-
-@given(tensors(dtypes=[torch.float32]))
-def test_drawn_tensors_are_of_the_dtypes_asked_for(tensor: Tensor) -> None:
-    assert tensor.dtype == torch.float32
-    assert tensor.tolist() == tensor.clone().tolist()
 
 
 def test_a_program_that_depends_on_host_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

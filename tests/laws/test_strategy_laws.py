@@ -124,7 +124,7 @@ WITH_ROUNDS: list[Any] = [
 
 
 @pytest.mark.parametrize("make", WITH_ROUNDS)
-@settings(max_examples=6)
+@settings(max_examples=2)
 @given(problem=problems, buckets=st.one_of(st.just("parameter"), st.integers(1, 300)))
 def test_buckets_change_neither_values_nor_bytes(make: Any, problem: dict[str, int], buckets: Any) -> None:
     model, batches = reference.make_problem(**problem)
@@ -138,7 +138,7 @@ def test_buckets_change_neither_values_nor_bytes(make: Any, problem: dict[str, i
 
 
 @pytest.mark.parametrize("make", WITH_ROUNDS)
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(problem=problems)
 def test_rounds_through_a_store_have_equal_values_and_each_rank_sends_its_own_once(
     make: Any, problem: dict[str, int]
@@ -154,16 +154,6 @@ def test_rounds_through_a_store_have_equal_values_and_each_rank_sends_its_own_on
         torch.testing.assert_close(got, expected, rtol=0.05 * is_rounded, atol=0.05 * is_rounded)
 
 
-def test_sites_send_each_bucket_in_parts() -> None:
-    model, batches = reference.make_problem(4, 4, 3, 5, seed=0)
-    one, several = (
-        reference.run_strategy(DiLoCoStrategy(adamw, H=2, ranks_per_worker=2, buckets=each), model, batches)
-        for each in ("one", "parameter")
-    )
-    assert all(map(torch.equal, several.results, one.results))
-    assert sum(t.bytes_sent for t in several.traffic) == sum(t.bytes_sent for t in one.traffic)
-
-
 def a_round(strategy: Strategy, protocol: str, **options: Any) -> Any:
     """A round of two ranks on a link of 8 Mbit/s and 10 ms."""
     link = {"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}
@@ -176,9 +166,8 @@ def a_round(strategy: Strategy, protocol: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("buckets", "num_calls"), [("one", 1), ("parameter", 4), ("24 kB", 2), ("2.4 kB", 3), ("1 GB", 1)]
 )
-@pytest.mark.parametrize("make", [DiLoCoStrategy, FedAvgStrategy, MuLoCoStrategy])
-def test_each_bucket_is_a_call(make: Any, buckets: str, num_calls: int) -> None:
-    run = a_round(make(adamw, H=1, buckets=buckets), "ideal", collectives="ring")
+def test_each_bucket_is_a_call(buckets: str, num_calls: int) -> None:
+    run = a_round(DiLoCoStrategy(adamw, H=1, buckets=buckets), "ideal", collectives="ring")
     assert [t.bytes_sent for t in run.traffic] == [pytest.approx(8 * 3351, abs=8)] * 2
     # A ring of two sends half of the values twice, each time behind 10 ms of latency; one call after the other.
     assert run.virtual_seconds == pytest.approx(num_calls * 0.02 + 8 * 3351 / 1e6, abs=2e-5)
@@ -229,7 +218,7 @@ def test_selectors_choose_what_they_promise(size: int, p: float, seed: int) -> N
 @pytest.mark.parametrize(("size", "p"), [(4, 0.75), (100, 0.3), (10, 0.9), (7, 0.01)])
 def test_every_value_has_the_same_chance(kind: type[IndexSelector], size: int, p: float) -> None:
     """Of slices of unequal lengths, values in the short ones would come more often; of 1/p pieces, too few."""
-    selector, flat, draws = kind(p), torch.zeros(size), 4000
+    selector, flat, draws = kind(p), torch.zeros(size), 1000
     counts = torch.zeros(size)
     for iteration in range(draws):
         counts[selector.get_indices(flat, iteration)] += 1
@@ -242,20 +231,3 @@ def test_billions_of_values_are_cut_into_slices_without_overflow() -> None:
     size, count = 30_000_000_000, 600_000_000
     bounds = slice_bounds(torch.tensor([0, 1, count - 1, count]), size, count)
     assert bounds.tolist() == [0, 50, size - 50, size]
-
-
-def test_selectors_differ_in_their_draws() -> None:
-    flat = torch.zeros(1000)
-
-    def drawn(selector: IndexSelector, iteration: int, seed: int = 0) -> list[int]:
-        selector.seed = seed
-        indices: list[int] = selector.get_indices(flat, iteration).tolist()
-        return indices
-
-    one_pass = 10  # iterations
-    for kind in (RandomIndexSelector, PartitionedIndexSelector, ShuffledSequentialIndexSelector):
-        assert drawn(kind(0.1), 0) == drawn(kind(0.1), 0)
-        assert drawn(kind(0.1), 0) != drawn(kind(0.1), 1)
-        assert drawn(kind(0.1), 0) != drawn(kind(0.1), 0, seed=1)
-        again = drawn(kind(0.1), 0) == drawn(kind(0.1), one_pass)
-        assert again == (kind is ShuffledSequentialIndexSelector)
