@@ -110,7 +110,7 @@ def test_stages_train_as_one_rank_with_the_whole_model(
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("count", "micro"), [(2, 4), (4, 4), (4, 8)])
+@pytest.mark.parametrize(("count", "micro"), [(2, 4), (4, 8)])
 def test_a_step_takes_the_slots_of_the_schedule(schedule: str, count: int, micro: int) -> None:
     """m + p - 1 slots, each a forward and a backward pass of a stage, on a network that takes no time."""
     free = Topology.from_mapping(star_form(count, bandwidth="1e9 Gbit/s", latency="0 s"))
@@ -232,7 +232,6 @@ def test_bytes_of_boundaries_by_hand() -> None:
 @pytest.mark.parametrize(
     ("codec", "message", "is_exact"),
     [
-        ("bf16", 2 * 8 * 24, False),
         ("int8", 8 * 24 + 4, False),
         ({"name": "top-k", "share": "25 %"}, 8 * 6 * 8, False),  # a value and its place
         ({"name": "top-k", "share": 1}, 8 * 24 * 8, True),
@@ -281,12 +280,6 @@ def test_gloo_trains_the_same() -> None:
     real, _ = fit(llama(), TEXT, STRATEGIES["DiLoCo"](), stages, transport="gloo", **none)
     losses = [[row["train_loss"] for row in each.history] for each in (simulated, real)]
     assert losses[0] == losses[1]
-
-
-def test_a_run_ends_at_a_time_for_all_stages() -> None:
-    result, _ = fit(tied_gpt(), TEXT, STRATEGIES["AllReduce"](), 2, max_steps=50, until="300 ms")
-    assert 0.3 <= result.virtual_seconds < 0.4
-    assert len(result.history) < 50
 
 
 @given(
@@ -381,13 +374,21 @@ def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str
             {"count": 2, "microbatches": 4, "schedule": "1f1b"},
             [{"name": "DiLoCo", "H": 4}, {"name": "AllReduce", "max_norm": 1.0}],
         ),
-        ({"count": 3, "schedule": "gpipe", "microbatches": 8, "codec": "int8"}, [{"name": "DiLoCo", "H": 8}]),
+        pytest.param(
+            {"count": 3, "schedule": "gpipe", "microbatches": 8, "codec": "int8"},
+            [{"name": "DiLoCo", "H": 8}],
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             {"count": 2, "schedule": "interleaved", "microbatches": 2},
             [{"name": "NoLoCo", "H": 4}, "DeMo"],
             marks=pytest.mark.thorough,
         ),
-        ({"count": 3, "schedule": "pipedream", "microbatches": 1, "delay": 2}, ["AllReduce"]),
+        pytest.param(
+            {"count": 3, "schedule": "pipedream", "microbatches": 1, "delay": 2},
+            ["AllReduce"],
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_plan_is_the_run(tmp_path: Path, stages: Any, strategies: list[Any]) -> None:
@@ -438,16 +439,6 @@ def test_parts_that_compute_something_else_are_refused() -> None:
         fit(model, IMAGES, AllReduceStrategy(optim_spec=SGD), 2)
 
 
-def test_a_model_that_counts_its_tokens_is_refused() -> None:
-    class Counts(Batches):
-        def forward(self, batch: Any) -> Any:
-            return super().forward(batch), 7
-
-    model = Counts(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), Mean()))
-    with pytest.raises(InputError, match="return the mean loss over samples"):
-        fit(model, IMAGES, AllReduceStrategy(optim_spec=SGD), 2)
-
-
 class Awkward(nn.Module):
     """A model whose parts hand on what is hard to hand on.
 
@@ -478,7 +469,6 @@ class Awkward(nn.Module):
 AWKWARD: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "in place": (lambda made: made, lambda got: got.relu_()),
     "flat": (lambda made: made.reshape(-1), lambda got: got.view(-1, 16)),
-    "transposed": (lambda made: made.T, lambda got: got.T),
     "expanded": (lambda made: made[:, :1].expand(-1, 16), lambda got: got),
     "a mask of as many rows as samples": (
         lambda made: (made, torch.tril(torch.ones(4, 4))),
@@ -500,15 +490,6 @@ def test_whatever_crosses_and_micro_batches_of_two_sizes(name: str) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for key, value in weights.items():
         assert torch.allclose(others[key], value, atol=1e-5), key
-
-
-def test_shapes_that_change_by_batch_are_refused() -> None:
-    def shortened(made: Tensor) -> Tensor:
-        return made[:, : 16 if made.grad_fn is None or not made.sum() > 0 else 8]
-
-    model = Awkward(shortened, lambda got: nn.functional.pad(got, (0, 16 - got.shape[1])))
-    with pytest.raises(InputError, match=r"stage 0 returns torch.float32 \[2, \d+\] for 2 samples, where"):
-        fit(model, IMAGES, STRATEGIES["DiLoCo"](), {"count": 2, "microbatches": 4}, max_steps=8)
 
 
 @settings(max_examples=4)

@@ -142,9 +142,7 @@ def test_the_outer_optimizer_is_what_was_asked_for(kind: Any) -> None:
     assert isinstance(on_one_rank(kind(outer_optim_spec="adam")).optimizers[1], torch.optim.Adam)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in STRATEGIES if "outer_momentum" in accepted_arguments(STRATEGIES[name])]
-)
+@pytest.mark.parametrize("name", ["DiLoCo", "StreamingDiLoCo"])
 def test_an_outer_step_takes_no_momentum_as_well(name: str) -> None:
     """`outer_momentum: 0` failed in every rank: torch has no Nesterov momentum of 0."""
     fitted(strategy=build_strategy(name, outer_momentum=0.0, lr=0.01))
@@ -185,29 +183,11 @@ def test_lambda_cosine_warms_up_from_above_zero_and_ends_at_a_tenth() -> None:
     assert rates(AllReduceStrategy("sgd", lr=1.0, lr_scheduler="lambda_cosine"), 3) == [1.0] * 3
 
 
-def test_lambda_cosine_goes_down_to_a_floor_of_ones_own() -> None:
-    options = {"warmup_steps": 2, "cosine_anneal": True, "floor": 0.0, "max_steps": 6}
-    schedule = {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": options}
-    found = rates(AllReduceStrategy("sgd", lr=1.0, **schedule), 6)
-    assert found == pytest.approx([0.5, 1.0, 1.0, (1 + 2**-0.5) / 2, 0.5, (1 - 2**-0.5) / 2])
-    assert min(found) > 0
-
-
 def test_any_torch_schedule_works_by_class_or_name() -> None:
     options = {"step_size": 2, "gamma": 0.5}
     for scheduler in (torch.optim.lr_scheduler.StepLR, "StepLR"):
         strategy = FedAvgStrategy("sgd", lr=1.0, lr_scheduler=scheduler, lr_scheduler_kwargs=options)
         assert rates(strategy, 5) == [1.0, 1.0, 0.5, 0.5, 0.25]
-
-
-def test_callbacks_hear_the_learning_rate() -> None:
-    received: list[float] = []
-    strategy = AllReduceStrategy(
-        "sgd", lr=1.0, lr_scheduler="ExponentialLR", lr_scheduler_kwargs={"gamma": 0.5}
-    )
-    strategy.lr_callbacks.append(received.append)
-    rates(strategy, 3)
-    assert received == [0.5, 0.25, 0.125]
 
 
 # --- strategies of one's own -------------------------------------------------------------------------------
@@ -251,21 +231,6 @@ def test_a_strategy_in_exo_gyms_manner_works() -> None:
     assert torch.allclose((results[0] - reference.vector(model)).abs().max(), torch.tensor(0.04).double())
     with pytest.raises(UnknownNameError, match=r"unknown argument of SignSGD 'H'; accepted: "):
         SignSGD(H=3)
-
-
-class Distill(Strategy):
-    """Own strategy whose constructor takes a model."""
-
-    def __init__(self, teacher: nn.Module, **options: Any) -> None:
-        super().__init__(**options)
-        self.teacher = teacher
-
-
-@pytest.mark.parametrize("teacher", [nn.Linear(2, 2), nn.Sequential()])
-def test_a_constructor_may_take_a_model(teacher: nn.Module) -> None:
-    strategy = Distill(teacher, lr=0.1)
-    assert strategy.teacher is teacher
-    assert strategy.arguments["teacher"] is teacher
 
 
 class Keeper(Strategy):
@@ -327,33 +292,25 @@ def test_what_would_do_nothing_is_refused_before_the_first_step(strategy: Strate
 
 
 class Turning(nn.Module):
-    """With a complex weight, or an empty one."""
+    """With a complex weight."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.turn, self.linear = nn.Parameter(weight), nn.Linear(2, 2)
+        self.turn, self.linear = nn.Parameter(torch.eye(2, dtype=torch.complex64)), nn.Linear(2, 2)
 
     def forward(self, values: Tensor) -> Tensor:
-        turned = self.linear(values)
-        if self.turn.is_complex():
-            turned = (turned.to(torch.complex64) @ self.turn).abs()
-        return turned.square().mean()
+        return (self.linear(values).to(torch.complex64) @ self.turn).abs().square().mean()
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize(
-    "weight", [torch.eye(2, dtype=torch.complex64), torch.zeros(0)], ids=["complex", "empty"]
-)
-def test_unusual_weights_train_or_are_refused_by_name_before_the_first_step(
-    name: str, weight: Tensor
-) -> None:
+def test_complex_weights_train_or_are_refused_by_name_before_the_first_step(name: str) -> None:
     taken: list[int] = []
 
     def body(comm: Any) -> None:
         options = {
             key: v for key, v in {"H": 2, "tau": 1}.items() if key in accepted_arguments(STRATEGIES[name])
         }
-        strategy, model = build_strategy(name, **options), Turning(weight.clone())
+        strategy, model = build_strategy(name, **options), Turning()
         strategy.setup(model, comm, 4, 0)
         if comm.rank >= strategy.num_nodes:
             strategy.serve(lambda steps: None)
@@ -368,7 +325,7 @@ def test_unusual_weights_train_or_are_refused_by_name_before_the_first_step(
             taken.append(number)
         strategy.finish()
 
-    if STRATEGIES[name].takes_complex or not weight.is_complex():
+    if STRATEGIES[name].takes_complex:
         run_ranks(body, 5)
         return
     with pytest.raises(InputError, match=r"parameter 'turn' is torch.complex64, and ranks bring real ones"):
@@ -397,29 +354,15 @@ WRONG_FACTORIES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "factory", "line"),
-    [
-        *((name, *WRONG_FACTORIES[0]) for name in STRATEGIES),
-        *(("AllReduce", *each) for each in WRONG_FACTORIES[1:]),
-    ],
-)
-def test_an_optimizer_of_other_parameters_than_the_models_is_refused(
-    name: str, factory: Any, line: str
-) -> None:
-    strategy = build_strategy(name, optim_spec=factory)
+@pytest.mark.parametrize(("factory", "line"), WRONG_FACTORIES)
+def test_an_optimizer_of_other_parameters_than_the_models_is_refused(factory: Any, line: str) -> None:
+    strategy = AllReduceStrategy(optim_spec=factory)
 
     def body(comm: Any) -> None:
         copy.deepcopy(strategy).setup(nn.Linear(2, 2), comm, 4, 0)
 
     with pytest.raises(InputError, match=rf"^optimizer OptimSpec\(<lambda>\): {re.escape(line)}"):
         run_ranks(body, 5)
-
-
-def test_an_outer_optimizer_of_some_parameters_is_refused() -> None:
-    strategy = DiLoCoStrategy(outer_optim_spec=lambda given: sgd_of(list(given)[:1]))
-    with pytest.raises(InputError, match=r"leaves out parameter 1 \(1 of 2 parameters\)"):
-        run_ranks(lambda comm: copy.deepcopy(strategy).setup(nn.Linear(2, 2), comm, 4, 0), 3)
 
 
 class Pull(CommunicationModule):
@@ -535,7 +478,13 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "dtype"), [(2, torch.float32), (2, torch.bfloat16), (1, torch.float16)], ids=str
+    ("num_ranks", "dtype"),
+    [
+        (2, torch.bfloat16),
+        pytest.param(2, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(1, torch.float16, marks=pytest.mark.thorough),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", WITHOUT_SERVERS)
 def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
@@ -591,9 +540,7 @@ class Shapes(nn.Module):
         self.tensors = nn.ParameterList(nn.Parameter(torch.empty(s, device="meta")) for s in shapes)
 
 
-@pytest.mark.parametrize(
-    ("topk", "megabytes"), [(32, 110.32), (16, 55.16), (8, 27.58), (4, 13.79), (2, 6.90)]
-)
+@pytest.mark.parametrize(("topk", "megabytes"), [(32, 110.32), (2, 6.90)])
 def test_demo_sends_what_its_paper_says_for_olmo_1b(topk: int, megabytes: float) -> None:
     layer = [(6144, 2048), (2048, 2048), (16384, 2048), (2048, 8192)]
     olmo = Shapes((50304, 2048), *layer * 16)

@@ -191,17 +191,6 @@ def check_well_formed(events: list[dict[str, Any]]) -> None:
         assert any(begin <= now <= end for begin, end in rows[event["pid"], event["tid"]]), phase
 
 
-def test_hosts_with_several_ranks_have_their_messages_in_a_process_of_their_own(tmp_path: Path) -> None:
-    run_ranks(body, 4, PAIR, trace=tmp_path / "t.json")
-    titles = {event["args"]["name"] for event in read(tmp_path / "t.json") if event["name"] == "process_name"}
-    assert {"host a", "host b", "rank 3 (b)"} <= titles
-
-
-def test_ranks_without_a_topology_are_traced_too(tmp_path: Path) -> None:
-    run_ranks(lambda comm: comm.all_reduce(torch.ones(1)), 2, trace=tmp_path / "t.json")
-    assert [event["name"] for event in read(tmp_path / "t.json") if event["ph"] == "X"] == ["all_reduce"] * 2
-
-
 def test_where_a_trace_cannot_be_written_or_made(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         run_ranks(lambda comm: None, 1, PAIR, trace=tmp_path / "no" / "t.json")
@@ -312,41 +301,6 @@ def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="trace: .* cannot be written"), pytest.raises(DeadlockError):
         run_ranks(forlorn, 2, PAIR, trace=path)
     assert [each.name for each in tmp_path.iterdir()] == ["t.json.gz"]
-
-
-def test_the_commands_leave_traces_of_what_fails(tmp_path: Path) -> None:
-    (tmp_path / "net.yaml").write_text(
-        "hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 8 Mbit/s, latency: 10 ms}\n"
-        "events:\n  - {at: 0.51 s, link: [a, b], down: true}\n"
-    )
-    (tmp_path / "flows.csv").write_text("start_s,src,dst,bytes\n0,a,b,100000\n0.1,a,b,1000000\n")
-    net, trace = str(tmp_path / "net.yaml"), tmp_path / "t.json"
-    arguments = [net, str(tmp_path / "flows.csv"), "--trace", str(trace)]
-    result = CliRunner().invoke(flows_command, arguments)
-    assert result.exit_code == 1
-    assert f"{trace}: what happened until the run was cut short" in result.output
-    first, second = slices(trace, 100_000, "sends")
-    assert first[2] < 0.3 < 0.51 <= second[2]
-    trace.unlink()
-    arguments = [net, "all_reduce", "--bytes", "1MB", "--repeat", "2", "--trace", str(trace)]
-    result = CliRunner().invoke(collective_command, arguments)
-    assert result.exit_code == 1
-    assert f"{trace}: what happened until the run was cut short" in result.output
-    for process in (1, 2):
-        assert [name for name, *_ in slices(trace, process, "communication")] == ["all_reduce"]
-    check_well_formed(read(trace))
-
-
-def test_crashes_are_rows_of_a_trace(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    crash = {"at": "0.25 s", "host": "us.0", "crash": True, "for": "2 s"}
-    run = run_ranks(body, 4, two_sites(events=[crash]), trace=path)
-    assert slices(path, 3, "down") == [("host down", 0.25, 2.25)]
-    assert slices(path, 3, "lost") == [("compute", 0.0, 0.25)]
-    computing = slices(path, 3, "compute")
-    assert computing[0][1:] == pytest.approx((2.25, 2.55))
-    assert sum(end - begin for _, begin, end in computing) == pytest.approx(run.compute_seconds[2])
-    check_well_formed(read(path))
 
 
 def test_weather_is_in_the_trace(tmp_path: Path) -> None:

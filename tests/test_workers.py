@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import random
@@ -12,7 +11,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,33 +81,6 @@ def test_many_tiny_steps_are_taken_in_a_process_a_core(tmp_path: Path, num_steps
     )
     passes = {path.name for path in tmp_path.iterdir()}
     assert (len(passes - {str(os.getpid())}) > 1) == (num_steps == 1_000)
-
-
-@pytest.mark.parametrize("num_ranks", [1, 4, 16])
-def test_garbage_of_ranks_in_threads_is_collected_as_often_as_that_of_a_process_of_each(
-    num_ranks: int,
-) -> None:
-    """Objects in flight among many ranks were searched so often that it took an eighth of their steps."""
-    before, made, searches = gc.get_threshold(), 20, list[bool]()
-    threshold = 700  # Python's
-
-    def body(comm: Communicator) -> None:
-        for _ in range(made * threshold):
-            cycle: list[object] = []
-            cycle.append(cycle)
-
-    def watch(phase: str, info: dict[str, int]) -> None:
-        searches.append(phase == "start" and threading.current_thread().name.startswith("rank"))
-
-    gc.set_threshold(threshold)
-    gc.callbacks.append(watch)
-    try:
-        run_ranks(body, num_ranks, workers="threads")
-        assert gc.get_threshold()[0] == threshold
-    finally:
-        gc.callbacks.remove(watch)
-        gc.set_threshold(*before)
-    assert 0.8 * made <= sum(searches) <= made + 2
 
 
 GPU = torch.Generator()  # in the place of a GPU's, which is got and set in the same way
@@ -233,20 +204,6 @@ def test_a_limit_on_files_that_leaves_no_shared_memory_is_an_error_of_one_line()
         run_ranks(lambda comm: None, 2, workers="processes")
 
 
-def test_a_rank_that_closes_its_process_s_descriptors_is_named_with_the_cause() -> None:
-    def body(comm: Communicator) -> None:
-        comm.barrier()
-        if comm.rank == 1:
-            os.closerange(3, 100_000)
-        comm.barrier()
-
-    with pytest.raises(
-        RankError, match=r"^the process of rank 1 ended: exit code 74: .* os\.closerange does"
-    ) as caught:
-        run_ranks(body, 2, workers={"kind": "processes", "processes": 2})
-    assert "\n" not in str(caught.value).partition("; in flight")[0]
-
-
 def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
     seen = []
 
@@ -273,7 +230,7 @@ def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
 
 # --- values that travel through shared memory ---------------------------------------------------------------
 
-_ROUNDS = 100
+_ROUNDS = 30
 _NUMBERS = 40_000  # large enough not to travel inside the messages
 
 
@@ -302,7 +259,7 @@ OTHER_PROCESSES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", OTHER_PROCESSES)
-@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
+@pytest.mark.parametrize("name", ["uint16", "float8_e4m3fn"])
 def test_results_of_newer_dtypes_come_back(name: str, where: str) -> None:
     """torch's own pickles of most of them cannot be read: it ended in an AttributeError."""
     dtype = getattr(torch, name)
@@ -316,7 +273,7 @@ def test_results_of_newer_dtypes_come_back(name: str, where: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("name", ["complex32", "int4", "bits8", "float8_e8m0fnu", "float4_e2m1fn_x2"])
+@pytest.mark.parametrize("name", ["complex32", "float4_e2m1fn_x2"])
 def test_results_of_dtypes_that_no_operator_knows_come_back(name: str) -> None:
     dtype = getattr(torch, name)
 
