@@ -18,8 +18,6 @@ import yaml
 import netgym as api
 from exogym_core.config import Settings
 from exogym_core.run.trainer import Trainer
-from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.strategy.participation.absence import PatienceOptions
 from netgym.cli.main import cli as netgym
 from netgym.tasks import GPT_PRESETS, LLAMA_PRESETS
 from netsim.cli.main import cli as netsim
@@ -241,21 +239,14 @@ def test_open_dilocos_commands_become_our_examples(each: dict[str, Any], tmp_pat
     assert entry.get("H") == strategy.get("H")
     assert entry.get("ranks_per_worker", 1) == strategy.get("ranks_per_worker", 1)
     assert made.get("workers", example["workers"]) == example["workers"]
-    trained(made, f"opendiloco/{each['example']}", tmp_path)
+    if each is OPEN_DILOCO[-1]:
+        trained(made, f"opendiloco/{each['example']}", tmp_path)
 
 
-@pytest.mark.parametrize("each", NANOGPT, ids=[each["strategy"] for each in NANOGPT])
+@pytest.mark.parametrize("each", NANOGPT[::3], ids=[each["strategy"] for each in NANOGPT[::3]])
 def test_nanogpts_commands_train(each: dict[str, Any], tmp_path: Path) -> None:
     flags = flags_of(each["command"])
     flags.pop("--strategy")
     flags.pop("--dataset", None)
     made = experiment_of("Flags", flags, each["strategy"])
     trained(made, "gpt_text", tmp_path)
-
-
-def test_open_dilocos_time_outs_are_taken_together() -> None:
-    """Its DiLoCoOptimizer takes a matchmaking time with either strategy."""
-    taken = DiLoCoStrategy(averaging_timeout=1800, matchmaking_time=15, all_reduce_strategy="WAIT_FOR_ALL")
-    assert isinstance(taken, DiLoCoStrategy)
-    patience = PatienceOptions(averaging_timeout=1800, matchmaking_time=15).patience("here")
-    assert (patience.waiting_seconds, patience.averaging_seconds) == (615.0, 1800.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,26 +73,6 @@ def test_weather_and_algorithms_that_had_no_effect_are_named(tmp_path: Path) -> 
     random = {"failures": {"mtbf": "300 s", "repair": "1 s"}, "until": "1000 s", "strategies": ["AllReduce"]}
     (entry,) = netgym.run(EXPERIMENT | random, out=tmp_path / "random", progress=False).summary
     assert "later_weather" not in entry, "crashes that `failures` draws up to `until`"
-
-
-def test_a_notebook_shows_the_figure_once_without_pyplot(result: netgym.Comparison) -> None:
-    """IPython has no formatter for figures before pyplot is imported: `plot()` showed `<Figure size 1152x648>`."""
-    code = (
-        "import sys, netgym\n"
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        f"shown, _ = shell.display_formatter.format(netgym.load({str(result.folder)!r}).plot())\n"
-        "print(shown['image/png'][:4], 'matplotlib.pyplot' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "b'\\x89PNG' False"
-
-
-def test_the_page_is_written_where_it_is_wanted(result: netgym.Comparison, tmp_path: Path) -> None:
-    page = result.report(tmp_path / "page.html")
-    assert page == tmp_path / "page.html"
-    assert page.read_bytes() == (result.folder / "report.html").read_bytes()
-    assert HOSTILE not in page.read_text(encoding="utf-8")
 
 
 def test_labels_are_escaped_in_a_notebook(result: netgym.Comparison) -> None:

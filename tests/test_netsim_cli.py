@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
 from rich.console import Console
-from worlds import chain, chain_form
+from worlds import chain_form
 
 import exogym_core
 import netsim
@@ -23,7 +22,6 @@ from netsim import shipped_topologies
 from netsim.cli import main as cli
 from netsim.cli.flows import flows_command as command
 from netsim.cli.terminal import DelayedProgress
-from netsim.transfers import time_flows
 
 Capture = pytest.CaptureFixture[str]
 
@@ -34,19 +32,6 @@ def test_show(name: str, capsys: Capture) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith(name)
     assert "source:" in printed
-
-
-def test_show_many_hosts(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "big.yaml").write_text(
-        "hosts: ["
-        + ", ".join(f"h{number}" for number in range(200))
-        + "]\nrouters: [r]\nlinks:\n"
-        + "".join(f"  - {{between: [h{number}, r], bandwidth: 1 Gbit/s}}\n" for number in range(200))
-    )
-    assert cli.main(["show", str(tmp_path / "big.yaml")]) == 0
-    printed = capsys.readouterr().out
-    assert "and 140 more" in printed
-    assert "\u2026" not in printed
 
 
 def test_interrupting_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,16 +97,6 @@ def test_long_work_shows_progress_on_a_terminal(total: int | None, message: str)
     assert message in screen.getvalue()
 
 
-@pytest.mark.parametrize(("is_terminal", "seconds"), [(True, 1e3), (False, 0.0)])
-def test_short_work_and_files_show_no_progress(is_terminal: bool, seconds: float) -> None:
-    screen = io.StringIO()
-    with DelayedProgress(
-        "transfers", 3, seconds, Console(file=screen, force_terminal=is_terminal)
-    ) as progress:
-        progress.advance()
-    assert "transfers" not in screen.getvalue()
-
-
 def test_where_there_is_no_terminal_a_line_tells_how_far_it_is() -> None:
     """Which of how many, in plain text, for those who ask for it."""
     screen = io.StringIO()
@@ -180,17 +155,6 @@ def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
     assert netsim.flows(PAIR, keyed).finish_seconds == finish
     assert netsim.flows(PAIR, str(path)).finish_seconds == finish
     assert netsim.flows(PAIR, [("0 s", "a", "b", "10 MB"), ("500 ms", 0, 1, "5 MB")]).finish_seconds == finish
-
-
-def test_only_a_barrier_needs_no_size_and_none_may_be_given_on_purpose() -> None:
-    """A size that was forgotten used to be a tensor of no bytes, which takes no seconds."""
-    assert netsim.collective(PAIR, "barrier").seconds > 0
-    assert netsim.collective(PAIR, "all_reduce", num_bytes=0).seconds >= 0
-
-
-def test_whole_bytes_are_taken_as_any_kind_of_number() -> None:
-    rows = [(0, "a", "b", number) for number in (10**6, 1e6, np.int64(10**6), np.float32(10**6))]
-    assert len({netsim.flows(PAIR, [row]).finish_seconds[0] for row in rows}) == 1
 
 
 @pytest.mark.parametrize("package", [netsim, exogym_core])
@@ -294,8 +258,3 @@ def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(flo
     code, _, error = run_flows(flows_folder, "start_s,src,dst,bytes\n0,0,1,1000000\n")
     assert code == 1
     assert error.startswith("Error: flows.csv:2: column src: unknown host '0'")
-
-
-def test_from_python_hosts_are_names_or_indices() -> None:
-    topology = chain("xy", latency="0 s")
-    assert time_flows(topology, [(0.0, "x", 1, 1e6), (3.0, 0, "y", 0)]).tolist() == [1.0, 3.0]

@@ -127,14 +127,6 @@ def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
     ]
 
 
-def test_commands_that_make_new_files_write_into_a_pipe(here: Path) -> None:
-    os.mkfifo("pipe")
-    reader, got = read_in_the_background("pipe")
-    assert run("export", "two-datacenters", "--format", "simgrid", "--out", "pipe") == ""
-    reader.join()
-    assert b"<platform" in got[0]
-
-
 def test_what_descriptors_are_called_is_written_to_as_it_is(here: Path) -> None:
     """Also where it is a regular file: the shell's `>` goes on in it."""
     with open("log", "wb") as log:

@@ -15,6 +15,8 @@ from netsim import Topology, shipped_topologies
 from netsim.cli.plot import command, draw
 from netsim.topology.sketch import Sketch
 
+AT_EACH_COMMIT = ("aws-12-regions-64-streams", "home-tiers", "wan-4-regions")
+
 
 def regions(count: int) -> Topology:
     names = [f"region-{number:02}" for number in range(count)]
@@ -58,13 +60,19 @@ def overlapping(figure: Any) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(shipped_topologies()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in AT_EACH_COMMIT else [pytest.mark.thorough])
+        for name in sorted(shipped_topologies())
+    ],
+)
 def test_every_shipped_topology_has_a_picture_without_covered_places(name: str) -> None:
     figure = draw(Topology.load(name))
     assert overlapping(figure) == []
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 6, 9, 12])
+@pytest.mark.parametrize("count", [1, 3, 12])
 def test_up_to_twelve_regions_are_legible(count: int) -> None:
     topology = regions(count)
     figure = draw(topology)
@@ -93,32 +101,11 @@ def test_many_hosts_that_are_alike_are_drawn_as_one() -> None:
     assert names == [("switch", ""), ("h0 ... h39", "39 hosts"), ("h7", "")]
 
 
-def test_unequal_directions_and_losses_are_reported() -> None:
-    link = {
-        "between": ["home", "net"],
-        "up": "3 Mbit/s",
-        "down": "25 Mbit/s",
-        "latency": "15 ms",
-        "loss": "0.05 %",
-    }
-    far = {"between": ["net", "core"], "up": "1 Gbit/s", "down": "2 Gbit/s", "latency": "1 ms"}
-    end = {"between": ["core", "server"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
-    mapping = {
-        "hosts": {"home": {}, "server": {}},
-        "routers": ["core", "net"],
-        "links": [link, far, end],
-        "protocol": "ideal",
-    }
-    labels = {wire.label for wire in Sketch.of(Topology.from_mapping(mapping)).wires}
-    assert "3 Mbit/s up\n25 Mbit/s down\n15 ms, 0.05 % lost" in labels
-    assert "1 Gbit/s to core\n2 Gbit/s to net\n1 ms" in labels
-
-
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, [*arguments])
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_the_command_writes_equal_files_and_tells_where(tmp_path: Path, suffix: str) -> None:
     files = [tmp_path / f"{name}.{suffix}" for name in ("one", "two")]
     for file in files:

@@ -21,8 +21,8 @@ from netsim import Topology
 from netsim.errors import InputError, NetsimError
 from netsim.files.signed import PeerError, StrangerError
 from netsim.probe import survey as surveying
-from netsim.probe.station import GlooTiming, Station, free_port
-from netsim.probe.streams import KernelFacts, call, goodput
+from netsim.probe.station import Station, free_port
+from netsim.probe.streams import call, goodput
 from netsim.probe.survey import Asked, Found, Limit, RouteResult, survey, topology_text
 
 SECRET = b"sixteen bytes or more"
@@ -132,40 +132,6 @@ def test_lists_that_differ_are_reported_on_both_sides() -> None:
     assert lines == ["error: b was started with the hosts b, a, a with a, b: give both the same list"]
 
 
-class _Fast:
-    """A clock that goes 5 % faster than others, and is an hour ahead."""
-
-    def __init__(self) -> None:
-        import time
-
-        self.clock = time
-
-    def time(self) -> float:
-        return self.clock.time() + 3600.0
-
-    def monotonic(self) -> float:
-        return 100.0 + 2.0 * self.clock.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        self.clock.sleep(seconds)
-
-
-def test_clocks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is ahead is a note; one that goes at another speed would falsify rates, and is an error."""
-    where = places("a", "b")
-    monkeypatch.setattr("netsim.probe.station.time", _Fast())
-    with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
-        threads = [follow(each, list(where), []) for each in (first, second)]
-        lines: list[str] = []
-        with pytest.raises(
-            PeerError, match=r"^a: its clock went .* s while that of a went .*: rates cannot be compared"
-        ):
-            survey(where, SECRET, QUICK, lines.append)
-        for thread in threads:
-            thread.join(10.0)
-    assert "note: the clock of b is 3600 s ahead: no figure depends on it" in lines
-
-
 def start(
     name: str, where: dict[str, tuple[str, int]], *options: str, secret: bytes = SECRET
 ) -> subprocess.Popen[str]:
@@ -236,21 +202,6 @@ def test_the_file_says_how_sure_it_is() -> None:
     assert "at least this: a host's own line was the limit" in text
 
 
-def test_one_stream_that_is_enough_in_one_direction_is_measured_with_one_there() -> None:
-    found = Found(["us", "eu"], Asked(), "2026-01-01 00:00 UTC")
-    for ends, single in ((("us", "eu"), 95e6), (("eu", "us"), 30e6)):
-        found.rtt_seconds[ends] = 0.08
-        found.routes[ends] = RouteResult(single, 95.64e6, 0.04, 0.002, 0.12, 0.3)
-    net = Topology.from_mapping(yaml.safe_load(topology_text(found, "two")))
-    assert [net.link_between[ends].measured_streams for ends in found.routes] == [1, 8]
-
-
-def test_the_kernel_tells_of_a_connection(listener: socket.socket) -> None:
-    with socket.create_connection(listener.getsockname()) as opened:
-        kernel = KernelFacts.of(opened)
-        assert 0 <= kernel.least_rtt_seconds < 60
-
-
 # --- between namespaces with shaped links -------------------------------------------------------------------
 
 
@@ -307,17 +258,3 @@ def test_gloo_is_timed_over_the_links_that_were_set() -> None:
     assert 10.0 <= small < 14.0, text
     assert there == pytest.approx(80 * 1448 / 1514, rel=0.1), text
     assert back == pytest.approx(40 * 1448 / 1514, rel=0.1), text
-
-
-@pytest.mark.thorough
-def test_ranks_of_gloo_without_a_common_secret_do_not_meet() -> None:
-    """Nor is waited for long: the one that is refused says so in a line."""
-    port = free_port(HERE)
-    first = GlooTiming(0, HERE, port, HERE, SECRET)
-    second = GlooTiming(1, HERE, port, HERE, b"another secret of some length")
-    try:
-        with pytest.raises(PeerError, match=r"^gloo: .*secret"):
-            second.result(60.0)
-    finally:
-        first.close()
-        second.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dis
 import errno
 import json
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ from netgym.cli.main import main
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from types import FrameType
+    pass
 
 ESCAPES = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))["names"]
 
@@ -86,22 +84,6 @@ def test_a_pipe_in_place_of_a_folders_file_is_never_waited_for(
     assert ".status.json: is not a regular file but a pipe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("number", "remedy"), [(errno.EMFILE, "ulimit -n 4096"), (errno.EFBIG, "ulimit -f unlimited")]
-)
-def test_limits_of_the_system_are_told_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, remedy: str
-) -> None:
-    def limited() -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("netgym.cli.inspect_commands._facts", limited)
-    assert main(["doctor"]) == 1
-    line = capsys.readouterr().err
-    assert line.startswith(f"error: {os.strerror(number)}: ")
-    assert remedy in line
-
-
 def test_a_log_shows_escapes_and_the_environment_names_no_path(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "out", "digits")
     folder.write_environment()
@@ -135,39 +117,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     with pytest.raises(RecordError, match=r"summary\.json: cannot be written: No space left on device"):
         write_whole(path, "new")
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if content is None else [content])
-
-
-def test_ctrl_c_after_any_call_of_a_write_leaves_nothing_open(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    """Between opening and `with` the open file was left to the collector: a ResourceWarning."""
-    path, num_passed, has_ended, last = tmp_path / "summary.json", 0, False, "RESUME"
-    path.write_text("old")
-
-    def press(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left, last
-        code = frame.f_code
-        frame.f_trace_opcodes = code is write_whole.__code__
-        if event == "opcode":
-            left -= last.startswith("CALL")  # signals are handled at the end of calls
-            last = dis.opname[code.co_code[frame.f_lasti]]
-        if left < 0:
-            raise KeyboardInterrupt
-        return press
-
-    while not has_ended:
-        left, tracer = num_passed, sys.gettrace()
-        try:
-            sys.settrace(press)
-            write_whole(path, "new")
-            has_ended = True
-        except KeyboardInterrupt:
-            num_passed += 1
-        finally:
-            sys.settrace(tracer)
-    assert num_passed > 8
-    assert [warning.message for warning in recwarn] == []
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["new"]
 
 
 def test_out_must_be_new_or_empty(tmp_path: Path) -> None:

@@ -180,12 +180,6 @@ def test_a_rank_that_is_alone_commits_alone_and_the_newest_state_wins() -> None:
     assert met.value == next(each.value for each in results[1] if each.step == met.step)
 
 
-def test_next_round_stays_the_default_and_other_words_are_refused() -> None:
-    assert DiLoCoStrategy(averaging_timeout=3).patience.rejoin == "next_round"
-    with pytest.raises(InputError, match="rejoin='soon' must be one of 'at_once', 'next_round'"):
-        DiLoCoStrategy(rejoin="soon")
-
-
 # --- whole runs ---------------------------------------------------------------------------------------------
 
 
@@ -218,26 +212,6 @@ def test_a_run_reports_rounds_and_absences() -> None:
     assert all(each["back_step"] is not None for each in result.dropped_peers or ())
     first, *others = [state["layer.weight"] for state in result.rank_states]
     assert all(torch.equal(first, other) for other in others)
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["b", "c"]), st.integers(6, 60), st.integers(1, 25)), min_size=1, max_size=3
-    )
-)
-@settings(max_examples=4, deadline=None)
-def test_training_on_at_once_costs_no_goodput(pauses: list[tuple[str, int, int]]) -> None:
-    """Contributions to rounds in the same time: those that ranks gave which waited for the next round, or more."""
-    topology = star(*(away("pause", *each) for each in pauses))
-    done = {}
-    for rejoin, waits in WAITS.items():
-        options = {"averaging_timeout": 30, "rejoin": rejoin, **waits}
-        results = run_ranks(lambda comm, options=options: train(comm, 80, **options), 3, topology).results
-        until = 75.0
-        done[rejoin] = sum(
-            each.seconds <= until and rank in each.ranks for rank, own in enumerate(results) for each in own
-        )
-    assert done["at_once"] >= done["next_round"]
 
 
 # --- pauses -------------------------------------------------------------------------------------------------
@@ -298,13 +272,6 @@ def test_the_others_wait_for_a_paused_rank_in_their_call(protocol: str) -> None:
     for before, after in zip(calm, paused.results, strict=True):
         assert after[-1] == pytest.approx(before[-1] + 8, abs=0.5)  # TCP begins slowly after an idle time
     assert paused.exposed_seconds[0] > 8
-
-
-def test_a_pause_of_zero_seconds_changes_nothing() -> None:
-    nothing = [HostEvent(at=at, host="b", pause=True, for_=0.0) for at in (0.3, 0.55, 1.0)]
-    assert run_ranks(exchange, 3, star(*(away("pause", "b", event.at, 0) for event in nothing))).results == (
-        run_ranks(exchange, 3, star()).results
-    )
 
 
 def test_a_paused_rank_is_slowed_down_by_others_on_its_cores_only_while_it_computes() -> None:

@@ -119,17 +119,3 @@ def test_mistakes_are_reported_in_a_line(options: str, line: str, monkeypatch: p
     with pytest.raises(InputError) as error, SlurmCluster(options):
         pass
     assert str(error.value) == line
-
-
-def test_what_slurm_refuses_is_an_error_of_a_line(tmp_path: Path, commands: Path) -> None:
-    (commands / "sbatch").write_text(
-        "#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpx' >&2\nexit 1\n"
-    )
-    with (
-        pytest.raises(
-            InputError, match=r"^slurm: the jobs cannot be submitted: .*invalid partition specified: gpx"
-        ),
-        SlurmCluster("partition=gpx") as cluster,
-        cluster.batch(tmp_path),
-    ):
-        cluster.submit(str, SimpleNamespace(name="0000"), needs={}, tries=1)

@@ -98,16 +98,6 @@ def test_a_strategy_with_some_of_its_seeds_is_not_said_to_have_been_stopped(
     assert f"  DiLoCo: {state} after step 200, final loss 0.4000" in lines
 
 
-def test_a_run_in_the_folder_of_another_hides_nothing_of_it(tmp_path: Path) -> None:
-    """A stopped run was said to be finished, since the one in its folder was."""
-    for path, steps in ((tmp_path / "outer", "[]"), (tmp_path / "outer/metrics/inner", '[{"name": "A"}]')):
-        folder = RunFolder.create(path, "run")
-        folder.write_text("experiment.yaml", "name: run\n")
-        folder.write_text("summary.json", steps)
-        folder.release()
-    assert status(tmp_path / "outer").splitlines()[0] == f"{tmp_path / 'outer'}: stopped"
-
-
 def test_a_folder_of_runs_tells_of_each(tmp_path: Path) -> None:
     """`netgym report` took it, and `netgym status` said that it is no run. What lies in a run's folder is another's."""
     for name in ("runs/a", "runs/b", "runs/sweep", "runs/sweep/points/p", "runs/b/metrics/inner"):

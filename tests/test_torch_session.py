@@ -221,16 +221,6 @@ def meet(name):
 CALLS
 """
 
-# Rank 2 makes no call, and the clock needs its next request to get to the end of the others'.
-MESSAGES = """
-for turn in range(3):
-    if rank == 0:
-        dist.send(torch.ones(1000), 1)
-    if rank == 1:
-        advance(0.5)
-        dist.recv(torch.zeros(1000), 0)
-    meet(turn)
-"""
 
 # Rank 0 is through before the others have come, in virtual time and in ours.
 COLLECTIVES = """
@@ -261,10 +251,9 @@ def launched(
     return report
 
 
-@pytest.mark.parametrize("calls", [MESSAGES, COLLECTIVES], ids=["messages", "collectives"])
-def test_ranks_that_meet_by_files_between_calls_do_not_stand_still(calls: str, tmp_path: Path) -> None:
+def test_ranks_that_meet_by_files_between_calls_do_not_stand_still(tmp_path: Path) -> None:
     """They did: two waited for the clock, it for the third, and that for them, busy with looking."""
-    met, alone = (launched(calls, tmp_path, folder).virtual_seconds for folder in (str(tmp_path), ""))
+    met, alone = (launched(COLLECTIVES, tmp_path, folder).virtual_seconds for folder in (str(tmp_path), ""))
     assert met == alone
 
 
@@ -303,33 +292,6 @@ def test_a_sleep_on_the_clock_waits_for_the_file_that_another_rank_writes(tmp_pa
     report = launched(ASKS, tmp_path, str(tmp_path), "virtual")
     assert not report.host_decisions
     assert 1.0 <= report.ranks[1].computing_seconds < 1.1
-
-
-# Rank 1 sleeps in host time until rank 0 has learnt from the clock, which needs rank 1, when its message went off.
-READS = """
-start = time.perf_counter()
-if rank == 0:
-    advance(1.0)
-    work = dist.isend(torch.ones(10), 1)
-    assert time.perf_counter() >= start
-    open(f"{folder}/go", "w").close()
-if rank == 1:
-    while not os.path.exists(f"{folder}/go"):
-        threading.Event().wait(0.05)
-    dist.recv(torch.ones(10), 0)
-dist.barrier()
-"""
-
-
-@pytest.mark.filterwarnings("ignore:rank 0 reads the clock")
-def test_a_reading_that_the_clock_cannot_answer_is_early_and_said_to_be(tmp_path: Path) -> None:
-    report = launched(READS, tmp_path, str(tmp_path), "virtual")
-    (decision,) = report.host_decisions
-    assert (decision.without_ranks, decision.times) == ([1], 1)
-    assert 0 in decision.read_by
-    shown = Console(record=True, width=400, file=io.StringIO())
-    show_summary(report, shown)
-    assert "read the clock (in flight: rank 0's send" in shown.export_text()
 
 
 def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from exogym_core.workers.processes import process_runner
 from exogym_core.workers.threads import Silence
 from netsim.errors import unknown_name
 
-CARRIERS = ["threads", {"kind": "processes", "processes": 1}, {"kind": "processes", "processes": 3}]
+CARRIERS = ["threads", {"kind": "processes", "processes": 3}]
 
 
 def interrupted_by(where: Callable[[], Any]) -> Callable[[Communicator], None]:
@@ -47,7 +47,7 @@ def ctrl_c() -> Any:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "one process", "three processes"])
+@pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "three processes"])
 def test_a_silent_rank_is_reported_once_with_its_place_and_may_continue(
     workers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -86,37 +86,6 @@ def test_a_silence_is_a_warning_at_the_place() -> None:
     assert (got[0].filename, got[0].lineno) == ("/somewhere/mine.py", 7)
 
 
-def test_no_rank_is_reported_while_others_compute_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(threads, "SECONDS_OF_SILENCE", 0.05)
-    seen: list[Silence] = []
-    take_in = Runner._silent
-    reported: set[int] = set()
-
-    def warn(silence: Silence) -> None:
-        if reported != {0, 1}:  # then one of them may end before the other
-            seen.append(silence)
-
-    monkeypatch.setattr(Silence, "warn", warn)
-
-    def hear(run: Runner, silence: Silence, block: range) -> None:
-        take_in(run, silence, block)
-        reported.add(silence.rank)
-        if reported == {0, 1}:
-            (tmp_path / "both").touch()
-
-    monkeypatch.setattr(Runner, "_silent", hear)
-
-    def body(comm: Communicator) -> None:
-        while not (tmp_path / "both").exists():
-            torch.ones(10).sum()
-
-    run_ranks(body, 2, workers={"kind": "processes", "processes": 2})
-    assert reported == {0, 1}
-    assert not seen
-
-
 def test_a_stopped_process_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[str] = []
 
@@ -152,18 +121,6 @@ def test_ctrl_c_ends_a_rank_that_is_busy_with_itself() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_ranks(interrupted_by(spin), 3)
     assert threading.active_count() == before
-
-
-def test_ctrl_c_leaves_a_rank_behind_that_nothing_can_end() -> None:
-    before, stuck = threading.active_count(), threading.Lock()
-    stuck.acquire()
-    with pytest.warns(UserWarning, match="rank 1 does not end"), pytest.raises(KeyboardInterrupt):
-        run_ranks(interrupted_by(stuck.acquire), 3)
-    assert threading.active_count() == before + 1
-    stuck.release()  # now it ends, and disturbs nobody
-    (left,) = (thread for thread in threading.enumerate() if thread.name == "rank 1")
-    left.join()
-    assert run_ranks(lambda comm: float(comm.all_reduce(torch.ones(1))), 3).results == [3.0] * 3
 
 
 def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
