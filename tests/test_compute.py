@@ -49,7 +49,8 @@ from exogym_core.strategy import (
     Strategy,
     build_strategy,
 )
-from exogym_core.strategy.parts.codecs import CODECS, CastCodec
+from exogym_core.strategy.parts.codecs import CastCodec
+from exogym_core.strategy.trials import CODEC_NAMES
 from netgym.cli.main import main
 from netgym.tasks import GPT, MLP
 from netsim import Topology
@@ -236,7 +237,8 @@ def test_operations_without_products_go_by_the_bytes_that_they_read_and_write():
 
 
 def test_attention_is_one_operation_and_a_causal_one_half_of_it():
-    shape, whole = (2, 8, 1024, 64), Roofline(find_device("a100"), "a100", 1.0, 1.0)
+    shape = (1, 1, 1024, 64)
+    whole = Roofline(replace(find_device("a100"), launch_seconds=0.0), "a100", 1.0, 1.0)
     queries = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
     attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -246,7 +248,7 @@ def test_attention_is_one_operation_and_a_causal_one_half_of_it():
 
         return [seconds for _, seconds, bound in seconds_on(whole, work) if bound == "products"]
 
-    forward = 2 * 2 * 2 * 8 * 1024**2 * 64 / 312e12
+    forward = 2 * 2 * 1024**2 * 64 / 312e12
     assert products(causal=False) == [pytest.approx(forward), pytest.approx(2.5 * forward)]
     assert products(causal=True) == [pytest.approx(forward / 2), pytest.approx(2.5 * forward / 2)]
 
@@ -444,22 +446,13 @@ def test_what_cannot_be_counted_is_named_and_nothing_at_all_is_refused():
 
 def test_counting_and_measuring_change_nothing():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(4))
-
-    class Loss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = model
-
-        def forward(self, batch):
-            return self.body(batch).square().mean()
-
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)
-    count_flops(Loss(), torch.ones(8, 4))
-    assert measure_seconds(Loss(), torch.ones(8, 4)) > 0
-    assert measure_seconds(Loss(), torch.ones(8, 4), shared_cores=2) > 0
+    count_flops(LossOf(model), torch.ones(8, 4))
+    assert measure_seconds(LossOf(model), torch.ones(8, 4)) > 0
+    assert measure_seconds(LossOf(model), torch.ones(8, 4), shared_cores=2) > 0
     assert torch.equal(torch.rand(2), expected)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -562,23 +555,17 @@ def fit(strategy: Strategy, **options: Any) -> Any:
     return fitted(Squares(6, 6), TensorDataset(values, values), **given)
 
 
-def test_measured_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) -> None:
-    compute = {"fixed": "10 ms", "coding": "measured"}
-    strategy = DiLoCoStrategy(codec="quantile8bit", H=1)
+def test_measured_steps_and_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) -> None:
+    compute = {"measured": {}, "coding": "measured", "updates": "measured"}
+    strategy = DiLoCoStrategy(codec="quantile8bit", H=1, optim_spec="adamw")
     kept = {"checkpoint_interval": 2, "save_dir": tmp_path}
     measured = fit(strategy, compute=compute, **kept)
-    names = {name for name, codec in CODECS.items() if codec is not None} | {
-        *("demo", "largest", "linear", "low-rank", "qsgd", "sign", "statistical"),
-    }
-    assert set(measured.compute["coding"]) == names
-    assert all(
-        speed > 0
-        for each in Compute.parse(measured.compute).coding.speeds.values()
-        for speed in (each.encode, each.decode)
-    )
-    again = fit(strategy, compute=measured.compute)
-    assert again.virtual_seconds == measured.virtual_seconds > fit(strategy, compute="10 ms").virtual_seconds
-    assert again.compute_utilisation > fit(strategy, compute="10 ms").compute_utilisation
+    found = Compute.parse(measured.compute)
+    assert set(found.coding.speeds) == CODEC_NAMES
+    assert min(speed for each in found.coding.speeds.values() for speed in (each.encode, each.decode)) > 0
+    assert {"AdamW", "SGD", "SGD with momentum", "other"} <= set(found.updates.speeds)
+    assert found.fixed is not None
+    assert fit(strategy, compute=measured.compute).virtual_seconds == measured.virtual_seconds
     resumed = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=measured.checkpoint_folder)
     assert resumed.resumed_step == 2
     assert resumed.compute == measured.compute, "the speeds of then hold now"
@@ -801,12 +788,6 @@ def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:
     }
     strategy = DiLoCoStrategy(H=3, optim_spec="adamw", codec="int8")
     threads = fit(strategy, **options, save_dir=tmp_path)
-    free = fit(strategy, **{**options, "compute": "10 ms"})
-    assert [row["train_loss"] for row in threads.history] == [row["train_loss"] for row in free.history]
-    assert (
-        threads.virtual_seconds
-        > fit(strategy, **{**options, "compute": {**options["compute"], "shared_cores": 4}}).virtual_seconds
-    )
     assert fit(strategy, **options, workers={"kind": "processes", "processes": 2}).history == threads.history
     resumed = fit(strategy, **options, resume_from=threads.checkpoint_folder)
     assert resumed.virtual_seconds == threads.virtual_seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from experiments import experiment
+from forks import Fork
 from torch import nn
 
 from exogym_core.checkpoints.checkpoint import run_identity
@@ -64,27 +64,21 @@ def invoke(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("old", "new"),
     [
-        [
-            ("task: digits", "task: {name: 'subprocess:getoutput', cmd: 'touch made'}"),
-            ("STRATEGY", "AllReduce"),
-        ],
-        [("STRATEGY", "{name: 'subprocess:Popen', args: [touch, made]}")],
-        [("{name: mlp, hidden: [4]}", "{name: 'os:mkdir', path: made}"), ("STRATEGY", "AllReduce")],
+        ("task: digits", "task: {name: 'subprocess:getoutput', cmd: 'touch made'}"),
+        ("STRATEGY", "{name: 'subprocess:Popen', args: [touch, made]}"),
+        ("{name: mlp, hidden: [4]}", "{name: 'os:mkdir', path: made}"),
     ],
-    ids=["task", "strategy", "model"],
 )
-@pytest.mark.parametrize("command", ["validate", "run", "compare"])
-def test_nothing_of_pythons_own_is_called(
-    changes: list[tuple[str, str]], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written(*changes)
-    code, text = invoke(capsys, command, "file.yaml")
-    assert code == 2
-    assert "is Python's own library" in text
-    assert text.startswith("error: file.yaml:")
-    assert not Path("made").exists()
+def test_nothing_of_pythons_own_is_called(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    written((old, new), ("STRATEGY", "AllReduce"))
+    for command in ("validate", "run", "compare"):
+        code, text = invoke(capsys, command, "file.yaml")
+        assert code == 2
+        assert "is Python's own library" in text
+        assert text.startswith("error: file.yaml:")
+        assert not Path("made").exists()
 
 
 def test_validating_runs_no_code_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,16 +172,13 @@ def test_going_on_with_anothers_run_asks_for_trust(
     assert invoke(capsys, "run", "--resume", "out", "--trust")[0] == 0
 
 
-@pytest.mark.parametrize("how", [changed, of_somebody_else])
-def test_planning_anothers_run_asks_for_trust(
-    how: Callable[[], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_planning_anothers_run_asks_for_trust(capsys: pytest.CaptureFixture[str]) -> None:
     """Its code was imported."""
     Path("mine.py").write_text(MINE)
     written(("STRATEGY", "{name: mine:Mine, label: own}"), ("steps", "topology: lan\ncompute: 1 s\nsteps"))
     assert invoke(capsys, "run", "file.yaml", "--out", "out")[0] == 0
     assert invoke(capsys, "plan", "out")[0] == 0
-    how()
+    changed()
     shutil.move("mine.py", "out/mine.py")
     Path("imported").unlink()
     sys.modules.pop("mine", None)
@@ -196,7 +187,6 @@ def test_planning_anothers_run_asks_for_trust(
     assert "names code, which would run with your permissions" in text
     assert not Path("imported").exists()
     assert invoke(capsys, "plan", "out", "--trust")[0] == 0
-    assert invoke(capsys, "plan", "out", "--trust", "--strategy", "own")[0] == 0
 
 
 def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
@@ -210,22 +200,12 @@ def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
 
 # --- one owner ---------------------------------------------------------------------------------------------
 
-_HOLDS = """
-import sys
-from pathlib import Path
-from exogym_core.results.disk import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
-print("has it", flush=True)
-sys.stdin.read()
-"""
 
-
-def holder(folder: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDS, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "has it\n"
-    return process
+def hold(folder: str) -> None:
+    lock = FolderLock(Path(folder))
+    print("has it", flush=True)
+    signal.pause()
+    lock.release()
 
 
 @pytest.mark.parametrize("arguments", [["--resume", "out"], ["file.yaml", "--out", "new"]])
@@ -234,25 +214,17 @@ def test_the_second_in_a_folder_is_refused_with_the_pid_of_the_first(
 ) -> None:
     stopped_run(capsys)
     Path("new").mkdir()
-    with holder(arguments[-1]) as first:
-        code, text = invoke(capsys, "run", *arguments)
-        assert code == 2
-        assert text.splitlines()[0] == (
-            f"error: {arguments[-1]}: process {first.pid} works in this folder: let it end, or choose another one"
-        )
-        first.send_signal(signal.SIGKILL)
+    first = Fork(hold, arguments[-1])
+    first.wait_for(lambda: "has it" in first.out)
+    code, text = invoke(capsys, "run", *arguments)
+    assert code == 2
+    assert text.splitlines()[0] == (
+        f"error: {arguments[-1]}: process {first.process.pid} works in this folder: let it end, or choose another one"
+    )
+    first.kill()
     # However the first ends, its lock ends with it.
     assert invoke(capsys, "run", *arguments)[0] == 0
     assert not list(Path().rglob(".lock"))
-
-
-def test_a_lock_outlives_its_process_in_nothing_but_its_children(here: Path) -> None:
-    lock = FolderLock(here)
-    with pytest.raises(InputError, match=f"process {os.getpid()} works in this folder"):
-        FolderLock(here)
-    lock.release()
-    lock.release()
-    FolderLock(here).release()
 
 
 def test_two_fits_do_not_make_checkpoints_in_one_folder(here: Path) -> None:
