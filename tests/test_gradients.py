@@ -225,7 +225,7 @@ class Squares(nn.Module):
         return ((self.weight * batch) ** 2).mean()
 
 
-@pytest.mark.parametrize("counts", [[2, 1, 1, 1], [3, 1, 2, 2], [1, 2, 2, 1]])
+@pytest.mark.parametrize("counts", [[2, 1, 1, 1], [3, 1, 2, 2]])
 def test_inside_a_site_samples_weigh_by_the_sites(counts: list[int]) -> None:
     """Equal samples everywhere: every site moves alike, however many its ranks have beside other sites'."""
 
@@ -288,7 +288,7 @@ AVERAGING: dict[str, Callable[[], Strategy]] = {
     seed=st.integers(0, 10**6),
     form=st.sampled_from(["pair", "mapping"]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_split_gives_the_gradient_of_the_whole_batch(
     name: str, split: tuple[int, int], seed: int, form: str
 ) -> None:
@@ -405,17 +405,13 @@ def test_forward_passes_compute_in_what_was_asked_for(autocast: Any, place: int)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_fp16_trains_as_fp32_does_nearly(name: str) -> None:
-    half, full = (fit_watched(build_strategy(name), autocast=autocast) for autocast in ("fp16", False))
+def test_fp16_trains_as_fp32_does_nearly_and_leaves_out_steps_that_overflow(name: str) -> None:
+    half, full = (fit_watched(build_strategy(name), autocast=each, max_steps=3) for each in ("fp16", False))
     for one, other in zip(half.history, full.history, strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-2)
     assert half.final_loss == pytest.approx(full.final_loss, rel=2e-2)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_steps_that_overflow_are_left_out(name: str) -> None:
     # 2**16, where the scale begins, times this is beyond fp16: the scale must be halved before a step counts.
-    result = fit_watched(build_strategy(name), factor=64.0, autocast="fp16")
+    result = fit_watched(build_strategy(name), factor=64.0, autocast="fp16", max_steps=4)
     assert result.first_non_finite_step is None
     assert all(torch.isfinite(value).all() for state in result.rank_states for value in state.values())
 

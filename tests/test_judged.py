@@ -250,8 +250,10 @@ def test_without_virtual_time_it_is_reported_too():
     assert reach(evaluations, 0.5) == Reached("held", None)
 
 
-@pytest.mark.parametrize("make", [lambda: DelayedDiLoCoStrategy(H=2), lambda: StreamingDiLoCoStrategy(H=2)])
-@pytest.mark.parametrize("workers", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [(lambda: DelayedDiLoCoStrategy(H=2), "processes"), (lambda: StreamingDiLoCoStrategy(H=2), "threads")],
+)
 def test_a_model_made_of_what_was_in_flight_is_credited_with_the_end_of_the_run(
     make: Any, workers: str
 ) -> None:

@@ -181,15 +181,14 @@ def remembered(comm: Communicator, rounds: int, anew: bool) -> tuple[int, int, i
 @pytest.mark.parametrize("anew", [True, False])
 def test_ranks_release_closed_groups_and_sends_without_a_wait(anew: bool) -> None:
     """Every group ever made kept a counter on each of its ranks, and every send whose handle was dropped its values."""
-    for rounds in (100, 200):
-        for groups, lanes, in_flight in run_ranks(partial(remembered, rounds=rounds, anew=anew), 8).results:
-            assert (groups, lanes) == (1, 2), "the world's, sending and receiving"
-            assert in_flight <= 8
+    for groups, lanes, in_flight in run_ranks(partial(remembered, rounds=60, anew=anew), 8).results:
+        assert (groups, lanes) == (1, 2), "the world's, sending and receiving"
+        assert in_flight <= 8
 
 
 # --- ranks that wait for the clock beside others that are off it --------------------------------------------
 
-WORKERS = ["threads", {"kind": "processes", "processes": 2}, {"kind": "processes", "processes": 3}]
+WORKERS = ["threads", {"kind": "processes", "processes": 3}]
 TOPOLOGY = chain_form("abc", "1 Gbit/s", "1 ms")
 
 
