@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -23,20 +22,15 @@ from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
-from exogym_core.workers.journal import Journal, request_from_record, request_to_line
 from netsim.errors import DeadlockError, InputError
-from netsim.network.clock import on_grid
 from netsim.ranks import (
     Advance,
     Answer,
     Arrival,
-    Confirm,
-    Fetch,
     Join,
     Kernel,
     Key,
     Met,
-    Publish,
     Request,
     largest_mesh,
 )
@@ -156,15 +150,6 @@ def test_a_state_that_no_rank_publishes_is_a_deadlock() -> None:
         run_ranks(body, 3, star())
 
 
-def test_a_run_with_absent_ranks_can_be_written_down() -> None:
-    requests: list[tuple[int, Any]] = []
-    journal = Journal(on_request=lambda rank, request: requests.append((rank, request)))
-    run_ranks(rounds, 3, star([down(11, 40)]), journal=journal)
-    assert {Confirm, Fetch, Publish} <= {type(request) for _, request in requests}
-    for rank, request in requests:
-        assert request_from_record(json.loads(request_to_line(rank, request))[1:]) == request
-
-
 @given(
     st.lists(st.floats(0.0, 5.0), min_size=4, max_size=4),
     st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4),
@@ -251,43 +236,7 @@ def test_without_end_one_waits_for_all() -> None:
     assert answers == dict.fromkeys(range(3), present(0, 1, 2, alive=3))
 
 
-@given(st.lists(st.floats(0.0, 4.0), min_size=1, max_size=6), st.floats(0.0, 4.0))
-def test_exactly_those_within_the_deadline_are_included(delays: list[float], seconds: float) -> None:
-    arrivals = [on_grid(delay) for delay in delays]
-    deadline = min(arrivals) + on_grid(seconds)
-    _, answers = simulate(arriving(delays, seconds))
-    in_time = [rank for rank, at in enumerate(arrivals) if at <= deadline]
-    expected = present(*in_time, alive=len(arrivals))
-    assert answers == dict.fromkeys(range(len(delays)), expected)
-
-
 # --- whole runs --------------------------------------------------------------------------------------------
-
-
-def rounds_with_a_late_rank(comm: Communicator) -> list[Any]:
-    """Rank 2 is late in the second round and ends after the third; the others continue."""
-    seen: list[Any] = []
-    values = torch.arange(1000, dtype=torch.float32) / 7 + comm.rank
-    for number in range(5 if comm.rank < 2 else 3):
-        comm.advance(3.0 if (comm.rank, number) == (2, 1) else 0.1)
-        before = values.clone()
-        members = comm.average_present(values, 1.0, weight=comm.rank + 1.0)
-        kept = comm.rank not in members
-        assert not kept or torch.equal(values, before)
-        seen.append((members, values.tolist(), comm.now(), comm.traffic.bytes_sent))
-        values += comm.rank
-    return seen
-
-
-def test_a_late_rank_is_left_out_and_named_and_an_ended_one_hangs_no_other() -> None:
-    result = run_ranks(rounds_with_a_late_rank, 3, TOPOLOGY)
-    named = [[members for members, *_ in seen] for seen in result.results]
-    assert named[0] == named[1]
-    assert named[0][:2] == [[0, 1, 2], [0, 1]]
-    assert named[0][3:] == [[0, 1], [0, 1]]
-    assert named[2][:2] == [[0, 1, 2], [0, 1]]
-    sent = [traffic for *_, traffic in result.results[2]]
-    assert sent[1] == sent[0]
 
 
 def test_the_average_is_charged_as_an_all_reduce_among_those_present() -> None:

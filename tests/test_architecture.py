@@ -44,10 +44,15 @@ JOINT = (
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Modules that a file imports, and names of its `from` imports; not those for type checkers alone."""
     found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    pending: list[ast.AST] = [parsed(path)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -171,7 +176,7 @@ def test_two_classes_never_share_a_name() -> None:
     """Who reads a name knows which class it is, in whatever room."""
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(room_of(path))
     shared = {name: found for name, found in places.items() if len(found) > 1}
@@ -286,18 +291,3 @@ def test_former_import_paths_work_and_name_their_successors() -> None:
     for (former, _, successor), (line,) in zip(FORMER, json.loads(done.stdout), strict=True):
         assert line.startswith(f"FutureWarning {former.partition('.')[0]}.")
         assert f"has moved: write {successor.split('.')[0]}" in line
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        "from exogym_core.__main__ import main; sys.exit(main())",
-        "runpy.run_module('exogym_core', {}, '__main__')",
-    ],
-)
-def test_scripts_of_earlier_installations_start_netgym(start: str) -> None:
-    """An editable installation keeps its console script, which imports `main` from where it was."""
-    code = f"import runpy, sys; sys.argv = ['netgym', '--version']; {start}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("netgym")

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import strategy_reference as reference
 import torch
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.communicator import run_ranks
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
     ADPSGDStrategy,
@@ -29,7 +27,6 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.parts.outer import DelayedNesterov
 from netgym.tasks import MLP
 from netsim.topology.weather import random_crashes
 
@@ -116,41 +113,6 @@ def test_where_the_server_is_judged_nothing_is_said_of_workers_models() -> None:
     assert result.mean_of_replicas_loss is not None
 
 
-def test_async_diloco_with_one_worker_is_diloco() -> None:
-    alone = fit(AsyncDiLoCoStrategy(H=4, lr=0.02), num_nodes=1)
-    diloco = fit(DiLoCoStrategy(H=4, lr=0.02), num_nodes=1)
-    assert [row["judged_loss"] for row in alone.validation] == pytest.approx(
-        [row["judged_loss"] for row in diloco.validation], rel=1e-6
-    )
-
-
-def test_delayed_nesterov_is_its_rule() -> None:
-    """Against the formula written out, for buffers and shares of the momentum; N = 1 is torch's Nesterov."""
-    draws = torch.Generator().manual_seed(3)
-    arrivals = [torch.randn(5, generator=draws, dtype=torch.float64) for _ in range(7)]
-    for n, c in ((1, 0.0), (3, 0.0), (3, 0.25)):
-        phi, m, total = torch.ones(5, dtype=torch.float64), torch.zeros(5).double(), torch.zeros(5).double()
-        outer = DelayedNesterov(torch.ones(5, dtype=torch.float64), 0.7, 0.9, n, c)
-        for t, d in enumerate(arrivals):
-            total = total + d
-            if (t + 1) % n == 0:
-                m = 0.9 * m + total / n
-                phi = phi - 0.7 * ((1 - c * n + c) * 0.9 * m + d / n)
-                total = torch.zeros(5).double()
-            else:
-                phi = phi - 0.7 * (c * 0.9 * m + d / n)
-            outer.step(d)
-            torch.testing.assert_close(outer.phi, phi)
-    parameter = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
-    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
-    outer = DelayedNesterov(torch.ones(5, dtype=torch.float64), 0.7, 0.9)
-    for d in arrivals:
-        parameter.grad = d
-        sgd.step()
-        outer.step(d)
-    torch.testing.assert_close(outer.phi, parameter.detach())
-
-
 def test_fast_workers_do_not_wait_for_slow_ones() -> None:
     """With a time budget each worker does as many steps as its own speed allows; synchronous ones go together."""
     apart = fit(AsyncDiLoCoStrategy(H=4, lr=0.02), **UNEQUAL, until="2 s", max_steps=1000)
@@ -214,34 +176,6 @@ def test_dynamic_local_updates_follow_speed() -> None:
     result = fit(strategy, **UNEQUAL, until="8 s", max_steps=2000)
     plain = fit(AsyncDiLoCoStrategy(H=12, lr=0.02), **UNEQUAL, until="8 s", max_steps=2000)
     assert result.bytes_sent > plain.bytes_sent, "slow workers report more often"
-
-
-def test_ad_psgd_keeps_the_sum_of_all_parameters() -> None:
-    """With no gradients and everything answered at the end, pairs have only met in the middle."""
-    model, batches = reference.make_problem(3, 6, 4, 3, seed=1)
-
-    def body(comm: Any) -> list[float]:
-        strategy = ADPSGDStrategy(optim_spec="sgd", lr=1e-30)
-        own = reference.copy.deepcopy(model)
-        for parameter in own.parameters():
-            parameter.data += float(comm.rank)
-        strategy.setup(own, comm, max_steps=6, seed=0)
-        reference.train(strategy, own, comm, batches)
-        for _ in range(2):  # answer what is under way, begin nothing
-            comm.barrier()
-            comm.advance(1.0)
-            comm.now()
-            strategy.interval = 10**9
-            strategy.mix()
-            comm.advance(1.0)
-        comm.barrier()
-        strategy.mix()
-        result: list[float] = reference.vector(own).tolist()
-        return result
-
-    results = torch.tensor(run_ranks(body, 3, topology="lan").results, dtype=torch.float64)
-    torch.testing.assert_close(results.mean(0), reference.vector(model) + 1.0, rtol=1e-5, atol=1e-6)
-    assert (results - results.mean(0)).abs().max() < 1.0
 
 
 def test_decoupled_learners_do_not_wait() -> None:

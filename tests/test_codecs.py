@@ -18,18 +18,12 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.cost.compute import Coding
 from exogym_core.strategy import (
     MODULES,
-    AllReduceStrategy,
     Chain,
-    DGCStrategy,
     DiLoCoStrategy,
     FedAvgStrategy,
-    LocalSGDStrategy,
     MuLoCoStrategy,
-    PowerSGDStrategy,
-    QsparseLocalSGDStrategy,
     SignSGDStrategy,
     Sites,
-    SparseLoCoStrategy,
     build_strategy,
 )
 from exogym_core.strategy.parts.average import Averaging
@@ -221,7 +215,6 @@ def test_strategies_survive_a_rank_that_lies(make: Any) -> None:
 # --- compressing strategies ---------------------------------------------------------------------------------
 
 SEED = 11
-MOMENTUM_SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 
 # Of each strategy: what a step codes, in values of the model's 67, encoded and decoded; 33 are a half of them.
 CODED: dict[str, tuple[dict[str, Any], float]] = {
@@ -246,48 +239,6 @@ def assert_same(one: Any, other: Any, problem: dict[str, int], tolerance: float 
     first, second = (reference.run_strategy(strategy, model, batches, SEED) for strategy in (one, other))
     for ours, theirs in zip(first.results, second.results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-@settings(max_examples=5)
-@given(problem=problems)
-def test_powersgd_at_full_rank_is_allreduce(problem: dict[str, int]) -> None:
-    assert_same(
-        PowerSGDStrategy(MOMENTUM_SGD, approximation_rank=99), AllReduceStrategy(MOMENTUM_SGD), problem
-    )
-
-
-@settings(max_examples=5)
-@given(problem=problems, H=st.integers(1, 3))
-def test_sparseloco_that_sends_everything_is_diloco_without_momentum(
-    problem: dict[str, int],
-    H: int,  # noqa: N803
-) -> None:
-    sparse = SparseLoCoStrategy(
-        MOMENTUM_SGD, H=H, k=4096, bits=0, error_decay=0.0, outer_lr=0.8, mean_over="all"
-    )
-    assert_same(sparse, DiLoCoStrategy(MOMENTUM_SGD, H=H, outer_lr=0.8, outer_optim_spec="sgd"), problem)
-
-
-@settings(max_examples=5)
-@given(problem=problems)
-def test_muloco_with_adamw_is_diloco(problem: dict[str, int]) -> None:
-    adamw = {"name": "adamw", "lr": 0.01}
-    diloco = DiLoCoStrategy(adamw, H=2, outer_lr=0.7, outer_momentum=0.6)
-    assert_same(MuLoCoStrategy(adamw, H=2), diloco, problem)
-
-
-@settings(max_examples=5)
-@given(problem=problems)
-def test_qsparse_that_sends_everything_is_local_sgd(problem: dict[str, int]) -> None:
-    qsparse = QsparseLocalSGDStrategy(MOMENTUM_SGD, H=2, density=1.0, values="exact")
-    assert_same(qsparse, LocalSGDStrategy(MOMENTUM_SGD, H=2), problem, tolerance=1e-5)  # fp32 on the wire
-
-
-@settings(max_examples=5)
-@given(problem=problems)
-def test_dgc_that_sends_everything_without_momentum_is_allreduce(problem: dict[str, int]) -> None:
-    dgc = DGCStrategy(lr=0.05, density=1.0, momentum=0.0)
-    assert_same(dgc, AllReduceStrategy("sgd", lr=0.05), problem, tolerance=1e-5)
 
 
 @settings(max_examples=5)

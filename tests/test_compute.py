@@ -253,27 +253,6 @@ def test_attention_is_one_operation_and_a_causal_one_half_of_it():
     assert products(causal=True) == [pytest.approx(forward / 2), pytest.approx(2.5 * forward / 2)]
 
 
-@given(st.floats(0.1, 10), st.sampled_from(sorted(DEVICES)), st.integers(1, 4096), st.integers(1, 64))
-def test_a_roofline_scales(factor, name, rows, width):
-    """Twice the work on a device twice as fast takes as long, whatever bounds it."""
-    device = replace(DEVICES[name], launch_seconds=0.0)
-    scaled = replace(
-        device,
-        flops={dtype: rate * factor for dtype, rate in device.flops.items()},
-        memory_bytes_per_second=device.memory_bytes_per_second * factor,
-    )
-    made = torch.empty(rows, width, device="meta")
-    taken: list[TorchOperation] = []
-    with OperationWatch(taken.append):
-        made.t() @ made
-        made + 1
-    for each in taken:
-        more = each._replace(flops=each.flops * factor, num_bytes=each.num_bytes * factor)
-        seconds, bound = Roofline(device, name).seconds(each)
-        assert Roofline(scaled, name).seconds(more) == (pytest.approx(seconds), bound)
-        assert Roofline(scaled, name).seconds(each)[0] == pytest.approx(seconds / factor)
-
-
 def test_a_product_of_complex_numbers_is_four_of_real_ones():
     taken: list[TorchOperation] = []
     factors = [torch.empty(8, 16, dtype=dtype, device="meta") for dtype in (torch.complex64, torch.float32)]

@@ -11,7 +11,6 @@ import torch
 from worlds import chain, star_form, use_sources
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim import Clock, Faults, Network, Topology
 from netsim.errors import DeadlockError
 from netsim.transfers import time_flows
 
@@ -89,22 +88,3 @@ def test_acknowledgements_never_take_all_of_a_narrow_way_back() -> None:
     topology = chain(links=[link], background=background)
     (finish,) = time_flows(topology, [(1.0, "a", "b", 1e6)], "linux-tcp")
     assert 1.8 < finish < 3.0
-
-
-@WEATHERS
-def test_a_clock_of_ones_own_ends_too(weather: str) -> None:
-    """`Faults.run_until` asks before each step; no deadlock is reported as long as something moves."""
-    topology = Topology.from_mapping(star(**ENDLESS[weather]))
-    clock = Clock()
-    network = Network(clock, topology, "ideal")
-    faults = Faults(network)
-    reasons: list[str] = []
-    faults.on_stuck = reasons.append
-    faults.run_until(lambda: bool(reasons))
-    assert reasons == [""]
-    assert clock.now == 0.0
-    moved: list[float] = []
-    network.send(0, 1, 1e6, lambda: moved.append(clock.now))
-    faults.run_until(lambda: bool(moved))
-    assert moved == [pytest.approx(1.02)]
-    assert len(reasons) == 1

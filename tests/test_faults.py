@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -373,17 +372,3 @@ def test_background_that_is_given_up_is_lost_and_counted() -> None:
 
 
 # -- the documentation ---------------------------------------------------------------------------------------
-
-PAGE = Path(__file__).parents[1] / "docs" / "weather.md"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-
-def test_the_topology_of_the_page_loads_and_runs(tmp_path: Path) -> None:
-    text, _ = blocks("yaml")
-    (tmp_path / "stormy.yaml").write_text(text)
-    topology = Topology.load(tmp_path / "stormy.yaml")
-    assert all(getattr(topology.weather, kind) for kind in Weather.model_fields)
-    assert math.isfinite(finish(topology, (0.0, "us.0", "eu.0", 200 * MEGABYTE))[0])

@@ -521,17 +521,6 @@ def test_a_resumed_run_takes_the_size_that_was_found_then(
     resumed = fit_in_parts("auto", resume_from=stopped.checkpoint_folder)
     assert resumed.minibatch_size == 4
     assert resumed.history == stopped.history
-    passes, forward = set[int](), Wide.forward
-
-    def noted(self: Wide, batch: tuple[torch.Tensor]) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            passes.add(len(batch[0]))
-        return forward(self, batch)
-
-    monkeypatch.setattr(Wide, "forward", noted)
-    steps = len(stopped.history) + 1
-    fit_in_parts("auto", resume_from=stopped.checkpoint_folder, max_steps=steps, num_epochs=None)
-    assert passes == {4}
 
 
 def test_an_error_of_the_model_comes_out_at_once() -> None:
