@@ -2,8 +2,9 @@
 
 `auto` finds the fastest algorithm of each call alone, with idle links and warm connections. In a round calls overlap,
 meet cold connections and fill queues. So the strategy's own rounds are recorded without values, as plans do, and played
-on the network by `auto` and by single algorithms: off the clock, before the training, and with computing that always
-takes its mean. Training, plans and retimed trainings choose alike.
+on the network by `auto` and by single algorithms: off the clock, at the first call of a training (before it, where
+ranks are other processes), and with computing that always takes its mean. Training, plans and retimed trainings choose
+alike.
 """
 
 from __future__ import annotations

@@ -569,13 +569,14 @@ class Program:
             topology=request.topology,
             placement=request.places,
             protocol=request.protocol,
-            collectives=self.collectives,
+            collectives=request.collectives,
             seed=request.seed,
             workers=self.workers(),
             trace=request.trace,
             timeout_seconds=request.timeout_seconds,
             compare_calls=request.compare_calls,
             shared_cores=None if self.compute is None else self.compute.shared_cores,
+            choose=lambda: self.collectives,
         )
 
     @cached_property

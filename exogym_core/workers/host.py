@@ -72,6 +72,7 @@ class RankJob:
     timeout_seconds: float | None = 60.0
     compare_calls: bool = True
     shared_cores: int | None = None
+    choose: Callable[[], Mapping[str, str]] | None = None  # see `World`
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def run_ranks(
 def _simulated(job: RankJob) -> SimulatedHost:
     """Ranks on the simulated network."""
     where = (job.topology, job.placement, job.protocol, job.collectives)
-    world = World.build(job.num_ranks, *where, job.shared_cores)
+    world = World.build(job.num_ranks, *where, job.shared_cores, job.choose)
     spec = WorkerSpec.parse(job.workers).settle(job.num_ranks, num_cores())
     if spec.kind == "ray":
         from exogym_core.workers.ray.actors import RayHost  # of an extra

@@ -16,6 +16,8 @@ import threading
 import time
 import warnings
 from collections import deque
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -132,6 +134,8 @@ class Turns:
         self._num_calls = 0
         self._left_behind: list[threading.Thread] = []
         self._on_silence = on_silence
+        self._task: Callable[[], object] | None = None  # of a rank, for the host's thread
+        self._task_ended = threading.Semaphore(0)
 
     def run(self, body: Callable[[int], None], host: Callable[[], None]) -> None:
         """Run `body(rank)` of every rank in a thread of its own, and `host()` here, by turns.
@@ -220,6 +224,25 @@ class Turns:
         if self.aborting:
             raise Aborted
 
+    def by_host(self, function: Callable[[], T]) -> T:
+        """Result of `function`, called by the host's thread while a rank keeps the turn.
+
+        So it is independent of the rank's gradient mode, autocast and backward pass, and Ctrl-C interrupts it.
+
+        Raises:
+            Aborted: the run is being unwound; the host raises what `function` raised.
+        """
+        if self._holder == _HOST:
+            return function()
+        results: list[T] = []
+        if not self.aborting:
+            self._task = lambda: results.append(function())
+            self._locks[_HOST].release()
+            self._task_ended.acquire()
+        if not results:
+            raise Aborted
+        return results[0]
+
     def park(self, rank: int) -> None:
         """Give way until another rank calls `unpark`, or no other rank is ready."""
         self.parked[rank] = None
@@ -249,6 +272,16 @@ class Turns:
         try:
             self._release(to)
             self._locks[me].acquire()
+            while me == _HOST and self._task is not None:
+                task, self._task = self._task, None
+                try:
+                    task()
+                except BaseException:
+                    self.aborting = True
+                    raise
+                finally:
+                    self._task_ended.release()
+                self._locks[me].acquire()
         except BaseException:  # Ctrl-C reaches the host while a rank has the turn: get it back, then unwind
             self.aborting = True
             self._get_back(me)
@@ -383,6 +416,8 @@ class _ThreadRunner(Runner):
         self.turns = Turns(
             ranks, seed, intra_op_threads, os.getpid(), lambda silence: self._silent(silence, ranks)
         )
+        if world.choose is not None:
+            world = replace(world, choose=partial(self.turns.by_host, world.choose))
         super().__init__(world, sinks)
         self.answers: dict[int, Answer] = {}
         self._everyone = tuple(ranks)  # one object for the communicators of all ranks

@@ -5,7 +5,7 @@ Runners, whose ranks are threads of this process or live in others, derive from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,7 @@ class World:
         protocol: use of links by transfers.
         collectives: op -> algorithm, for ops that shall not use the fastest one.
         shared_cores: see `Kernel`.
+        choose: finds `collectives`, those given among them, for the first call; None: they are found.
     """
 
     num_ranks: int
@@ -102,6 +103,7 @@ class World:
     protocol: Protocol
     collectives: Mapping[str, str]
     shared_cores: int | None = None
+    choose: Callable[[], Mapping[str, str]] | None = None
 
     @classmethod
     def build(
@@ -112,6 +114,7 @@ class World:
         protocol: str | Mapping[str, Any] | Protocol | None,
         collectives: str | Mapping[str, str] | None,
         shared_cores: int | None = None,
+        choose: Callable[[], Mapping[str, str]] | None = None,
     ) -> World:
         """Place the ranks, and settle the protocol: the one given, else the topology's, else `linux-tcp`.
 
@@ -121,7 +124,12 @@ class World:
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         of_topology = topology.protocol if topology is not None else None
         resolved = Protocol.resolve(protocol, of_topology)
-        return cls(num_ranks, topology, hosts, resolved, parse_collectives(collectives), shared_cores)
+        fixed = parse_collectives(collectives)
+        return cls(num_ranks, topology, hosts, resolved, fixed, shared_cores, choose)
+
+    def settled(self) -> World:
+        """This world with its algorithms chosen: plain data."""
+        return self if self.choose is None else replace(self, collectives=self.choose(), choose=None)
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
         """The region of each of these ranks."""
@@ -134,11 +142,15 @@ class Schedules:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._choices = Choices(world.topology, world.protocol, world.collectives)
+        self._settled = lru_cache(1)(world.settled)
+        self._choices = lru_cache(1)(self._new_choices)
         self._traffic = lru_cache(maxsize=_MOST_NOTED)(self._traffic_uncached)
         self._regions = lru_cache(maxsize=_MOST_NOTED)(world.regions)
         self._known = lru_cache(maxsize=_MOST_NOTED)(self._found)
         self._latest: tuple[Call | None, list[tuple[int, int]]] = (None, [])  # call, and its traffic
+
+    def _new_choices(self) -> Choices:
+        return Choices(self._world.topology, self._world.protocol, self._settled().collectives)
 
     def of(self, call: Call) -> Schedule:
         """The schedule that `call` goes by."""
@@ -153,7 +165,7 @@ class Schedules:
             call.op,
             len(call.ranks),
             num_bytes=call.num_bytes,
-            algorithm=self._choices.algorithm(call.op, hosts, call.num_bytes, call.root),
+            algorithm=self._choices().algorithm(call.op, hosts, call.num_bytes, call.root),
             root=call.root,
             element_bytes=call.element_bytes,
             parts=call.parts,
@@ -174,7 +186,7 @@ class Schedules:
     def contenders(self, call: Call, within: float, few_messages: float) -> tuple[str, ...]:
         """Algorithm of `call`, and those that may be faster in a round, see `Choices.contenders`."""
         about = (call.op, self._hosts(call.ranks), call.num_bytes, call.root)
-        return self._choices.contenders(*about, within, few_messages)
+        return self._choices().contenders(*about, within, few_messages)
 
     def check_store(self, store: tuple[str, ...]) -> None:
         """Raise InputError where the topology has no such store."""
@@ -204,7 +216,7 @@ class Schedules:
     @property
     def averaging_algorithm(self) -> str:
         """All-reduce algorithm of encoded values, see `Communicator.averaging_algorithm`."""
-        fixed = self._world.collectives.get("all_reduce")
+        fixed = self._settled().collectives.get("all_reduce")
         return fixed if fixed in AVERAGING_ALGORITHMS else AVERAGING_ALGORITHMS[0]
 
     def _hosts(self, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -300,8 +300,9 @@ class ProcessHost(SimulatedHost):
 
     def simulate(self, body: Body, sinks: Sinks) -> Runner:
         """Run the simulation here, fed by the worker processes."""
-        world, processes, intra_op_threads = self.world, self.spec.processes, self.spec.intra_op_threads
+        processes, intra_op_threads = self.spec.processes, self.spec.intra_op_threads
         assert processes is not None
+        world = self.world.settled()  # once, and not by each process
         blocks = blocks_of(world.num_ranks, processes)
         target = partial(_run_child, world, blocks, body, self.seed, intra_op_threads)
         # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.

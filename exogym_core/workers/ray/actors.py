@@ -137,7 +137,7 @@ class RayHost(SimulatedHost):
 
     def simulate(self, body: Body, sinks: Sinks) -> Runner:
         """Run the simulation here, fed by the actors; snapshots are fetched here."""
-        world, spec = self.world, self.spec
+        world, spec = self.world.settled(), self.spec
         with RayCluster(spec.address) as cluster:
             needs = {"num_cpus": float(spec.intra_op_threads)}
             if spec.num_gpus:
