@@ -20,8 +20,6 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.codecs import codec_named
 from netsim.errors import DeadlockError, InputError
 from netsim.ranks import (
     Advance,
@@ -334,31 +332,6 @@ def test_the_outer_step_is_the_mean_of_those_present(events: Any, present: list[
             assert value == pytest.approx(values[number - 1], rel=1e-4)
 
 
-def test_an_attempt_that_failed_leaves_no_trace_in_what_rounding_owes() -> None:
-    def values(comm: Communicator, **options: Any) -> list[float]:
-        weight = nn.Parameter(torch.zeros(VALUES))
-        optimizer = DiLoCoOptimizer(
-            batch_size=1,
-            num_inner_steps=1,
-            inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-            params=[weight],
-            communicator=comm,
-            grad_compression="int8",
-            error_feedback=True,
-            **options,
-        )
-        weight.grad = torch.randn(VALUES, generator=torch.Generator().manual_seed(comm.rank))
-        comm.advance(5.0)
-        optimizer.step()
-        assert optimizer.averaged_ranks == OTHERS or comm.rank == 2
-        return weight.tolist()
-
-    # int8: 50 kB, of which home has a third to send at 1 MB/s, after 0.22 s for the first copy.
-    cut_off = run_ranks(lambda comm: values(comm, averaging_timeout=2), 3, star([down(5.29, 20)])).results
-    never_there = run_ranks(lambda comm: values(comm, join_at={2: 30}), 3, star()).results
-    assert cut_off[:2] == never_there[:2]
-
-
 def test_a_late_rank_gets_the_others_state() -> None:
     results = run_ranks(lambda comm: loop(comm, join_at={2: "17 s"}), 3, star()).results
     present = [row[1] for row in results[0]]
@@ -472,18 +445,6 @@ def test_a_run_reports_absences_with_times() -> None:
     assert result.bytes_sent == result.history[-1]["bytes_sent"]
 
 
-def test_without_absences_it_is_the_run_that_waits_for_all() -> None:
-    tolerant, patient = fit(), fit(options={})
-    assert tolerant.dropped_peers == []
-    assert patient.dropped_peers is None
-    for name in ("train_loss", "bytes_sent", "examples_trained"):
-        assert [row[name] for row in tolerant.history] == [row[name] for row in patient.history]
-    assert [row["global_loss"] for row in tolerant.validation] == [
-        row["global_loss"] for row in patient.validation
-    ]
-    assert tolerant.virtual_seconds == patient.virtual_seconds
-
-
 def test_a_rank_that_never_returns_is_not_in_the_model() -> None:
     result = fit([down(12)])
     assert [(row["rank"], row["step"], row["back_step"]) for row in result.dropped_peers] == [(2, 15, None)]
@@ -508,25 +469,3 @@ def test_a_rank_that_joins_after_the_end_changes_no_figure() -> None:
 
 def test_a_lone_rank_waits_for_no_other() -> None:
     assert fit(num_nodes=1).dropped_peers is None
-
-
-# --- rows ---------------------------------------------------------------------------------------------------
-
-
-def test_an_encoded_ring_mean_that_is_cut_off_begins_again() -> None:
-    """Its messages were never withdrawn: the others waited for the lost rank's for ever."""
-
-    def body(comm: Communicator) -> tuple[list[int], float]:
-        comm.advance(1.0)
-        average = Averaging(codec_named("int8"))
-        return comm.among_present(lambda peers, weights: average.flat(peers, torch.ones(300_000)), 2.0, 3.0)[
-            0
-        ], comm.now()
-
-    down = {"link": ["b", "switch"], "at": "1.01 s", "down": True, "for": "60 s"}
-    rates = dict.fromkeys(("a", "b", "c"), "80 Mbit/s")
-    found = run_ranks(
-        body, 3, star_form(rates, rates, events=[down], protocol="ideal"), collectives="ring"
-    ).results
-    assert found[0][0] == found[2][0] == [0, 2]
-    assert 4.0 < found[0][1] < 5.0

@@ -356,6 +356,7 @@ def test_no_plan_takes_less_than_its_bound(name: str, options: dict[str, Any]) -
     assert 0 < low <= plan.days_low
 
 
+@pytest.mark.thorough
 def test_bounds_leave_the_ranking_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is shown is what is shown where all is simulated; what is not simulated is named, and would not be shown."""
     monkeypatch.setattr(advise_module, "SEARCHED", {})
@@ -408,6 +409,7 @@ FAR_SITES = {
 }
 
 
+@pytest.mark.thorough
 def test_buckets_are_searched_where_hardly_anything_is_computed() -> None:
     """With windows few large buckets wait for fewer round trips, though they hide no less."""
     model = planned_model("llama-2m", 64, num_layers=2, width=512, mlp_width=2048, vocab_size=32_000)

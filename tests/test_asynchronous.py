@@ -173,8 +173,8 @@ def test_evaluations_by_the_clock(name: str) -> None:
 def test_dynamic_local_updates_follow_speed() -> None:
     """Workers of 50 and of 100 ms a step do rounds of 12 and of about 6 steps."""
     strategy = AsyncDiLoCoStrategy(H=12, lr=0.02, dylu=True)
-    result = fit(strategy, **UNEQUAL, until="8 s", max_steps=2000)
-    plain = fit(AsyncDiLoCoStrategy(H=12, lr=0.02), **UNEQUAL, until="8 s", max_steps=2000)
+    result = fit(strategy, **UNEQUAL, until="4 s", max_steps=2000)
+    plain = fit(AsyncDiLoCoStrategy(H=12, lr=0.02), **UNEQUAL, until="4 s", max_steps=2000)
     assert result.bytes_sent > plain.bytes_sent, "slow workers report more often"
 
 
@@ -188,9 +188,9 @@ def test_decoupled_learners_do_not_wait() -> None:
 
 def test_random_crashes_are_exponential_and_by_seed() -> None:
     """Law of the mean over many hosts; hosts draw apart; nothing fails while it is repaired."""
-    hosts = [f"host{number}" for number in range(200)]
+    hosts = [f"host{number}" for number in range(60)]
     crashes = random_crashes(hosts, 100.0, 10.0, 5_000.0, seed=1)
-    assert len(crashes) / 200 == pytest.approx(5_000 / 110, rel=0.03)
+    assert len(crashes) / 60 == pytest.approx(5_000 / 110, rel=0.05)
     of_one = [event.at for event in crashes if event.host == "host7"]
     assert all(later - earlier > 10.0 for earlier, later in itertools.pairwise(of_one))
     assert crashes == random_crashes(hosts, 100.0, 10.0, 5_000.0, seed=1)

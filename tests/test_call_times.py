@@ -194,19 +194,3 @@ def test_an_ended_rank_breaks_only_calls_that_need_more_of_it(workers: Any) -> N
     }
     assert results[1] == expected
     assert results[0] == expected | {"message from 2": closed}
-
-
-def ahead_of_the_ended(comm: SimulatedCommunicator, waits: bool) -> list[str]:
-    """Rank 0 posts a second call while the first one of rank 1 is on its way; rank 2 gives the first and ends."""
-    comm.call_seconds = 50.0
-    first = comm.broadcast(torch.ones(300_000), 2, async_op=True)
-    if comm.rank == 2:
-        return [told(first.wait)] if waits else []
-    calls = [first, comm.all_reduce(torch.ones(1), async_op=True)]
-    return [told(call.wait) for call in calls]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_an_ended_rank_leaves_calls_to_which_it_gave_its_part_in_order(waits: bool) -> None:
-    results = run_ranks(lambda comm: ahead_of_the_ended(comm, waits), 3, star()).results  # type: ignore[arg-type]
-    assert results == [["done", "Connection closed by peer"]] * 2 + [["done"] if waits else []]

@@ -32,7 +32,7 @@ from exogym_core.workers.processes.protocol import (
     dumps,
     loads,
 )
-from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, blocks_in
+from exogym_core.workers.processes.shared_memory import Arena, blocks_in
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Key, Mark
 
@@ -86,33 +86,6 @@ def _kill_self(number: int) -> Callable[[int, Pipe], None]:
     return target
 
 
-def _exit(index: int, channel: Pipe) -> None:
-    sys.exit(3)
-
-
-def _exit_with_text(index: int, channel: Pipe) -> None:
-    sys.exit("no")
-
-
-@pytest.mark.parametrize(
-    ("target", "text"),
-    [
-        (_kill_self(signal.SIGKILL), "killed by signal 9 (SIGKILL)"),
-        (_kill_self(signal.SIGSEGV), "killed by signal 11 (SIGSEGV)"),
-        (lambda index, channel: os._exit(7), "exit code 7"),
-        (_exit, "exit code 3"),
-        (_exit_with_text, "exit code 1"),
-        (lambda index, channel: None, "exit code 0"),
-    ],
-)
-def test_the_parent_can_tell_how_a_child_ended(target: Any, text: str) -> None:
-    with Children(target, 1, method="fork") as children:
-        assert children.ready([0]) == [0]
-        with pytest.raises(ChannelClosed):
-            children.channels[0].recv()
-        assert children.describe_exit(0, timeout_seconds=10) == text
-
-
 def test_what_a_dead_child_sent_is_still_received_though_a_grandchild_holds_the_channel() -> None:
     def target(index: int, channel: Pipe) -> None:
         if os.fork() == 0:
@@ -140,19 +113,6 @@ def test_children_that_do_not_end_are_killed_and_stopped_ones_too() -> None:
         assert children.ready([0, 1], timeout_seconds=0) == []
         raise KeyError
     assert children.describe_exit(0) == "killed by signal 9 (SIGKILL)"
-
-
-def test_a_descriptor_can_be_handed_over() -> None:
-    def target(index: int, channel: Pipe) -> None:
-        os.write(channel.recv_fd(), b"one")
-
-    reader, writer = os.pipe()
-    with Children(target, 1, method="fork") as children:
-        children.channels[0].send_fd(writer)
-        children.describe_exit(0, timeout_seconds=10)
-    os.close(writer)
-    assert os.read(reader, 10) == b"one"
-    os.close(reader)
 
 
 def test_children_do_not_hold_each_others_channels() -> None:
@@ -318,27 +278,6 @@ def test_classes_of_functions_and_errors_travel_by_value() -> None:
     assert str(error.error) == "gone"
     with pytest.raises(InputError, match="cannot be sent to another process"):
         dumps([Requests(1, [Mark({"loss": (i for i in range(3))})])], [])
-
-
-def test_blocks_go_back_when_the_last_has_read_them() -> None:
-    """Those of the simulation's own region at once, those of processes with the next message to them."""
-    arena = Arena(num_regions=3)
-    loans = Leases(arena)
-    own = arena.put(torch.zeros(5000))
-    theirs = Arena(arena.fd, num_regions=3, region=2).put(torch.ones(5000))
-    assert isinstance(own.content, int)
-    assert isinstance(theirs.content, int)
-    mine, lent = Block(own.content, own.num_bytes), Block(theirs.content, theirs.num_bytes)
-    loans.lend([mine, lent])
-    loans.lend([mine, lent])
-    loans.give_back([mine, lent])
-    assert loans.due_to(1) == []
-    loans.give_back([mine, lent])
-    assert loans.due_to(0) == []
-    assert loans.due_to(1) == [lent]
-    assert loans.due_to(1) == []
-    assert arena.put(torch.zeros(5000)).content == own.content
-    arena.close()
 
 
 @pytest.mark.parametrize("is_read_first", [False, True])

@@ -299,23 +299,6 @@ def test_noise_is_new_for_each_seed_rank_epoch_and_step_and_the_same_with_worker
     assert torch.equal(flat(steps_of(by_workers, 4)), flat(steps_of(drawing(kind()), 4)))
 
 
-def test_reading_leaves_every_generator_as_it_was():
-    dataset = HoldingNoise()
-    draws = Draws(dataset, 0)
-
-    def states():
-        own = random.getstate(), np.random.get_state(), torch.get_rng_state().tolist(), draws.states()[1]
-        return str(own)
-
-    before = states()
-    with draws.at(1, 2):
-        dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
-    with draws.aside():
-        draws.seed(3)
-        dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
-    assert states() == before
-
-
 def test_a_shuffled_stream_is_dealt_out_without_repetition_and_new_in_each_epoch():
     """Ranks used to draw the order from streams of their own: the same sample on two ranks."""
     dataset = ShuffledStream()

@@ -12,7 +12,6 @@ from torch import nn
 from worlds import chain_form
 
 from exogym_core.run.evaluator import Evaluator
-from exogym_core.run.snapshots import final_state
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, SPARTAStrategy, Strategy
 from exogym_core.workers.journal import SpillBuffer
 from netsim.errors import InputError
@@ -148,22 +147,6 @@ def test_a_rank_ahead_deposits_all_its_snapshots_though_it_owes_a_message(worker
         assert [row["step"] for row in result.validation] == list(range(9))
         seen.add(comparable(result))
     assert len(seen) == 1
-
-
-def test_a_final_state_shares_memory_with_its_model_alone():
-    model = nn.Module()
-    model.own = nn.Parameter(torch.arange(4.0))
-    model.tied = model.own
-    model.row = nn.Parameter(torch.arange(6.0).view(2, 3)[1])
-    state = final_state(model)
-    assert {name: value.tolist() for name, value in state.items()} == {
-        "own": [0, 1, 2, 3],
-        "tied": [0, 1, 2, 3],
-        "row": [3, 4, 5],
-    }
-    assert state["own"].data_ptr() == model.own.data_ptr()
-    sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in state.values()}
-    assert sorted(sizes.values()) == [12, 16, 16]  # no row of a larger tensor, no tensor twice
 
 
 # --- what comes back ---------------------------------------------------------------------------------------------

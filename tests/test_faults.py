@@ -278,16 +278,6 @@ def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> Non
 
 # -- progress ------------------------------------------------------------------------------------------------
 
-RECURRING: dict[str, Any] = {
-    "drift": [{"link": ["a", "switch"], "kind": "regime", "every": "1 s", "levels": ["100 %", "50 %"]}],
-    "background": [
-        {"from": "a", "to": "c", "rate": "1 Mbit/s"},
-        {"from": "a", "to": "c", "bytes": 1000, "every": "1 s"},
-        {"from": "a", "to": "b", "bytes": 1000, "every": "1 s"},
-    ],
-    "traces": [{"link": ["c", "switch"], "bandwidth": [["1 s", "1 Mbit/s"], ["9 s", "2 Mbit/s"]]}],
-}
-
 
 def test_a_dead_link_is_found_though_a_steady_sender_never_ends() -> None:
     """Offered more than its link carries, its transfers followed each other for ever, and the run with them."""
@@ -306,19 +296,6 @@ def test_a_dead_link_is_found_though_a_steady_sender_never_ends() -> None:
         DeadlockError, match=re.escape("link b->hub went dead at 0.03 s and never comes back")
     ):
         netsim.collective(topology, "all_gather", num_bytes="640 kB", algorithm="ring", protocol="ideal")
-
-
-@pytest.mark.parametrize(
-    "event",
-    [both("b", at="20 s", up=True), both("b", at="20 s", bandwidth="8 Mbit/s")],
-    ids=["comes up", "gets a rate"],
-)
-def test_an_event_to_come_is_hope(event: dict[str, Any]) -> None:
-    first = (
-        both("b", at="0.52 s", down=True) if "up" in event else both("b", at="0.52 s", bandwidth="0 bit/s")
-    )
-    weather = {"background": RECURRING["background"][:1]}
-    assert finish(star(events=[first, event], **weather), ONE)[0] >= 20.5
 
 
 # -- TCP gives up --------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import (
     STRATEGIES,
     DiLoCoStrategy,
-    FedAvgStrategy,
     OptimSpec,
     SPARTAStrategy,
     Strategy,
@@ -199,7 +198,6 @@ def test_checkpoints_one_level_deeper_are_named(tmp_path: Path, finished: Path) 
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
-        (lambda: DiLoCoStrategy(H=np.int64(2), lr=np.float64(0.1)), {"max_steps": np.float64(2.0)}),
         (
             lambda: DiLoCoStrategy(
                 H=2, outer_optim=OptimSpec("sgd", lr=np.float32(0.5), nesterov=np.bool_(0))
@@ -214,12 +212,6 @@ def test_checkpoints_one_level_deeper_are_named(tmp_path: Path, finished: Path) 
         (
             lambda: SPARTAStrategy(p_sparta=np.float32(0.25), max_norm=np.int64(1)),
             {"compute": {"fixed": np.float64(0.1)}, "until": np.float32(0.25), "target_loss": np.float16(1)},
-        ),
-        (
-            lambda: FedAvgStrategy(
-                lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"warmup_steps": np.int8(2)}
-            ),
-            {"failures": {"mtbf": np.int64(9), "repair": np.float64(1)}, "until": np.int16(1)},
         ),
     ],
 )

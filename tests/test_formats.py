@@ -7,6 +7,7 @@ import inspect
 import re
 import runpy
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ sweep: {seeds: [0, 1], strategies.*.lr: [1e-3, 1], steps: {low: 1, high: 9}, sea
 """
 
 
+@cache
 def validator(name: str) -> Any:
     found = schema_of(name)
     jsonschema.Draft202012Validator.check_schema(found)

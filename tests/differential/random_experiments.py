@@ -1,4 +1,4 @@
-"""Random experiments, their runs on several carriers, stopped and resumed, and smaller ones that still differ.
+"""Random experiments, their runs on several carriers, stopped and resumed.
 
 An experiment is the mapping of an experiment file. It runs as a user's does, by `netgym compare`, in a process with a
 session and a temporary folder of its own: in threads, and on a carrier that must give the same files, byte for byte.
@@ -16,7 +16,7 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -334,47 +334,3 @@ def _wrong_rows(experiment: Mapped, strategy: Mapped, entry: Mapped, rows: list[
 def seconds(text: str) -> float:
     """Seconds of a time as it is drawn."""
     return float(text.removesuffix(" ms")) / 1000
-
-
-# --- making them smaller -------------------------------------------------------------------------------------
-
-
-def smaller_cases(case: Case) -> Iterator[Case]:
-    """With fewer stops; on a simpler carrier; without a key or an entry of a list, anywhere."""
-    for number in range(len(case.stops)):
-        yield case._replace(stops=case.stops[:number] + case.stops[number + 1 :])
-    if case.jobs > 1:
-        yield case._replace(jobs=1)
-    if case.carrier != {"kind": "threads"}:
-        yield case._replace(carrier={"kind": "threads"})
-    for experiment in _smaller(case.experiment):
-        yield case._replace(experiment=experiment)
-
-
-def _smaller(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for key in value:
-            yield {other: value[other] for other in value if other != key}
-        for key, inside in value.items():
-            for less in _smaller(inside):
-                yield {**value, key: less}
-    elif isinstance(value, list):
-        for place, inside in enumerate(value):
-            yield value[:place] + value[place + 1 :]
-            for less in _smaller(inside):
-                yield [*value[:place], less, *value[place + 1 :]]
-    elif isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        yield value // 2
-        yield value - 1
-
-
-def shown(case: Case) -> str:
-    """A smaller case whose runs differ in the same way, as YAML, and the difference; "" where they do not."""
-    found = differences(case)
-    if not found:
-        return ""
-    kind, smallest = found.split(": ")[0], False
-    while not smallest:
-        smaller = (each for each in smaller_cases(case) if differences(each).startswith(kind))
-        case, smallest = next(((each, False) for each in smaller), (case, True))
-    return f"{case.text()}{differences(case)}"

@@ -19,13 +19,13 @@ from netsim import Topology
 from netsim.ranks import Request
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(programs())
 def test_sleeping_ranks_change_nothing_in_threads(program: RankProgram) -> None:
     program.check([0])
 
 
-@settings(max_examples=14)
+@settings(max_examples=8)
 @given(programs(), st.integers(1, 4))
 def test_processes_change_nothing(program: RankProgram, num_processes: int) -> None:
     """Of such programs 9 % differed when members were held until values existed in host time."""
@@ -72,7 +72,7 @@ def test_a_rank_held_off_the_clock_continues_at_the_same_instant() -> None:
 # --- against the reference ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(programs(two_way=False, has_weather=False))
 def test_times_are_those_of_the_reference(program: RankProgram) -> None:
     """Computed from what ranks requested."""
@@ -109,8 +109,8 @@ def test_times_are_those_of_the_reference(program: RankProgram) -> None:
 
 # Absences, sites and chains, some with several seeds: in threads, stacked and in 1 to 4 processes; stopped, killed.
 @pytest.mark.parametrize(
-    "seed", [2, 13, 20, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 7, 14, 18))]
+    "seed", [13, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 7, 14, 18, 20))]
 )
 def test_experiments_give_the_same_everywhere(seed: int) -> None:
-    problem = random_experiments.shown(random_experiments.drawn(seed))
-    assert not problem, problem
+    case = random_experiments.drawn(seed)
+    assert not random_experiments.differences(case), case.text()
