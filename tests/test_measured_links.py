@@ -62,18 +62,6 @@ def test_as_many_streams_take_what_was_measured(
     assert wanted * 0.98 <= clock.now <= (wanted + start_up) * 1.02
 
 
-@given(streams=st.integers(1, 16), loss=st.sampled_from(["0 %", "0.1 %", "1 %"]))
-def test_fewer_streams_get_their_share_at_least_and_more_get_the_rate(streams: int, loss: str) -> None:
-    topology = pair(8, rtt="200 ms", bandwidth="2 Gbit/s", loss=loss)
-    large, small = (seconds(topology, {"preset": "linux-tcp", "streams": streams}, n) for n in (4e9, 2e9))
-    rate = 2e9 * 8 / (large - small)
-    assert 2e9 * min(streams / 8, 1) * 0.995 <= rate <= 2e9 * 1.005
-    if streams >= 8:
-        assert rate == pytest.approx(2e9, rel=0.005)
-    elif loss == "1 %":
-        assert rate == pytest.approx(2e9 * streams / 8, rel=0.005)
-
-
 @given(
     streams=st.integers(1, 12),
     is_measured=st.booleans(),
@@ -120,18 +108,6 @@ def test_a_window_of_ones_own_is_kept_to() -> None:
     assert limit.window_bits_per_second == pytest.approx(2**18 * 8 / 0.038)
     assert seconds(pair(), small) == pytest.approx(1e9 / (2**18 / 0.038), rel=0.01)
     assert window_limit(pair(), PRESETS["linux-tcp"], [(0, 1, 1e9)]) is None
-
-
-def test_loss_of_weather_comes_on_top() -> None:
-    """What the link's own loss cost is in the rate; ten times as much is not."""
-    link = pair(1, loss="0.01 %").links[0]
-    worse = {"at": "0 s", "link": [link.source, link.target], "loss": "0.1 %"}
-    plain = pair(1, loss="0.01 %").to_mapping()
-    stormy = Topology.from_mapping({**plain, "events": [worse]})
-    calm = Topology.from_mapping({**plain, "events": [{**worse, "loss": "0.005 %"}]})
-    usual = netsim.flows(pair(1, loss="0.01 %"), [(0, "a", "b", 10**8)], "linux-tcp").finish_seconds
-    assert netsim.flows(calm, [(0, "a", "b", 10**8)], "linux-tcp").finish_seconds == usual
-    assert netsim.flows(stormy, [(0, "a", "b", 10**8)], "linux-tcp").finish_seconds[0] > 3 * usual[0]
 
 
 def test_bounds_and_estimates_count_payload() -> None:

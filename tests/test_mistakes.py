@@ -15,8 +15,6 @@ import simpy
 import strategy_reference as reference
 import torch
 from experiments import experiment, fit, mlp, samples
-from hypothesis import example, given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from worlds import chain, chain_form, star_form
 
@@ -25,7 +23,7 @@ import exogym_core.strategy
 import netgym as netgym_face
 import netsim
 import netsim.units
-from exogym_core import DiLoCoOptimizer, LocalTrainer, OptimSpec, Trainer
+from exogym_core import DiLoCoOptimizer, LocalTrainer, OptimSpec
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute
 from exogym_core.cost.devices import find_device
@@ -258,21 +256,6 @@ def test_errors_in_data_from_python_have_no_lines() -> None:
         Topology.from_mapping([])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("[" * 1000, "bad.yaml:1: nested more than 50 levels deep"),
-        ("1" * 100_000, "bad.yaml:1: a whole number beyond 64 bits"),
-    ],
-    ids=["deep", "long"],
-)
-def test_endless_values_are_refused_in_a_short_line(text: str, line: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text(f"hosts: {text}\n")
-    with pytest.raises(InputError) as caught:
-        Topology.load(tmp_path / "bad.yaml")
-    assert str(caught.value).splitlines()[0] == f"{tmp_path}/{line}"
-
-
 # --- commands ----------------------------------------------------------------------------------------------
 
 PLANNED = """
@@ -331,26 +314,6 @@ def test_a_command_ends_with_one_line_and_exit_code_2(
     assert not list(folder.glob("runs/*")), "a run that could not begin leaves no folder"
 
 
-DRAWN_NAMES = st.text("abcdefgh_-XYZ", min_size=1, max_size=8)
-
-
-@example("-", {"_", "-X"})
-@given(DRAWN_NAMES, st.sets(DRAWN_NAMES, min_size=1, max_size=12))
-def test_the_nearest_come_first_and_the_rest_is_in_alphabetical_order(given: str, known: set[str]) -> None:
-    """The whole list used to be in the order of likeness to what was given: no order to the eye."""
-    message = str(unknown_name("thing", given, known))
-    accepted = message.partition("ccepted: ")[2].split(", ")
-    assert sorted(accepted) == sorted(known)
-    tails = [accepted[at:] for at in range(len(accepted) + 1)]
-    ordered = next(
-        at for at, tail in enumerate(tails) if tail == sorted(tail, key=lambda name: (name.casefold(), name))
-    )
-    if "did you mean" in message:
-        assert f"did you mean '{accepted[0]}'" in message
-    likeness = [len(set(given.lower()) & set(name.lower())) for name in accepted]
-    assert all(likeness[at] for at in range(ordered)), "what comes before has something in common with it"
-
-
 def test_a_name_from_a_file_cannot_write_to_the_terminal() -> None:
     message = str(unknown_name("host", "7\x1b[2J\u202e" + "x" * 1000, ["7", "a"]))
     assert message.isprintable()
@@ -375,13 +338,3 @@ def test_a_strategy_takes_no_model_and_no_optimizer_that_is_built(strategy):
     with pytest.raises(InputError, match=r"is built already; each rank builds its own, pass OptimSpec\(SGD"):
         strategy(optim_spec=optimizer)
     assert strategy(optim_spec=OptimSpec("sgd", lr=0.1)).optim_spec.kwargs == {"lr": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("name", "successor"), [("launch", r"it is fit\(\.\.\.\)"), ("_build_connection", "run_ranks")]
-)
-def test_dropped_methods_name_their_successor(name, successor):
-    with pytest.raises(AttributeError, match=f"Trainer.{name} does not exist: .*{successor}"):
-        getattr(Trainer(MODEL, []), name)
-    with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'nonsense'"):
-        _ = Trainer(MODEL, []).nonsense

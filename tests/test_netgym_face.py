@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,25 +52,6 @@ def test_the_figure_has_a_line_a_strategy(result: netgym.Comparison) -> None:
     assert [line.get_label() for line in axes.lines] == ["AllReduce", HOSTILE]
     assert axes.get_xlabel().startswith("virtual time, s")
     assert axes.lines[0].get_xdata()[-1] == pytest.approx(result.summary[0]["virtual_seconds"])
-
-
-def test_weather_and_algorithms_that_had_no_effect_are_named(tmp_path: Path) -> None:
-    network = {
-        "hosts": ["a", "b"],
-        "links": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "latency": "20 ms"}],
-        "events": [{"at": "300 ms", "link": ["a", "b"], "latency": "10 ms"}],
-    }
-    strategies, chosen = ["AllReduce", {"name": "DiLoCo", "H": 3}], {"all_reduce": "auto", "gather": "direct"}
-    changed = {"topology": network, "strategies": strategies, "compute": "10 ms", "collectives": chosen}
-    result = netgym.compare(EXPERIMENT | changed, out=tmp_path / "out", progress=False)
-    line = "event of link a-b at 300 ms"
-    assert [entry.get("later_weather") for entry in result.summary] == [None, line]
-    assert f"DiLoCo ended before {line}." in result.verdict
-    assert "No strategy used gather, of which `collectives` names the algorithm." in result.verdict
-
-    random = {"failures": {"mtbf": "300 s", "repair": "1 s"}, "until": "1000 s", "strategies": ["AllReduce"]}
-    (entry,) = netgym.run(EXPERIMENT | random, out=tmp_path / "random", progress=False).summary
-    assert "later_weather" not in entry, "crashes that `failures` draws up to `until`"
 
 
 def test_labels_are_escaped_in_a_notebook(result: netgym.Comparison) -> None:
@@ -127,25 +106,6 @@ def test_a_temporary_folder_is_gone_after_its_result(capsys: pytest.CaptureFixtu
     del found
     gc.collect()
     assert not folder.parent.exists()
-
-
-def test_results_in_a_temporary_folder_are_kept_after_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The folder was removed, with all that had been trained."""
-
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("netgym.commands.write_report", stop)
-    with pytest.raises(KeyboardInterrupt):
-        netgym.run(EXPERIMENT, strategy="AllReduce", progress=False)
-    named = re.fullmatch(r"interrupted: results so far: netgym\.load\('(.+)'\)\n", capsys.readouterr().err)
-    assert named is not None
-    try:
-        assert [entry["steps"] for entry in netgym.load(named[1]).summary] == [6]
-    finally:
-        shutil.rmtree(Path(named[1]).parent)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +179,3 @@ def test_a_missing_extra_is_reported(result: netgym.Comparison, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install 'netgym\[pandas\]'"):
         result.table()
-
-
-def test_a_name_that_it_has_not_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'compares'"):
-        _ = netgym.compares  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from rich.console import Console
 from worlds import chain_form
 
 import exogym_core
@@ -21,7 +19,6 @@ from netgym.cli.main import main as netgym
 from netsim import shipped_topologies
 from netsim.cli import main as cli
 from netsim.cli.flows import flows_command as command
-from netsim.cli.terminal import DelayedProgress
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,15 +29,6 @@ def test_show(name: str, capsys: Capture) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith(name)
     assert "source:" in printed
-
-
-def test_interrupting_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(name: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("netsim.cli.show.Topology.load", interrupt)
-    assert cli.main(["show", "lan"]) == 130
-    assert capsys.readouterr().err == "interrupted: nothing was finished, and nothing is left\n"
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -83,30 +71,6 @@ def test_unknown_devices_are_reported(tmp_path: Path, capsys: Capture) -> None:
         f"error: {file}:3: hosts.home.device: unknown device 'rtx-409O': did you mean 'rtx-4090'?"
     )
     assert f"{file}:6: regions.us.device: unknown device 'h10'" in lines[1]
-
-
-@pytest.mark.parametrize(("total", "message"), [(None, "timing all_reduce"), (3, "2/3")])
-def test_long_work_shows_progress_on_a_terminal(total: int | None, message: str) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
-    with DelayedProgress("timing all_reduce", total, seconds=0.0, console=console) as progress:
-        progress._timer.join()
-        progress.advance()
-        progress.advance()
-        progress._progress.refresh()
-    assert message in screen.getvalue()
-
-
-def test_where_there_is_no_terminal_a_line_tells_how_far_it_is() -> None:
-    """Which of how many, in plain text, for those who ask for it."""
-    screen = io.StringIO()
-    with DelayedProgress("planning", 3, 1e-3, Console(file=screen), every_seconds=1e3) as progress:
-        progress.now("planning DiLoCo [H=5]")
-        progress.advance()
-        while not screen.getvalue().endswith("\n"):
-            pass
-    assert screen.getvalue().startswith("planning")
-    assert " of 3 done" in screen.getvalue()
 
 
 # --- import netsim ------------------------------------------------------------------------------------------
@@ -219,12 +183,6 @@ def test_rows_come_back_with_their_instants(flows_folder: Path) -> None:
     assert out == (
         'note,start_s,src,dst,bytes,finish_s\n"one, two",1.5,h2,h10,1000000,2.51\nx,0,h10,h2,0,0.01\n'
     )
-
-
-def test_cells_may_have_their_unit(flows_folder: Path) -> None:
-    code, out, _ = run_flows(flows_folder, "start_s,src,dst,bytes\n500 ms,h2,h10,1 MB\n0.5,h10,h2,1e6\n")
-    assert code == 0
-    assert [line.split(",")[-1] for line in out.splitlines()[1:]] == ["1.51", "1.51"]
 
 
 def test_results_go_to_a_file_as_a_whole(flows_folder: Path) -> None:

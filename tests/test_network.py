@@ -15,8 +15,7 @@ import simpy
 from worlds import star
 
 import netsim
-from netsim import Clock, Network, Protocol, Topology, schedule
-from netsim.collectives.start import time_collective
+from netsim import Clock, Network, Protocol, Topology
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import call_at
 from netsim.topology.protocol import PRESETS
@@ -163,23 +162,6 @@ def test_a_limit_of_the_sender_belongs_to_its_transfer(clock: Clock, log: Log, i
     assert clock.now - begin < 1.5
 
 
-def test_a_collective_without_a_name_shares_its_connections_with_nobody(clock: Clock, log: Log) -> None:
-    network = Network(clock, TOPOLOGY)
-    broadcast = netsim.schedule("broadcast", 2, num_bytes=MEGABYTE)
-    doomed, other = (
-        netsim.start_collective(network, broadcast, (A, B), on_done=lambda member, name=name: log.on(name)())
-        for name in ("doomed", "other")
-    )
-    for member in range(2):
-        doomed.arrive(member)
-        other.arrive(member)
-    network.send(A, B, MEGABYTE, log.on("message"))
-    clock.run(until=0.5)
-    doomed.cancel()
-    clock.run()
-    assert sorted(name for _, name in log.lines) == ["message", "other", "other"]
-
-
 def test_a_transfer_that_is_sent_again_keeps_its_id(clock: Clock, network: Network, log: Log) -> None:
     number = network.send(A, B, MEGABYTE, log.on("there"))
     clock.run(until=0.5)
@@ -190,26 +172,6 @@ def test_a_transfer_that_is_sent_again_keeps_its_id(clock: Clock, network: Netwo
     assert network.abort(number) == pytest.approx(500_000)
     clock.run()
     assert log.lines == []
-
-
-@pytest.mark.parametrize("queue", [20, 100])
-def test_a_connection_sees_its_links_as_they_are(queue: int) -> None:
-    """A transfer after a fall of the rate takes as long on a connection from before as on a new one."""
-
-    def seconds(is_warm: bool) -> float:
-        links = [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "40 ms"}]
-        topology = Topology.from_mapping({"hosts": ["a", "b"], "links": links})
-        clock = Clock()
-        network = Network(clock, topology, {"preset": "linux-tcp", "queue": queue})
-        if is_warm:
-            network.send(0, 1, 0, lambda: None)
-        for link in range(2):
-            network.set_capacity(link, 1e8)
-        clock.run(until=0.1)
-        clock.run(network.transfer(0, 1, 10_000_000))
-        return clock.now
-
-    assert seconds(is_warm=True) == seconds(is_warm=False)
 
 
 def test_weather_of_a_topology_is_applied_or_left_out_but_never_forgotten(clock: Clock, log: Log) -> None:
@@ -298,13 +260,6 @@ def test_the_mean_rate_under_loss() -> None:
     segments = (0.4 * 3.7 / 1.2) ** 0.25 * 0.1**0.75 / 0.0001**0.75
     assert "(0.4 x 3.7 / 1.2)^(1/4) RTT^(3/4) / p^(3/4) segments" in PAGE
     assert rate == pytest.approx(segments * 1448 / 0.1, rel=0.1)
-
-
-def test_a_ring_on_equal_links() -> None:
-    made = schedule("all_reduce", 4, num_bytes=4_000_000, algorithm="ring")
-    timing = time_collective(line("80 Mbit/s", "5 ms", 4), Protocol.parse("ideal"), made, range(4))
-    assert timing.seconds == [pytest.approx(2 * 3 * (0.01 + 4e6 / (4 * 10e6)))]
-    assert "2 (n-1) (a + S / (n B))" in PAGE
 
 
 def test_the_table_of_protocols() -> None:

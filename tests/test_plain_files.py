@@ -16,7 +16,7 @@ import pytest
 from netsim import Topology
 from netsim.cli.main import main
 from netsim.errors import InputError
-from netsim.files.plain_files import input_file, is_written_in_place, output_file, read_bytes
+from netsim.files.plain_files import input_file, output_file, read_bytes
 
 FLOWS = "start_s,src,dst,bytes\n0,0,1,1000000\n"
 DONE = "start_s,src,dst,bytes,finish_s\n0,0,1,1000000,0.0009000000000000001\n"
@@ -71,21 +71,6 @@ def test_a_file_that_is_too_large_is_not_read(here: Path) -> None:
         read_bytes(here / "huge", 1_000_000)
 
 
-def test_a_trace_replaces_no_file_of_another_kind(here: Path) -> None:
-    """It replaced the topology, named by mistake."""
-    Path("my.yaml").write_text(
-        "hosts: [a, b]\nlinks: [{between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}]\n"
-    )
-    before = Path("my.yaml").read_text()
-    collective = ("collective", "my.yaml", "all_reduce", "--bytes", "1MB", "--trace")
-    assert "my.yaml: is there and is no .json or .gz file: choose another name" in run(*collective, "my.yaml")
-    assert Path("my.yaml").read_text() == before
-    for name in ("empty", "t.json", "t.json"):
-        Path("empty").touch()
-        run(*collective, name)
-        assert Path(name).stat().st_size > 0
-
-
 def test_so_are_devices_and_a_trace_that_a_topology_names(here: Path) -> None:
     with pytest.raises(InputError, match="/dev/zero: is not a regular file but a device"):
         input_file("/dev/zero")
@@ -125,29 +110,6 @@ def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
         "pipe",
         "real.csv",
     ]
-
-
-def test_what_descriptors_are_called_is_written_to_as_it_is(here: Path) -> None:
-    """Also where it is a regular file: the shell's `>` goes on in it."""
-    with open("log", "wb") as log:
-        log.write(b"before ")
-        log.flush()
-        name = f"/dev/fd/{log.fileno()}"
-        assert is_written_in_place(name)
-        with output_file(name) as file:
-            file.write(b"inside ")
-        log.write(b"after")
-    assert Path("log").read_bytes() == b"before inside after"
-    Path("out").symlink_to("/dev/stdout")
-    assert is_written_in_place("out")
-    assert not is_written_in_place("log")
-    assert not is_written_in_place("new")
-    if os.path.exists("/dev/full"):
-        with (
-            pytest.raises(InputError, match="/dev/full: cannot be written: No space left"),
-            output_file("/dev/full") as f,
-        ):
-            f.write(b"x" * 100_000)
 
 
 def write_and_fail(path: str) -> None:

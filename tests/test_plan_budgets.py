@@ -327,17 +327,6 @@ def test_dollars_buy_whole_rounds(name: str, options: dict[str, Any], more: dict
     assert plan.tokens_low < plan.tokens < plan.tokens_high
 
 
-def test_traffic_is_paid_from_the_budget() -> None:
-    """Where links charge, fewer rounds are left for the same money."""
-    where = replace(setting(dollars_per_hour=2.0), tokens=None, dollars=5.0)
-    dear = {**NETWORK, "wan": [{**NETWORK["wan"][0], "egress": "1 $/GB"}]}  # type: ignore[index]
-    charged = replace(where, topology=Topology.from_mapping(dear))
-    free, paid = (measure(build_strategy("DiLoCo", H=5), each) for each in (where, charged))
-    assert paid.cost_by["egress"]
-    assert (paid.rounds or 0) < (free.rounds or 0)
-    assert (paid.cost or 0.0) <= 5.0
-
-
 def test_a_table_of_a_budget_has_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """With tokens a parameter, by which a model's size is judged; rows of one place have overlapping tokens."""
     words = SMALL.replace("--json", "") + "--device h100 --price 20 --budget 1,000"
@@ -351,34 +340,3 @@ def test_a_table_of_a_budget_has_its_tokens(capsys: pytest.CaptureFixture[str]) 
         assert row["tokens_per_parameter"] == pytest.approx(
             row["tokens"] / sum(each.numel() for each in planned_model("llama-2m", 64).model.parameters())
         )
-
-
-def test_sequences_longer_than_published_ones_are_remarked(capsys: pytest.CaptureFixture[str]) -> None:
-    """Share of self-attention, of layers of width 128, and a table of positions: nothing was said of 100,000 tokens."""
-    words = (
-        "plan --model gpt-byte --strategy DiLoCo --topology wan-4-regions --workers 4 --device h100 --json"
-    )
-    remarks = {}
-    for length in (8192, 16384):
-        (row,) = json_of([*words.split(), "--sequence", str(length)], capsys)
-        remarks[length] = [remark for remark in row["remarks"] if "self-attention" in remark]
-    assert remarks[8192] == []
-    (remark,) = remarks[16384]
-    num_layers, width, vocabulary = 5, 128, 256
-    matrices = 6 * (12 * num_layers * width**2 + vocabulary * width)
-    attention = 12 * num_layers * width * 16384
-    assert f"self-attention is {attention / (attention + matrices):.0%} of a step's operations" in remark
-    assert f"{16384 * width / 1e6:.3g}M of its parameters are the table of positions" in remark
-
-
-def test_plans_name_the_protocols_of_torchs_backends(capsys: pytest.CaptureFixture[str]) -> None:
-    """A program of torch.distributed may wait many times as long on these lines, and nothing said so."""
-    words = "plan --model llama-2m --sequence 64 --topology wan-4-regions --workers 4 --strategy DiLoCo --device h100"
-    waiting = {}
-    for protocol in ("linux-tcp", "gloo"):
-        assert main([*words.split(), "--protocol", protocol]) == 0
-        assert ("plan them with --protocol gloo" in capsys.readouterr().out) == (protocol == "linux-tcp")
-        waiting[protocol] = json_of([*words.split(), "--protocol", protocol, "--json"], capsys)[0][
-            "exposed_seconds_per_round"
-        ]
-    assert waiting["gloo"] > 2 * waiting["linux-tcp"]

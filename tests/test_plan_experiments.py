@@ -136,18 +136,6 @@ def test_waiting_for_slower_devices_is_reported(tmp_path: Path, capsys: pytest.C
     assert refused == {"name": "MuLoCo", "refused": f"plan: {line}"}
 
 
-def test_stragglers_are_reported_where_rounds_wait_for_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Alike devices that are slow by chance hold each other up."""
-    path = tmp_path / "stragglers.yaml"
-    path.write_text(UNLIKE.replace("a100", "h100"))
-    chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.2, slowdown: 20}}"
-    (row,) = json_of(["plan", str(path), "--set", chance, "--set", "strategies.DiLoCo.H=5", "--json"], capsys)
-    assert row["limit"]["by"] == "stragglers"
-    assert " s of " in row["limit"]["remedy"] or " ms of " in row["limit"]["remedy"]
-
-
 @pytest.mark.thorough
 def test_a_measured_experiment_is_planned_by_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -320,23 +308,6 @@ def test_ratios_of_steps_are_reported_where_what_is_learned_differs() -> None:
     ]
 
 
-def test_plans_for_money_are_compared_by_what_the_money_buys() -> None:
-    """The sooner of two has fewer tokens where its links charge for traffic."""
-    rows = [
-        {**row("DiLoCo", speed, bandwidth=at), "tokens": tokens, "tokens_low": 0.9 * tokens}
-        for at, speed, tokens in (("1 Gbit/s", 2.0, 10.0), ("100 Gbit/s", 4.0, 10.0))
-    ]
-    rows += [
-        {**row("AllReduce", 1.0, bandwidth=at), "tokens": tokens, "tokens_low": 0.9 * tokens}
-        for at, tokens in (("1 Gbit/s", 5.0), ("100 Gbit/s", 20.0))
-    ]
-    (line,) = break_even(rows, BANDWIDTH)
-    assert (line["at"], line["sooner_above"]) == (pytest.approx(1e10), "AllReduce")
-    assert [(each["faster"], each["steps_ratio"]) for each in step_ratio_lines(rows[1::2])] == [
-        ("AllReduce", 2.0)
-    ]
-
-
 def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A path is taken from the current folder, as of --topology; both at once are refused."""
     words = WORDS.replace("--topology wan-4-regions ", "").replace("--strategy AllReduce ", "").split()
@@ -388,21 +359,6 @@ def test_a_payload_is_planned_by_its_number_or_shapes(
         f"--shapes {tmp_path}/none.txt": "none.txt: cannot be read: No such file or directory",
     }.items():
         assert line in planned(capsys, f"{flags} {mistake}", 2)[1]
-
-
-def test_a_swept_key_without_effect_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A network without links between sites has no such bandwidth to set; streams of `ideal` change nothing."""
-    (tmp_path / "near.yaml").write_text(TOPOLOGY)
-    near = f"{LOCAL} --topology {tmp_path / 'near.yaml'}"
-    _, error = planned(capsys, f"{near} --sweep wan.bandwidth=1Gbit/s,10Gbit/s", 2)
-    assert "wan.bandwidth: near has no links between sites, only those of hosts: here - here.0" in error
-    streams = f"{LOCAL} --topology lan --protocol ideal --sweep protocol.streams=1,8"
-    _, error = planned(capsys, f"{streams} --json")
-    assert error == "warning: --sweep protocol.streams: changes nothing in any row\n"
-    table, _ = planned(capsys, streams)
-    assert "protocol.streams changes nothing in any row" in table
-    _, error = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,2 --json")
-    assert "changes nothing" not in error
 
 
 def test_flags_are_swept_and_sites_of_each_network_have_their_price(
@@ -478,22 +434,3 @@ def test_a_swept_table_says_each_thing_once(
     assert page.count("limited by") == 6
     assert (tmp_path / "utilisation.png").stat().st_size > 1000
     assert below == {True}, "legends cover no curve"
-
-
-def test_break_even_lines_need_an_order_beyond_the_bands() -> None:
-    """Rows of one place were equal, and yet one of them `is sooner`."""
-
-    def at(name: str, bandwidth: str, days: float, share: float) -> dict[str, Any]:
-        band = {"days": days, "days_low": (1 - share) * days, "days_high": (1 + share) * days, "fits": True}
-        return {**row(name, 1 / days, bandwidth=bandwidth), "name": name, **band}
-
-    def lines(days: tuple[float, float], share: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        rates = ("1 Gbit/s", "100 Gbit/s")
-        rows = [at("DiLoCo", rate, own, share) for rate, own in zip(rates, days, strict=True)]
-        rows += [at("AllReduce", rate, 2.0, share) for rate in rates]
-        return break_even(rows, BANDWIDTH), sooner_throughout(rows, BANDWIDTH)
-
-    assert [line["sooner_above"] for line in lines((1.0, 4.0), 0.1)[0]] == ["AllReduce"]
-    assert lines((1.0, 2.1), 0.1) == ([], []), "nothing is sooner at 100 Gbit/s"
-    assert [line["sooner"] for line in lines((1.0, 1.2), 0.1)[1]] == ["DiLoCo"]
-    assert lines((1.0, 1.9), 0.1) == ([], []), "equal at 100 Gbit/s"

@@ -177,18 +177,6 @@ def test_weather_after_the_budget_is_named() -> None:
     assert remark.endswith("that training meets: it ends before event of link a-b at 1 h")
 
 
-def test_of_a_long_budget_a_sample_tells_how_sure_it_is() -> None:
-    """Stragglers whose first steps happen to be alike were taken for none, 29 % too short."""
-    compute = Compute.parse({"fixed": "50 ms", "stragglers": {"fraction": "20 %", "slowdown": 3}})
-    where = Setting(tiny_model(), Topology.from_mapping(network()), compute, RANKS, BATCH, 1e9)
-    planned = measure(build_strategy("AllReduce"), where)
-    assert not planned.steady
-    (remark,) = planned.remarks
-    assert "figures are means over 499 of them, known to 1.2%" in remark
-    # Of four workers one at least is slow with a probability of 1 - 0.8^4 = 59 %, and then all wait 100 ms for it.
-    assert planned.seconds_per_round == pytest.approx(0.121 + 0.59 * 0.1, rel=0.04)
-
-
 # --- crashes, an end, a lost site, batches by speed ---------------------------------------------------------
 
 GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmaking_time": 1}
@@ -333,12 +321,3 @@ def test_workers_that_share_a_hosts_devices_share_their_time_and_memory(
     assert computing[1] == pytest.approx(2 * computing[0])
     assert four["memory_available"] == two["memory_available"] / 2
     assert any("up to 2 on one: those beyond a host's devices share them" in each for each in four["remarks"])
-
-
-def test_a_batch_that_devices_cannot_share_in_whole_sequences_is_remarked() -> None:
-    """Five sequences on eight devices; four on two are shared."""
-    where = replace(setting(), batch_size=5, devices_per_worker=8)
-    plan = measure(build_strategy("DiLoCo", H=5), where)
-    assert any("in whole sequences computing takes 1.6 times as long" in remark for remark in plan.remarks)
-    even = measure(build_strategy("DiLoCo", H=5), replace(where, batch_size=4, devices_per_worker=2))
-    assert not any("whole sequences" in remark for remark in even.remarks)

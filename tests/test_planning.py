@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -25,16 +24,14 @@ from exogym_core.strategy import Chain, CommunicationModule, DiLoCoCommunicator,
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netgym.experiment.experiment import Experiment
-from netgym.planning.advise import advise
 from netgym.planning.measure import Measured, RefusedPlanError, Setting, measure
 from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.plan import plan
 from netgym.planning.planned import Request
-from netgym.planning.setting import Known, with_links
-from netsim import Protocol, Topology
+from netgym.planning.setting import Known
+from netsim import Topology
 from netsim.collectives import estimate
-from netsim.collectives.estimate import Estimator
 from netsim.errors import InputError
 from netsim.files.documents import Document
 from netsim.units import format_seconds
@@ -525,14 +522,6 @@ def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
     assert made.kinds == [0] * 100 + [1] * 200
 
 
-def test_bytes_that_values_decide_are_expected_ones() -> None:
-    """Of CoCoDC the fragment leaves that has changed most; random choices are of a fixed number."""
-    assert measure(build_strategy("CoCoDC", H=6, num_fragments=2, tau=1), setting()).expected_bytes
-    planned = measure(build_strategy("SPARTA", p_sparta=0.5), setting())
-    assert not planned.expected_bytes
-    assert planned.payload_bytes == 4 * round(0.5 * planned.memory["weights"] / 4)
-
-
 def test_layers_that_are_alike_take_as_long_as_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of very many calls a few layers are simulated, and the rest follows."""
     model = planned_model("llama-2m", 16, num_layers=24)
@@ -778,65 +767,9 @@ def test_a_crowd_takes_what_its_busiest_link_takes(protocol: Any, monkeypatch: p
     assert any("busiest link" in remark for remark in reckoned.plan.remarks)
 
 
-def test_a_crowd_begins_as_its_members_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the narrowest line messages of a home with a fast device are early."""
-    where = homes(24, protocol="linux-tcp")
-    narrow = with_links(where.topology, lambda link: replace(link, bits_per_second=link.bits_per_second / 10))
-    hosts = tuple(replace(host, device="rtx-2080-ti" if host.index % 2 else "a100") for host in narrow.hosts)
-    network = replace(narrow, hosts=hosts)
-    where = replace(where, topology=network, compute=Compute.parse("flops"), batch_size=25_000)
-    strategy = build_strategy("DiLoCo", H=2, codec="int8")
-    whole = measure(strategy, where)
-    monkeypatch.setattr(estimate, "_MOST_UNLIKE", 300)
-    reckoned = measure(strategy, replace(where, known=Known()))
-    computing = [2 * each.mean_seconds for each in where.durations()]
-    assert computing[1] - computing[0] > 0.05 * whole.seconds_per_round
-    assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=0.02)
-    assert any("busiest link" in remark for remark in reckoned.remarks)
-
-
-def test_messages_of_like_hosts_are_simulated_whole() -> None:
-    """Of 48 workers in four regions all messages between two regions end together, which costs little."""
-    regions, unlike = Topology.load("wan-4-regions"), homes(48).topology
-
-    def most(topology: Topology, protocol: str) -> int:
-        return Estimator(topology, Protocol.parse(protocol)).most_at_once(topology.place(48))
-
-    assert most(unlike, "linux-tcp") < 48 * 47
-    assert most(regions, "linux-tcp") > 48 * 47
-    assert most(unlike, "gloo") > 48 * 47
-
-
-def test_a_long_ring_between_unlike_homes_takes_what_its_first_steps_tell(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Twenty-four under TCP, whose pace settles late: as all messages, to a hundredth."""
-    where = homes(24, protocol="linux-tcp", collectives="ring")
-    monkeypatch.setattr(estimate, "_MOST_WHOLE", math.inf)
-    whole = measure(build_strategy("DiLoCo", H=2), where)
-    monkeypatch.setattr(estimate, "_MOST_WHOLE", 1000)
-    reckoned = measure(build_strategy("DiLoCo", H=2), homes(24, protocol="linux-tcp", collectives="ring"))
-    assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=0.01)
-
-
 def test_too_many_ranks_that_read_the_clock_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Staged codes in flight have every rank run: of thousands one line says what to do, at once."""
     monkeypatch.setattr("netgym.planning.rounds._MOST_LIVE_RANKS", 8)
     where = homes(9)
     with pytest.raises(InputError, match="reads the clock, so each of 9 ranks has to run, 8 at most"):
         measure(build_strategy("StreamingDiLoCo", H=10, codec="int8", tau=2, num_fragments=2), where)
-
-
-@pytest.mark.thorough
-def test_advice_leaves_out_what_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Staged codes in flight between unlike homes: named, with the command that plans them."""
-    chosen = (
-        ("DiLoCo", {"H": 2}),
-        ("StreamingDiLoCo", {"H": 10, "codec": "int8", "tau": 2, "num_fragments": 2}),
-    )
-    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", chosen)
-    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
-    monkeypatch.setattr(estimate, "_MOST_UNLIKE", 50)
-    where = replace(homes(8, protocol="linux-tcp"), tokens=1e5)
-    (left,) = [row for row in advise(where)["not_simulated"] if row["reason"].startswith("reads the clock")]
-    assert left["strategy"] == "StreamingDiLoCo"

@@ -22,7 +22,7 @@ from netsim.errors import InputError, NetsimError
 from netsim.files.signed import PeerError, StrangerError
 from netsim.probe import survey as surveying
 from netsim.probe.station import Station, free_port
-from netsim.probe.streams import call, goodput
+from netsim.probe.streams import call
 from netsim.probe.survey import Asked, Found, Limit, RouteResult, survey, topology_text
 
 SECRET = b"sixteen bytes or more"
@@ -118,20 +118,6 @@ def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.so
         pass
 
 
-def test_lists_that_differ_are_reported_on_both_sides() -> None:
-    where = places("a", "b")
-    with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
-        lines: list[str] = []
-        threads = [follow(first, ["a", "b"], []), follow(second, ["b", "a"], lines)]
-        with pytest.raises(
-            PeerError, match="b was started with the hosts b, a, a with a, b: give both the same list"
-        ):
-            survey(where, SECRET, QUICK, print)
-        for thread in threads:
-            thread.join(10.0)
-    assert lines == ["error: b was started with the hosts b, a, a with a, b: give both the same list"]
-
-
 def start(
     name: str, where: dict[str, tuple[str, int]], *options: str, secret: bytes = SECRET
 ) -> subprocess.Popen[str]:
@@ -166,14 +152,6 @@ def test_the_end_of_one_host_ends_the_others() -> None:
     assert "the connection was lost" in complaint.splitlines()[-1]
     for place in where.values():
         socket.create_server(place).close()
-
-
-def test_goodput_leaves_the_start_out() -> None:
-    """Twice 1,000 bytes a second, after a second in which one stream stood still."""
-    streams = [[(0.0, 0), (1.0, 0), (3.0, 2000)], [(0.5, 0), (1.0, 500), (3.5, 3000)]]
-    rate, spread = goodput(streams, 3.0, 1.0)
-    assert rate == pytest.approx(16_000)
-    assert spread == pytest.approx(0.0)
 
 
 def test_the_file_says_how_sure_it_is() -> None:

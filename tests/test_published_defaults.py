@@ -53,20 +53,6 @@ def test_outer_steps_have_nesterovs_momentum() -> None:
         assert spec.kwargs == {"lr": rate, "momentum": 0.9, "nesterov": True}, name
 
 
-@pytest.mark.parametrize("name", ["DiLoCo", "StreamingDiLoCo"])
-def test_an_outer_momentum_goes_with_any_outer_optimizer(name: str) -> None:
-    """Strategies in fragments, whose default rate is another, left it out in silence."""
-    strategy: Any = build_strategy(name, outer_optim_spec={"name": "sgd", "lr": 0.5}, outer_momentum=0.8)
-    assert strategy.outer_optimizer.outer_optim().kwargs == {"lr": 0.5, "momentum": 0.8}
-
-
-@pytest.mark.parametrize("name", ["StreamingDiLoCo", "CoCoDC", "DiLoCo"])
-@pytest.mark.parametrize("rate", [0.4, 0.41, 0.7])
-def test_an_outer_rate_that_is_given_holds_though_it_may_be_the_default(name: str, rate: float) -> None:
-    strategy: Any = build_strategy(name, outer_optim="adam", outer_lr=rate)
-    assert strategy.outer_optimizer.outer_optim().kwargs == {"lr": rate}
-
-
 @pytest.mark.parametrize("name", PUBLISHED["synonyms"])
 def test_torchfts_names_are_understood(name: str) -> None:
     ours = {"sync_every": "H", "fragment_sync_delay": "tau", "fragment_update_alpha": "alpha"}

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from exogym_core.names import file_name, unique_labels, visible
 from exogym_core.results.disk import RecordError, write_whole
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import FolderLogger
-from exogym_core.results.run_folder import RunFolder, csv_text
-from netgym.cli.main import main
+from exogym_core.results.run_folder import RunFolder
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,19 +39,6 @@ def test_run_names_cannot_leave_the_folder(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "runs"]
 
 
-def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    parent = tmp_path / "runs"
-    parent.mkdir()
-    (parent / "digits-1").symlink_to(outside)
-    folder = RunFolder.create(None, "digits")
-    folder.write_text("metrics/a.csv", "x")
-    assert folder.path.name == "digits-2"
-    assert not any(outside.iterdir())
-
-
 @pytest.mark.parametrize("name", ["plots", "metrics"])
 def test_a_folder_that_is_a_link_is_not_written_through(name: str, tmp_path: Path) -> None:
     """A report of another user's run replaced pictures wherever its `plots` led."""
@@ -71,19 +56,6 @@ def test_a_folder_that_is_a_link_is_not_written_through(name: str, tmp_path: Pat
     assert [path.read_bytes() for path in outside.iterdir()] == [b"mine"]
 
 
-def test_a_pipe_in_place_of_a_folders_file_is_never_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = RunFolder.create(tmp_path / "out", "digits")
-    folder.write_text("experiment.yaml", "name: digits\n")
-    for name in ("log.txt", ".status.json"):
-        os.mkfifo(folder.path / name)
-    with pytest.raises(RecordError, match=r"log\.txt: cannot be written: No such device or address"):
-        folder.log("a line")
-    assert main(["status", str(folder.path)]) == 2
-    assert ".status.json: is not a regular file but a pipe" in capsys.readouterr().err
-
-
 def test_a_log_shows_escapes_and_the_environment_names_no_path(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "out", "digits")
     folder.write_environment()
@@ -92,14 +64,6 @@ def test_a_log_shows_escapes_and_the_environment_names_no_path(tmp_path: Path) -
     assert "/" not in (folder.path / "environment.json").read_text()
     environment = json.loads((folder.path / "environment.json").read_text())
     assert environment["MKL_CBWR"] == os.environ["MKL_CBWR"]
-
-
-def test_tied_weights_are_written(tmp_path: Path) -> None:
-    weight = torch.arange(4.0)
-    folder = RunFolder.create(tmp_path / "out", "digits")
-    folder.write_model("SPARTA+DiLoCo", {"b": weight, "a": weight})
-    loaded = load_file(folder.path / "models" / "SPARTA+DiLoCo.safetensors")
-    assert torch.equal(loaded["a"], weight)
 
 
 @pytest.mark.parametrize("content", ["old", None])
@@ -153,10 +117,6 @@ def test_the_digest_is_of_results_alone(tmp_path: Path) -> None:
     assert folders[0].digest() == folders[1].digest()
     folders[1].write_result("DiLoCo", FitResult(history=[{"step": 2}]))
     assert folders[0].digest() != folders[1].digest()
-
-
-def test_csv_columns_are_in_order_of_appearance() -> None:
-    assert csv_text([{"b": 1}, {"c": None, "a": 2}], ["a"]) == "a,b,c\n,1,\n2,,\n"
 
 
 def test_labels_never_share_a_file() -> None:

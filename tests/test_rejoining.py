@@ -11,18 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from experiments import Squares, fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_absent_ranks import samples
 from test_planned_weather import assert_same, both, network
 from torch import nn
 from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from exogym_core.strategy import DiLoCoStrategy
 from netsim import HostEvent
 from netsim.errors import InputError
 from netsim.ranks import HEARTBEAT_SECONDS
@@ -183,37 +179,6 @@ def test_a_rank_that_is_alone_commits_alone_and_the_newest_state_wins() -> None:
 # --- whole runs ---------------------------------------------------------------------------------------------
 
 
-def fit(*events: Mapping[str, Any], rejoin: str = "at_once", **arguments: Any) -> FitResult:
-    given: dict[str, Any] = {
-        **{"num_nodes": 3, "max_steps": 80, "val_interval": 8, "topology": star(*events), "compute": 1.0},
-        "strategy": DiLoCoStrategy("sgd", lr=0.01, H=H, averaging_timeout=9, rejoin=rejoin, **WAITS[rejoin]),
-    }
-    return fitted(Squares(8), samples(), samples(), **{**given, **arguments})
-
-
-WAITS: dict[str, dict[str, Any]] = {
-    "at_once": {},
-    "next_round": {"all_reduce_strategy": "no_wait", "matchmaking_time": HEARTBEAT_SECONDS},
-}
-STORM = [
-    away("crash", "b", 12, 20),
-    away("pause", "c", 44, 9),
-    {"link": ["a", "switch"], "at": "55 s", "down": True, "for": "12 s"},
-]
-
-
-def test_a_run_reports_rounds_and_absences() -> None:
-    result = fit(*STORM)
-    assert [row["step"] for row in result.history] == list(range(1, 81))
-    assert [row["step"] for row in result.validation] == list(range(0, 81, 8))
-    assert list(result.averaged_ranks) == list(range(H, 81, H))
-    assert {len(ranks) for ranks in result.averaged_ranks.values()} == {2, 3}
-    assert {each["rank"] for each in result.dropped_peers or ()} == {0, 1, 2}
-    assert all(each["back_step"] is not None for each in result.dropped_peers or ())
-    first, *others = [state["layer.weight"] for state in result.rank_states]
-    assert all(torch.equal(first, other) for other in others)
-
-
 # --- pauses -------------------------------------------------------------------------------------------------
 
 
@@ -272,17 +237,6 @@ def test_the_others_wait_for_a_paused_rank_in_their_call(protocol: str) -> None:
     for before, after in zip(calm, paused.results, strict=True):
         assert after[-1] == pytest.approx(before[-1] + 8, abs=0.5)  # TCP begins slowly after an idle time
     assert paused.exposed_seconds[0] > 8
-
-
-def test_a_paused_rank_is_slowed_down_by_others_on_its_cores_only_while_it_computes() -> None:
-    def compute(comm: Communicator) -> float:
-        comm.advance(2.0)
-        return comm.now()
-
-    run = run_ranks(compute, 2, star(away("pause", "b", 1, 10)), shared_cores=1)
-    # Half of the core until 1 s, then a has it alone until 2.5 s; b has 1.5 s of its work left at 11 s.
-    assert run.results == [2.5, 12.5]
-    assert run.compute_seconds == [2.5, 2.5]
 
 
 def test_a_pause_that_is_none_is_refused() -> None:

@@ -410,20 +410,6 @@ def test_a_site_with_a_longer_file_is_reported_with_the_sites_present() -> None:
     assert line == "site 1 has another file than the sites present: max_steps is 600, theirs 300"
 
 
-def test_resumed_sites_send_rows_again_that_others_may_have_lost() -> None:
-    """Where the rendezvous died too nobody else has the rows between the checkpoints of two sites."""
-    asked: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-    with meeting(num_sites=2) as at:
-        links = []
-        for number, step in ((0, 1100), (1, 1000)):
-            links.append(SiteLink(at.address, SECRET, number, run="r", resumed=True, past_step=step))
-            links[-1].on_resend = lambda since, number=number: asked.put((number, since))  # type: ignore[misc]
-            links[-1].watch(lambda rank, row: None)
-        assert sorted(asked.get(timeout=30) for _ in range(2)) == [(0, 800), (1, 800)]
-        for link in links:
-            link.close()
-
-
 def _first(lines: queue.SimpleQueue[str], words: str) -> str:
     while words not in (line := lines.get(timeout=30)):
         pass
@@ -503,19 +489,6 @@ def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
     ]
 
 
-def test_a_site_with_fewer_steps_is_not_waited_for() -> None:
-    """That one waits for the last rows of the others meanwhile: they waited for each other until the time was over."""
-    lines: list[str] = []
-    members = two_sites(lines)
-    for site in range(2):
-        members.publish(site, 60, 1.0)
-        members.fetched(site, 60, 1.0)
-    join(members, 1, 60, 2.0)
-    assert not any("round 61" in line for line in lines)
-    members.done(0, 3.0)
-    assert lines[-1] == "round 61: site 1, without site 0"
-
-
 def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Membership:
     """Site 0 has done all its rounds, and site 1 comes."""
     members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
@@ -583,31 +556,6 @@ def test_a_site_that_comes_to_a_restarted_rendezvous_before_those_that_train_is_
     assert sent == [(0, {"id": 1, "present": [], "group": ""})]
     members.fetch(0, 5, {"at_least": 0, "without": []}, 2.6)
     assert [message.get("number") for _, message in sent[1:]] == [12, 12], "one serves, the other downloads"
-
-
-def test_a_pending_round_outlives_the_begin_of_a_later_one() -> None:
-    members, sent = members_of(2, has_begun=True, newest=12)
-    join(members, 1, 13, 1.0)
-    join(members, 0, 14, 1.0)
-    members.publish(0, 14, 1.1)
-    assert (1, {"id": 2, "present": [], "group": ""}) in sent
-
-
-def test_a_broken_pair_is_tested_again_soon_after_a_test_that_ends_early() -> None:
-    """A route that refuses packets is known at once; the next test began seven seconds later all the same."""
-    members, sent = members_of(2, tests_at=["10.0.0.1", 1])
-    members.pairs.test([0, 1], 2.0, 10.0)
-    begun: dict[str, float] = {}
-    for tenth in range(100, 180):
-        now = tenth / 10
-        members.update(now)
-        for group in [message["group"] for _, message in sent if message.get("push") == "test"]:
-            if group not in begun:
-                begun[group] = now
-                for site in range(2):
-                    answer = {"group": group, "peer": 1 - site, "is_reached": False}
-                    members.tested(site, 0, answer, now)
-    assert list(begun.values()) == [10.0, 13.0, 16.0]
 
 
 # --- sites of several processes: each process a thread here -------------------------------------------------
@@ -701,19 +649,6 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
             assert values == pytest.approx(expected, rel=1e-5)
     assert [len(found[0][number][0]) for number in found[0]] == [6, 6, 4, 6, 6, 6]
     assert list(found[-1]) == [4, 5, 6]
-
-
-def test_a_site_of_two_needs_ranks_per_worker(tmp_path: Path) -> None:
-    def body(at: RendezvousService, place: int) -> Any:
-        with process(at, 0, place, tmp_path / "0") as comm:
-            return train(comm, 1.0, **PATIENCE)
-
-    with meeting(2) as at:
-        errors = together(*(partial(body, at, place) for place in range(SIZE)))
-    assert [type(error) for error in errors] == [InputError] * SIZE
-    assert str(errors[0]) == (
-        "DiLoCoOptimizer: ranks_per_worker=1, but this site has 2 processes: make them equal"
-    )
 
 
 def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import re
-from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +23,6 @@ from exogym_core.names import visible
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import (
     PlainProgress,
-    ending,
     progress_for,
 )
 from exogym_core.results.report import Results, RunReport, head_facts, verdict, write_report
@@ -36,9 +34,7 @@ from exogym_core.results.report.figures import (
     Picture,
     draw_figures,
     draw_pictures,
-    log_ticks,
 )
-from exogym_core.results.report.network import strip_columns
 from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, SPARTAStrategy
@@ -348,22 +344,6 @@ class TestPage:
         assert (folder.path / "plots/what_the_network_did.png").is_file()
 
 
-def test_strips_of_weather_hide_no_short_outage() -> None:
-    columns = strip_columns([(0.0, 1.0), (50.0, 0.0), (50.001, 0.5)], 100.0)
-    half = len(columns) // 2
-    assert set(columns[:half]) == {1.0}
-    assert columns[half] == 0.0
-    assert set(columns[half + 1 :]) == {0.5}
-
-
-def test_ticks_of_a_logarithmic_axis_are_few_and_reach_to_its_end() -> None:
-    for linear, end in ((1.0, 330.0), (0.2, 1e6), (5.0, 70.0)):
-        ticks = log_ticks(linear, end)
-        assert ticks[0] == 0.0
-        assert len(ticks) <= 10
-        assert end / 10 <= ticks[-1] <= end
-
-
 def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     """They stand in the place of virtual ones, in table, sentence and page, and under their own name."""
     real = [
@@ -431,15 +411,6 @@ def test_runs_that_virtual_time_ended_say_what_was_done(tmp_path: Path) -> None:
         "for at most 600 steps or 25 s of virtual time, whichever came first (AllReduce 42, DiLoCo 400) with 8"
         in report.methods
     )
-
-
-@pytest.mark.parametrize("task", ["fit(TensorDataset)", "digits"])
-def test_only_an_experiment_is_said_to_run_again_by_a_command(tmp_path: Path, task: str) -> None:
-    """`netgym compare experiment.yaml` of a `fit` ended with an error."""
-    page = write_report(run_folder(tmp_path, two(), task={"name": task})).read_text()
-    by_command = "This file runs again as it is: netgym compare experiment.yaml" in page
-    assert by_command == (task == "digits")
-    assert ("These are the settings of a Python program: it runs again there" in page) != by_command
 
 
 def test_what_it_took_to_the_target_is_a_table_of_its_own(tmp_path: Path) -> None:
@@ -530,27 +501,6 @@ def test_a_page_of_many_strategies_stays_small(tmp_path: Path) -> None:
     )
 
 
-def test_columns_in_which_no_row_has_a_value_are_on_no_page(tmp_path: Path) -> None:
-    """Accuracy of a language model was a column of hyphens there, which a table at 1,300 pixels had no room for."""
-    page = write_report(run_folder(tmp_path, [{**each, "accuracy": None} for each in two()])).read_text()
-    assert '<th scope="col">final loss</th>' in page
-    assert '<th scope="col">accuracy</th>' not in page
-
-
-def test_tokens_to_the_target_are_a_column_of_tasks_that_have_tokens(tmp_path: Path) -> None:
-    results = Results.load(
-        run_folder(tmp_path, two(), target_loss=2.0, task={"name": "text", "block_size": 64})
-    )
-    assert headings_of(results)[-1] == "tokens to target"
-    first, second = results.strategies
-    train = [{"step": float(step), "examples_trained": 16.0 * step} for step in range(1, 5)]
-    validation = [{"step": 2.0, "judged_loss": 2.5}, {"step": 4.0, "judged_step": 3.0, "judged_loss": 1.9}]
-    run = replace(first.runs[0], target="held", train=train, validation=validation)
-    measured = replace(results, strategies=[replace(first, runs=[run]), second])
-    assert cells_of(measured)[0][-1] == "3.07k", "16 samples a step, 3 steps, 64 tokens a sample"
-    assert "tokens to target" not in headings_of(replace(results, settings={"target_loss": 2.0}))
-
-
 PAGE = Path(__file__).parents[1] / "docs" / "verdict.md"
 
 
@@ -586,21 +536,6 @@ def test_a_run_says_that_it_begins_and_how_it_ended(capsys):
     )
 
 
-def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
-    """Its line called the evaluation before the first step its final loss."""
-    lines = []
-    progress = PlainProgress(lines.append, lines.append)
-    rows = [{"step": step} for step in range(1, 200)]
-    result = FitResult(max_steps=3000, history=rows, final_loss=2.34541, validation=[{"step": 0}])
-    run = progress.begin("DiLoCo", 1, 1, 3000)
-    run.end(ending(result))
-    assert lines[-1] == "DiLoCo stopped: step 199 of 3000, last evaluated: loss 2.3454 at step 0"
-    assert "last evaluated loss 2.345 at step 0 (replica)" in repr(result)
-    result.complete = True
-    progress.begin("DiLoCo", 1, 1, 3000).end(ending(result))
-    assert "final loss 2.3454" in lines[-1]
-
-
 def test_runs_side_by_side_have_a_timer_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line of one put off the others': the slower of two was silent for most of its time."""
     lines: list[str] = []
@@ -613,11 +548,6 @@ def test_runs_side_by_side_have_a_timer_each(monkeypatch: pytest.MonkeyPatch) ->
             for run in reversed(runs):
                 run.event({"kind": "step", "step": step, "train_loss": 1.0})
     assert [sum(line.startswith(f"{run.label}: step") for line in lines) for run in runs] == [18, 18]
-
-
-def test_silence_can_be_had(capsys):
-    shown_fit(progress=False, compute=0.1)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_result_is_reported_in_a_line_however_long_the_run():

@@ -13,9 +13,7 @@ import torch
 from experiments import experiment, fitted, outcome, results_of, samples
 
 from exogym_core.results.fit_result import FitResult
-from exogym_core.run.recording import Recording
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
-from exogym_core.workers.streams import Streams
 from netgym.cli.main import main
 from netsim import Topology
 from netsim.errors import InputError
@@ -132,11 +130,6 @@ def test_a_resumed_training_is_timed_as_one_without_an_interruption(tmp_path: Pa
     assert outcome(resumed.retime(**WAN)) == outcome(trained(**WAN))
 
 
-def test_equal_steps_are_stored_once() -> None:
-    sizes = [len(trained(**LAN, max_steps=steps).recording.to_bytes()) for steps in (10, 110)]
-    assert (sizes[1] - sizes[0]) / (100 * 4) < 16  # bytes a worker and step: mostly its loss
-
-
 def test_a_recording_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exogym_core.workers.streams._MOST_BYTES", 1000)
     with pytest.raises(InputError, match="take too much memory"):
@@ -217,27 +210,6 @@ def test_a_damaged_recording_is_trained_again(run: Path, tmp_path: Path) -> None
     timed = tmp_path / "timed"
     assert command("retime", damaged, "--topology", "wan-4-regions", "--out", timed, "--jobs", 1) == 0
     assert "DiLoCo seed 0 is trained: " in (timed / "log.txt").read_text(encoding="utf-8")
-
-
-def test_streams_are_read_as_they_were_written() -> None:
-    recording = trained(**LAN).recording
-    content = recording.streams.to_bytes({"more": 1})
-    read, about = Streams.from_bytes(content)
-    assert about == {"more": 1}
-    assert read.to_bytes(about) == content
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [AllReduceStrategy(), DiLoCoStrategy(H=2, ranks_per_site=2), AllReduceStrategy(codec="int8")],
-    ids=["plain", "sites", "int8"],
-)
-def test_rounds_by_which_algorithms_are_chosen_are_stored(strategy: Strategy) -> None:
-    rounds = trained(strategy, **LAN).recording.first_rounds
-    read = Recording.of_plain(json.loads(json.dumps(rounds.to_plain())))
-    assert read.reads == rounds.reads
-    for rank in range(4):
-        assert list(read.stream(rank)) == list(rounds.stream(rank))
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------

@@ -7,13 +7,11 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from exogym_core.events import Absent, RoundPlace, StepDone, step_of
-from exogym_core.results.disk import RecordError
+from exogym_core.events import Absent, RoundPlace, StepDone
 from exogym_core.results.fit_result import Rows
 from exogym_core.results.loggers import Table
 from exogym_core.results.recorder import Rounds
@@ -40,16 +38,6 @@ def test_rows_come_back_as_they_were_given_types_included(table: list[dict[str, 
     if table:
         assert rows[-1] == table[-1]
         assert rows != [*table[:-1], {**table[-1], "e": 1}]
-
-
-def test_a_row_that_is_read_is_the_readers_own() -> None:
-    rows = Rows([{"step": 1}])
-    rows[0]["step"] = 7
-    assert rows[0] == {"step": 1}
-    with pytest.raises(IndexError, match="the table has 1 row"):
-        rows[1]
-    with pytest.raises(KeyError):
-        rows.column("loss")
 
 
 def test_a_long_run_costs_eight_bytes_a_column() -> None:
@@ -79,24 +67,6 @@ def test_rows_are_appended_and_none_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "train.csv").stat().st_ino == file, "appended, never written anew"
 
 
-def test_a_column_that_comes_later_is_there_for_all_rows(tmp_path: Path) -> None:
-    table = Table(tmp_path / "train.csv", ["step", "virtual_seconds"])
-    rows = [{"step": 1, "wall_seconds": 0.1}, {"step": 2, "wall_seconds": 1 / 3, "num_peers": 3}]
-    for row in rows:
-        table.add(row)
-        table.flush()
-    assert (tmp_path / "train.csv").read_text() == csv_text(rows, ["step", "virtual_seconds"])
-
-
-def test_a_file_that_cannot_be_appended_to_is_named(tmp_path: Path) -> None:
-    table = Table(tmp_path / "train.csv", ["step"])
-    (tmp_path / "train.csv").unlink()
-    (tmp_path / "train.csv").mkdir()
-    table.add({"step": 1})
-    with pytest.raises(RecordError, match=r"train\.csv: cannot be written: "):
-        table.flush()
-
-
 # --- rows of sites that join and leave ----------------------------------------------------------------------
 
 
@@ -121,21 +91,6 @@ def test_a_site_that_dies_between_a_round_and_its_row_has_announced_it() -> None
         (0, 1, None), (1, 1, None), (0, 2, both), (1, 2, both),
         (0, 3, None), (0, 4, [0]), (0, 5, None), (0, 6, [0]),
     ]  # fmt: skip
-
-
-def test_what_was_announced_and_left_out_of_the_round_is_no_row() -> None:
-    rounds = RowOrder()
-    assert rows_in_order(rounds, (0, row(1)), (1, row(1))) == []
-    rounds.announce(1, row(2))
-    assert rows_in_order(rounds, (0, row(2, [0]))) == [(0, 1, None), (0, 2, [0])]
-
-
-def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
-    rounds = RowOrder()
-    rows_in_order(rounds, (0, row(1)), (1, row(1)))
-    rounds.announce(1, row(2))
-    assert rows_in_order(rounds, (0, row(2, [0, 1]))) == []
-    assert [(rank, step_of(each)) for rank, each in rounds.rest()] == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
 def test_steps_that_a_rank_takes_again_count_as_it_took_them_last() -> None:

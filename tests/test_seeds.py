@@ -12,7 +12,6 @@ import pytest
 import yaml
 from experiments import VERDICTS, check_verdict, entry, experiment, json_of, results_of
 
-from exogym_core.names import seeded_name
 from exogym_core.results import report
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, verdict
@@ -154,14 +153,6 @@ topology:
         assert [drift_seed(free.with_seed(seed)) for seed in (0, 1, 2)] == [7, 8, 9]
         assert {drift_seed(held.with_seed(seed)) for seed in (0, 1, 2)} == {107}
         assert drift_seed(free) == 7, "what is stored is what the file says"
-
-
-@pytest.mark.parametrize("label", ["DiLoCo", "x" * 80, "../../etc"])
-def test_names_of_files_stay_short_and_apart(label: str) -> None:
-    names = {seeded_name(label, seed) for seed in range(3)} | {seeded_name(label, None)}
-    assert len(names) == 4
-    assert all(len(name) <= 80 and "/" not in name for name in names)
-    assert seeded_name("x" * 79 + "a", 1) != seeded_name("x" * 79 + "b", 1)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -156,16 +155,6 @@ def test_messages_are_counted_one_way_each(kind: str) -> None:
             (caller if kind == "sent back" else called).receive(5.0)
 
 
-def test_a_message_of_any_length_is_not_waited_for() -> None:
-    """Four bytes that nobody has signed must not make a process read, or set aside, gigabytes."""
-    with channels() as (caller, called):
-        caller.socket.sendall(struct.pack("!I", 0xFFFFFFFF) + b"\0" * 32)
-        with pytest.raises(
-            StrangerError, match=r"^the connecting process: sent 4,294,967,295 bytes for a message"
-        ):
-            called.receive(5.0)
-
-
 class Trickling(socket.socket):
     """A connection on which there is always one more byte, and a second passes until it is read."""
 
@@ -191,15 +180,6 @@ def test_a_slow_sender_does_not_hold_a_connection(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(PeerError, match="left before showing that it knows the secret"):
             answer_peer(slow, SECRET, SERVICE)
         assert Trickling.seconds == 10.0 + signed._GREETING_SECONDS
-
-
-def test_a_process_that_does_not_read_delays_no_other() -> None:
-    with channels() as (caller, called):
-        called.give_up_sending_after(0.05)
-        with pytest.raises(PeerError, match="the connection was lost"):
-            [called.send(text="x" * 100_000) for _ in range(200)]
-        with pytest.raises(PeerError, match="the connection was lost"):  # it has ended for both
-            [caller.receive(5.0) for _ in range(200)]
 
 
 def test_an_end_that_has_gone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from exogym_core import Trainer
 from exogym_core.strategy import (
     AllReduceStrategy,
     AsyncDiLoCoStrategy,
-    Chain,
     DeMoStrategy,
     DESLOCStrategy,
     DiLoCoStrategy,
@@ -281,37 +279,6 @@ def test_batches_of_several_sizes_and_last_ones_that_are_not_full(
     assert stacked.virtual_seconds == single.virtual_seconds
     assert [row["step"] for row in stacked.validation] == [row["step"] for row in single.validation]
     assert stacked.final_loss == pytest.approx(single.final_loss, rel=1e-4)
-
-
-def test_a_strategy_that_changes_a_step_is_called_at_each(samples: TensorDataset) -> None:
-    calls: list[tuple[int, bool]] = []
-
-    class Counting(DiLoCoStrategy):
-        def optimizer_step(self) -> None:
-            calls.append((self.rank, next(self.model.parameters()).is_meta))
-            super().optimizer_step()
-
-    train(samples, Counting(H=5), "stacked")
-    trained = {(rank, False): 12 for rank in range(5)}
-    recorded = {(rank, True): 15 for rank in (0, 4)}  # three rounds, before the training
-    assert Counter(calls) == trained | recorded
-
-
-def test_a_module_reads_the_gradient_of_the_step_that_it_ends(samples: TensorDataset) -> None:
-    def norms(kind: str) -> list[float]:
-        found: list[float] = []
-
-        class Reading(Strategy):
-            judged = "own"
-            plain_steps, round_steps = True, 1
-
-            def communicate(self, step: int) -> None:
-                found.extend(float(each.grad.norm()) for each in self.trainable)
-
-        train(samples, Chain([Reading()]), kind, num_nodes=2)
-        return found
-
-    assert sorted(norms("stacked")) == pytest.approx(sorted(norms("threads")), rel=1e-4)
 
 
 def halve(parameter: Tensor) -> None:

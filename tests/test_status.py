@@ -9,7 +9,6 @@ import re
 import time
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -17,7 +16,6 @@ from exogym_core.communicator.gloo.rendezvous import SignedStore
 from exogym_core.events import RoundPlace, StepDone
 from exogym_core.results.progress import PlainProgress
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.results.seeds import Tally
 from exogym_core.workers.torchrun.side_channel import RUN_TEXT, Pulse
 from netgym.cli.main import cli
 from netgym.sites.link import SiteLink
@@ -74,28 +72,6 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
         "experiment.yaml",
         "summary.json",
     ]
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_strategy_with_some_of_its_seeds_is_not_said_to_have_been_stopped(
-    tmp_path: Path, cut: bool
-) -> None:
-    """One of three seeds was "stopped after step 200" while the next trained."""
-    folder = RunFolder.create(tmp_path / "run", "run")
-    folder.write_text("experiment.yaml", "seeds: [0, 1, 2]\n")
-    tally = Tally(["AllReduce", "DiLoCo"], [0, 1, 2])
-    for seed in range(3):
-        tally.add("AllReduce", seed, {"name": "AllReduce", "final_loss": 0.5, "steps": 200})
-    tally.add(
-        "DiLoCo",
-        0,
-        {"name": "DiLoCo", "final_loss": 0.4, "steps": 200} | ({"incomplete": True} if cut else {}),
-    )
-    folder.write_summary(tally.summary())
-    lines = status(folder.path).splitlines()
-    assert "  AllReduce: finished after step 200, final loss 0.5000" in lines
-    state = "stopped" if cut else "finished with 1 of 3 seeds"
-    assert f"  DiLoCo: {state} after step 200, final loss 0.4000" in lines
 
 
 def test_a_folder_of_runs_tells_of_each(tmp_path: Path) -> None:

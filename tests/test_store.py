@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym_core import Trainer
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, SparseLoCoStrategy, StreamingDiLoCoStrategy
+from exogym_core.strategy import FedAvgStrategy, SparseLoCoStrategy, StreamingDiLoCoStrategy
 from netsim import Clock, Network, Topology, start_collective
 from netsim.collectives.schedules.store import store_exchange
 from netsim.errors import InputError
@@ -179,12 +179,6 @@ def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.
             {"placement": ["h0", "h1", "r2"]},
             "placement: r2 is a store, and a store runs no workers: name",
         ),
-        (RELAYED | {"relays": ["r2"]}, {}, "exchange: store: r2 is named twice: name the store once"),
-        (
-            RELAYED | {"relays": ["edge", "edge"]},
-            {},
-            "exchange: store: edge is named twice: name the store once",
-        ),
         (
             "store",
             {"transport": "gloo"} | NO_NETWORK,
@@ -202,14 +196,6 @@ def test_stores_that_are_not_there_are_refused_before_the_first_step(
 ) -> None:
     with pytest.raises(InputError, match=message):
         trained(FedAvgStrategy(H=50, exchange=exchange), **changes)
-
-
-@pytest.mark.parametrize(
-    "exchange", ["r2", 3, {"name": "store", "hosts": "r2"}, {"name": "store", "relays": "edge"}]
-)
-def test_other_exchanges_are_refused(exchange: Any) -> None:
-    with pytest.raises(InputError, match=r"^DiLoCoStrategy: exchange=.* must be direct, store, or a mapping"):
-        DiLoCoStrategy(exchange=exchange)
 
 
 def test_stores_are_read_written_and_get_no_ranks() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import re
 from typing import Any
 
@@ -23,7 +22,6 @@ from exogym_core.strategy import (
     CommunicationModule,
     DeMoStrategy,
     DiLoCoStrategy,
-    FedAvgStrategy,
     IndexSelector,
     OptimSpec,
     SPARTADiLoCoStrategy,
@@ -81,19 +79,6 @@ def test_the_optimizer_has_three_names_in_every_strategy(name: str) -> None:
         strategy = on_one_rank(build_strategy(name, **{argument: optim}, lr=0.25))
         assert isinstance(strategy.optim, kind)
         assert strategy.learning_rate == 0.25
-
-
-def test_help_shows_the_options_with_their_defaults() -> None:
-    shown = inspect.signature(DiLoCoStrategy).parameters
-    assert list(shown)[:3] == ["optim_spec", "outer_optim_spec", "H"]
-    assert shown["H"].default == 100
-    assert shown["codec"].kind is inspect.Parameter.KEYWORD_ONLY
-
-    class Own(DiLoCoStrategy):
-        def __init__(self, rounds: int = 3) -> None:
-            super().__init__(H=rounds)
-
-    assert list(inspect.signature(Own).parameters) == ["rounds"]
 
 
 def test_optimizers_come_from_strings_classes_factories_and_groups() -> None:
@@ -183,13 +168,6 @@ def test_lambda_cosine_warms_up_from_above_zero_and_ends_at_a_tenth() -> None:
     assert rates(AllReduceStrategy("sgd", lr=1.0, lr_scheduler="lambda_cosine"), 3) == [1.0] * 3
 
 
-def test_any_torch_schedule_works_by_class_or_name() -> None:
-    options = {"step_size": 2, "gamma": 0.5}
-    for scheduler in (torch.optim.lr_scheduler.StepLR, "StepLR"):
-        strategy = FedAvgStrategy("sgd", lr=1.0, lr_scheduler=scheduler, lr_scheduler_kwargs=options)
-        assert rates(strategy, 5) == [1.0, 1.0, 0.5, 0.5, 0.25]
-
-
 # --- strategies of one's own -------------------------------------------------------------------------------
 
 
@@ -231,26 +209,6 @@ def test_a_strategy_in_exo_gyms_manner_works() -> None:
     assert torch.allclose((results[0] - reference.vector(model)).abs().max(), torch.tensor(0.04).double())
     with pytest.raises(UnknownNameError, match=r"unknown argument of SignSGD 'H'; accepted: "):
         SignSGD(H=3)
-
-
-class Keeper(Strategy):
-    """Own strategy with a server that does not say that it has the model."""
-
-    num_servers = 1
-
-
-@pytest.mark.parametrize("judged", ["replica", "own"])
-def test_a_strategy_with_servers_says_that_they_are_judged(judged: str) -> None:
-    def body(comm: Any) -> None:
-        strategy = Keeper()
-        strategy.judged = judged
-        strategy.setup(nn.Linear(1, 1), comm, 1, 0)
-
-    with pytest.raises(InputError) as caught:
-        run_ranks(body, 2)
-    assert f"Keeper: num_servers=1, but judged={judged!r}; servers keep the model that could be" in str(
-        caught.value
-    )
 
 
 class Meeting(Strategy):

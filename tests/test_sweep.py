@@ -16,15 +16,13 @@ import pytest
 import yaml
 from experiments import experiment, json_of
 from forks import Fork
-from hypothesis import given
-from hypothesis import strategies as st
 
 import netgym
 from exogym_core.results.report import RunReport
 from netgym.cli.main import main
 from netgym.studies import sweep
 from netgym.studies import sweep as sweep_module
-from netgym.studies.points import Range, Sweep, batches_of
+from netgym.studies.points import Sweep, batches_of
 from netgym.studies.study import Study
 from netgym.studies.sweep import Probe, estimate, estimated, objective
 from netsim.errors import InputError
@@ -63,18 +61,6 @@ def test_a_grid_is_every_combination_the_last_key_first() -> None:
     ]
 
 
-@given(st.integers(1, 50), st.integers(0, 50), st.booleans(), st.floats(0, 1, exclude_max=True))
-def test_numbers_of_a_range_lie_in_it(low: int, width: int, log: bool, fraction: float) -> None:
-    """Whole bounds give whole numbers, others any; both ends can come."""
-    whole = Range(low=low, high=low + width, log=log)
-    assert isinstance(whole.at(fraction), int)
-    assert low <= whole.at(fraction) <= low + width
-    assert whole.at(0.0) == low
-    assert whole.at(math.nextafter(1.0, 0.0)) == low + width
-    some = Range(low=float(low), high=float(low + width), log=log)
-    assert low * (1 - 1e-12) <= some.at(fraction) <= (low + width) * (1 + 1e-12)
-
-
 @pytest.mark.parametrize("search", ["random", "optuna"])
 def test_a_search_with_the_same_results_proposes_the_same(search: str) -> None:
     """This is how a killed search goes on."""
@@ -97,11 +83,6 @@ def test_a_search_with_the_same_results_proposes_the_same(search: str) -> None:
     assert all(1e-4 <= point["lr"] <= 1e-1 and isinstance(point["H"], int) for point in first)
     if search == "optuna":  # it has learned where the loss is small
         assert sum(point["lr"] < 3e-3 for point in first[10:]) >= 4
-
-
-def test_a_random_search_ends_when_its_space_is_used_up() -> None:
-    ((points, _),) = batches_of(parsed("sweep: {a: [1, 2, 3], search: random, trials: 50}"))
-    assert sorted(point["a"] for point in points) == [1, 2, 3]
 
 
 def test_an_objective_counts_targets_that_were_held() -> None:
@@ -362,21 +343,6 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     assert capsys.readouterr().out.splitlines()[-1] == "out/comparison"
     assert main(["status", "out"]) == 0
     assert capsys.readouterr().out == "out: 7 runs: 7 finished\n"
-
-
-@pytest.mark.thorough
-def test_a_best_point_at_an_end_of_its_values_is_reported(tuned_file: Path) -> None:
-    result = tuned(
-        tuned_file,
-        over={"lr": [1e-7, 0.01], "DiLoCo": {"lr": {"low": 1e-7, "high": 1e-6}}},
-        search="random",
-        trials=2,
-    )
-    assert result.chosen[0].edges == ["lr at its largest value 0.01: try larger ones"]
-    by_grid = tuned(tuned_file, over={"lr": [0.02, 1e4]}, out="grid")
-    assert [each.edges for each in by_grid.chosen] == [
-        ["lr at its smallest value 0.02: try smaller ones"]
-    ] * 2
 
 
 def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(

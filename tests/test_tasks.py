@@ -15,7 +15,7 @@ import torch
 
 from netgym import tasks
 from netgym.cli.main import main
-from netgym.cli.sampling import Sampler, draw_tokens
+from netgym.cli.sampling import draw_tokens
 from netgym.tasks import MLP, MODELS, Task, build_model, build_task
 from netsim.errors import InputError
 
@@ -207,12 +207,6 @@ def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
     assert isinstance(build_model("netgym.tasks:MLP", inputs=3), MLP)
 
 
-def test_an_accuracy_that_a_model_cannot_have_is_named_with_the_remedy():
-    model, batch = torch.nn.Linear(64, 10), (torch.zeros(1, 64), torch.zeros(1))
-    with pytest.raises(InputError, match=r"model Linear: has no logits\(inputs\), .*: add that method, or"):
-        tasks.classification_accuracy(model, batch)
-
-
 @pytest.mark.parametrize("name", ["data/${NETGYM_SECRET}.txt", "$OTHER/x.npy"])
 def test_values_of_variables_are_in_no_error(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -295,22 +289,3 @@ def test_mistakes_are_reported_in_one_line(sampled_run: tuple[str, Path], sample
         output = sample(folder, "--strategy", "often", "--prompt", "300", code=2)
         assert "token 300 is beyond the model's 300" in output
     assert "is no run folder" in sample(folder / "models", "--prompt", "1", code=2)
-
-
-def test_a_classifier_cannot_write(tmp_path: Path) -> None:
-    (tmp_path / "experiment.yaml").write_text(
-        "task: digits\nworkers: {count: 1}\nsteps: 1\nstrategies: [FedAvg]\n"
-    )
-    with pytest.raises(InputError, match="MLP is no language model; sample from a gpt or llama"):
-        Sampler.of_run(tmp_path)
-
-
-def test_drawing_leaves_mode_and_generators_alone() -> None:
-    model = build_model("gpt", width=8, num_layers=1, num_heads=2, dropout=0.5, seed=0).train()
-    before = torch.get_rng_state()
-    start = torch.zeros(2, 1, dtype=torch.long)
-    drawn = draw_tokens(model, start, 200, 1.0, torch.Generator().manual_seed(0))
-    assert drawn.shape == (2, 201)
-    assert torch.equal(drawn, draw_tokens(model, start, 200, 1.0, torch.Generator().manual_seed(0)))
-    assert model.training
-    assert torch.equal(before, torch.get_rng_state())

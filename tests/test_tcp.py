@@ -62,12 +62,6 @@ def test_a_window_limits_the_rate() -> None:
     assert streams == pytest.approx(100e6 / rate / 4 + 0.6, rel=0.02)
 
 
-def test_a_connection_of_its_own_costs_a_handshake() -> None:
-    topology = pair()
-    own = seconds(topology, 1_000_000, {"preset": "linux-tcp", "connections": "per-transfer"})
-    assert own == pytest.approx(seconds(topology, 1_000_000) + 0.1, rel=1e-12)
-
-
 def test_a_warm_connection_needs_no_slow_start_until_it_idles() -> None:
     clock = Clock()
     network = Network(clock, pair(), "linux-tcp")
@@ -139,20 +133,6 @@ def test_a_short_queue_costs_a_window() -> None:
     assert seconds(topology, 100_000_000) == short  # what Linux's interfaces have
     # The window of 2,304 segments puts 1,152 into the queue.
     assert seconds(topology, 100_000_000, {"preset": "linux-tcp", "queue": 1152}) == deep
-
-
-def test_a_link_tells_its_own_queue() -> None:
-    """That of a path's narrowest link counts, first of the file's, then of the protocol's."""
-    links = [
-        {"between": ["a", "r"], "bandwidth": "10 Gbit/s", "latency": "20 ms", "queue": 10},
-        {"between": ["r", "b"], "bandwidth": "1 Gbit/s", "latency": "30 ms", "queue": 700},
-    ]
-    topology = Topology.from_mapping(
-        {"hosts": {"a": {}, "b": {}}, "routers": ["r"], "links": links, "protocol": "ideal"}
-    )
-    protocol = {"preset": "linux-tcp", "queue": 700}
-    assert seconds(topology, 50_000_000) == seconds(pair(mbit=1000), 50_000_000, protocol)
-    assert seconds(topology, 50_000_000, "gloo") > seconds(pair(mbit=1000), 50_000_000, "gloo")
 
 
 @pytest.mark.parametrize("loss", ["0.02 %", "0.03 %"])

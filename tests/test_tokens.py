@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from exogym_core.results.disk import FolderLock
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
 from netgym.planning.planned import trained_model
@@ -144,33 +142,6 @@ def test_the_shipped_text_is_there_as_bytes(capsys: pytest.CaptureFixture[str], 
     assert netgym(["tokens", "alice", "--tokenizer", "bytes", "--most", "70", "--out", "few.bin"]) == 0
     assert capsys.readouterr().out.splitlines()[-2].endswith("vocab_size: 256, dtype: uint8}")
     assert Path("few.bin").read_bytes() == SHIPPED["alice"].read_bytes()[:70]
-
-
-@pytest.mark.parametrize(
-    ("asked", "line"),
-    [
-        ({"name": "alice", "split": "test", "column": "x"}, "has no split: test and column: x: leave it out"),
-        ("alicee", "did you mean alice, which comes with NetGym"),
-    ],
-)
-def test_options_and_names_that_the_shipped_text_does_not_have(asked: Any, line: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=line):
-        build_task("text", dataset=asked)
-    assert not list(tmp_path.rglob("tokens.bin"))
-
-
-def test_a_process_waits_for_the_one_that_makes_the_tokens(tmp_path: Path) -> None:
-    corpus = Corpus(name="alice")
-    out, _ = corpus.cached()
-    out.unlink()
-    lock = FolderLock(out.parent)
-    waiting = threading.Thread(target=corpus.cached, daemon=True)
-    waiting.start()
-    out.write_bytes(b"made by the other one")
-    lock.release()
-    waiting.join(20.0)
-    assert not waiting.is_alive()
-    assert out.read_bytes() == b"made by the other one"
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology
 from netsim.cli.flows import flows_command
 from netsim.cli.timing import collective_command
 from netsim.errors import DeadlockError, InputError
-from netsim.network.trace import Span, write_trace
-from netsim.ranks import Call, Key, Post
+from netsim.network.trace import write_trace
 from netsim.transfers import time_flows
 
 PAIR = chain()
@@ -266,35 +265,6 @@ def test_a_deadlock_leaves_a_trace_of_what_happened_until_then(tmp_path: Path, w
     check_well_formed(read(path))
 
 
-def test_a_dead_link_leaves_a_trace_with_the_calls_and_messages_under_way(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    topology = chain(
-        events=[{"at": "1.51 s", "link": ["a", "b"], "down": True}],
-        drift=[{"link": ["a", "b"], "kind": "regime", "every": "1 s", "levels": ["100 %", "99.9 %"]}],
-    )
-
-    def body(comm: Communicator) -> None:
-        comm.advance(1.0)
-        if comm.rank == 0:
-            comm.send(torch.ones(250_000), 1)
-        else:
-            comm.recv(torch.empty(250_000), 0)
-
-    with pytest.warns(UserWarning, match="until the run was cut short"), pytest.raises(DeadlockError):
-        run_ranks(body, 2, topology, trace=path)
-    for process in (1, 2):
-        assert slices(path, process, "compute") == [("compute", 0.0, 1.0)]
-        ((name, begin, end),) = slices(path, process, "communication")
-        assert (name, begin) == ("sendrecv", 1.0)
-        assert end >= 1.51
-        assert slices(path, process, "wait") == [("sendrecv", begin, end)]
-    ((_, begin, end),) = slices(path, 1, "sends")
-    assert begin == 1.0 < end
-    (message,) = [event for event in read(path) if event.get("cat") == "sends"]
-    assert message["args"]["unfinished"] is True
-    check_well_formed(read(path))
-
-
 def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     path.mkdir()
@@ -367,26 +337,3 @@ def test_a_trace_has_what_was_computed_and_sent_and_what_waited_for_what(tmp_pat
     assert attributes(sent)["comm_dst"] == 1
     assert [node.name for node in read[1][1]][-1] == "recv"
     assert attributes(barrier)["comm_type"] == 9
-
-
-def test_communication_has_its_durations(tmp_path: Path) -> None:
-    """From the post to the end; of two calls that begin together each has its own, whichever ends first."""
-    now = [1.0]
-    traces = ExecutionTraces(1, now=lambda: now[0])
-    calls = [("all_reduce", 8), ("all_reduce", 4), ("all_reduce", 4), ("barrier", 0), ("all_reduce", 4)]
-    for number, (op, num_bytes) in enumerate(calls):
-        now[0] = 1.0 if number < 2 else float(number)
-        traces.take(0, Post(Key(0, number), 0, Call(op, (0, 1), num_bytes)))
-    spans = [
-        Span(0, "communication", "all_reduce", 1.0, 1.25, 4),
-        Span(0, "communication", "all_reduce", 1.0, 3.0, 8),
-        Span(0, "wait", "barrier", 3.0, 9.0),
-        Span(0, "communication", "all_reduce", 4.0, 4.125, 4),
-        Span(0, "communication", "barrier", 3.0, 3.5, 0),
-        Span(1, "communication", "barrier", 3.0, 7.0, 0),
-    ]
-    traces.add_times(spans)
-    traces.write(tmp_path)
-    _, nodes = chakra_schema.read((tmp_path / "chakra.0.et").read_bytes())
-    durations = [node.duration_micros for node in nodes]
-    assert durations == [2_000_000, 250_000, 0, 500_000, 125_000], "the third has ended undone"

@@ -12,9 +12,8 @@ from typing import Any
 
 import experiments
 import pytest
-import torch
 import yaml
-from experiments import mlp, samples
+from experiments import samples
 
 import netgym
 from exogym_core.results.run_folder import RunFolder
@@ -22,7 +21,7 @@ from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from netgym.experiment.comparison import flat_config, open_loggers
 from netgym.experiment.experiment import Experiment
 from netgym.tasks import build_model, build_task
-from netsim.errors import InputError, RankError, UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 from netsim.files.documents import parse_document
 
 
@@ -174,19 +173,6 @@ def test_a_fit_ends_its_wandb_run_as_it_ended(offline: Path) -> None:
     assert ends == [1]
 
 
-def test_mlflow_ends_a_run_as_it_ended(offline: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    with (
-        pytest.raises(KeyboardInterrupt),
-        open_loggers(experiment("[mlflow]"), RunFolder(offline), "AllReduce"),
-    ):
-        raise KeyboardInterrupt
-    client = MlflowClient()
-    (run,) = client.search_runs([client.search_experiments()[0].experiment_id])
-    assert (run.info.status, run.data.params["strategy.name"]) == ("KILLED", "AllReduce")
-
-
 # --- what fit writes, and only when asked -------------------------------------------------------------------
 
 
@@ -231,26 +217,6 @@ def test_a_named_run_leaves_the_files_of_exo_gym(tmp_path):
     assert config["num_nodes"] == 2
     logged_fit(run_name="mine")
     assert (tmp_path / "logs" / "mine-2").is_dir()
-
-
-def test_a_run_that_fails_leaves_what_it_did(tmp_path):
-    class Failing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = mlp()
-            self.calls = 0
-
-        def forward(self, batch):
-            self.calls += self.training
-            if self.calls == 5:
-                raise ArithmeticError("enough")
-            return self.inner(batch)
-
-    with pytest.raises(RankError):
-        logged_fit(Failing(), run_name="broken")
-    # How many steps were told before the failure depends on host time; they are in order.
-    steps = [int(row["step"]) for row in rows(tmp_path / "logs" / "broken" / "train.csv")]
-    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_nothing_is_written_when_disabled(tmp_path):

@@ -6,9 +6,7 @@ import copy
 import itertools
 import random
 import re
-import threading
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +28,6 @@ from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from netgym.tasks import MLP, build_model, build_task
-from netsim import Topology
 from netsim.errors import InputError, RankError, UnknownNameError
 from netsim.ranks import StampedRow
 
@@ -285,19 +282,6 @@ def test_events_are_the_rows():
     assert [event["step"] for event in events if event["kind"] == "correlation"] == [3]
 
 
-def test_what_listens_stays_in_the_parent():
-    programs = []
-    lock = threading.Lock()  # cannot be sent to a process
-
-    def listen(event):
-        with lock:
-            programs.append(event["kind"])
-
-    trained = fit(on_event=listen, max_steps=2, workers={"kind": "processes", "processes": 2})
-    assert programs == ["step", "step"]
-    assert trained.fit_result.complete
-
-
 # --- data of one's own -----------------------------------------------------------------------------------------
 
 
@@ -372,13 +356,6 @@ def test_the_sampler_of_torch_gives_the_losses_of_a_loop_with_it(num_nodes, batc
         torch.testing.assert_close(trained.state_dict()[name], parameter.data)
 
 
-def test_the_sampler_of_torch_needs_one_dataset():
-    with pytest.raises(
-        InputError, match=r"sampler .torch. .* a factory makes each rank its own; leave sampler out"
-    ):
-        fit(data=lambda rank, num_nodes, train_dataset: samples(), sampler="torch")
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(samples(20))
@@ -447,11 +424,6 @@ def test_a_loss_must_have_a_gradient():
         InputError, match="step 1: the model returned a loss without a gradient; do not detach"
     ):
         fit(Detached(6, [5], 3))
-
-
-def test_compute_without_a_topology_is_warned_of():
-    with pytest.warns(UserWarning, match="compute has no effect without a topology"):
-        assert fit(compute="1 s").fit_result.compute is None
 
 
 def test_a_loss_that_is_not_finite_is_recorded_and_warned_of():
@@ -620,38 +592,12 @@ def test_flops_are_divided_by_each_hosts_device():
         fit_on_network(topology=network(devices=["a100", "a10o"]), compute=None)
 
 
-def test_smaller_batches_need_fewer_flops():
-    def compute_seconds(max_steps):
-        device = {"flops": {"device": "raspberry-pi-5"}}
-        return fit_on_network(compute=device, batch_size=16, max_steps=max_steps).compute_seconds[0]
-
-    # 120 samples by 3 x 16: two full steps and one of 8 samples a rank.
-    assert compute_seconds(3) / compute_seconds(2) == pytest.approx(1.25, rel=1e-3)
-
-
 def test_measured_seconds_are_settled_as_fixed():
     result = fit_on_network(compute={"measured": {"factor": 3}, "jitter": 0.1})
     settled = Compute.parse(result.compute)
     assert settled.jitter == 0.1
     assert settled.fixed > 0
     assert fit_on_network(compute=settled).history == result.history
-
-
-@pytest.mark.parametrize(
-    ("topology", "left"), [("home-broadband", "dsl0 or 3 more"), ("home-tiers", ".* or 7 more")]
-)
-def test_workers_on_hosts_of_one_kind_among_several_are_warned_of(topology: str, left: str) -> None:
-    """Four workers of home-broadband were on cable0 to cable3, in silence."""
-    options: dict[str, Any] = {"num_nodes": 4, "topology": topology, "compute": "10 ms", "max_steps": 1}
-    with pytest.warns(
-        UserWarning, match=rf"none is on {left} hosts with other links: name the hosts by placement"
-    ):
-        fitted(**options)
-    names = [host.name for host in Topology.load(topology).hosts]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fitted(**options, placement=names[-4:])
-        fitted(**{**options, "num_nodes": len(names)})
 
 
 # --- a rank's loop, and rows of ranks -----------------------------------------------------------------------
@@ -806,14 +752,3 @@ def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_first():
             recorder.add(taken)
         assert [row["judged_virtual_seconds"] for row in result.validation] == [5.0]
         assert result.validation[0]["global_perplexity"] is None
-
-
-def test_what_comes_to_exist_at_the_very_end_is_credited_with_the_end():
-    result = FitResult(num_nodes=1)
-    recorder = RowRecorder(result, True)
-    recorder.add(step_row(0, 10.0, 1, 1.0))
-    recorder.observe(evaluation(1, 0.5)._replace(judged_step=None))
-    assert not result.validation
-    result.virtual_seconds = 12.0
-    recorder.finish()
-    assert [row["judged_virtual_seconds"] for row in result.validation] == [12.0]

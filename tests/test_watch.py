@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from exogym_core.workers.failures import place_in
 from exogym_core.workers.host import Runner
 from exogym_core.workers.processes import process_runner
 from exogym_core.workers.threads import Silence
-from netsim.errors import unknown_name
 
 CARRIERS = ["threads", {"kind": "processes", "processes": 3}]
 
@@ -129,21 +128,6 @@ def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
 
     path, _, function = json.loads(mine())
     assert (path, function) == (__file__, "mine")
-
-
-def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -> None:
-    places = []
-
-    def names() -> Iterator[str]:
-        places.append(place_in(sys._getframe(1)))  # in a frame of netsim's
-        yield "ring"
-
-    unknown_name("algorithm", "rnig", names())
-    (path, _, function) = places[0]
-    assert (path, function) == (
-        __file__,
-        "test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it",
-    )
 
 
 def test_a_silence_without_a_place_in_a_users_code_names_none_of_ours() -> None:

@@ -7,12 +7,10 @@ import json
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from exogym_core import Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, FedAvgStrategy
 from exogym_core.workers import rng
-from exogym_core.workers.rng import RandomStates, seed_device, seed_process
+from exogym_core.workers.rng import RandomStates, seed_process
 from exogym_core.workers.run import Transport, register_transport, transport_named
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError, RankError
@@ -171,22 +169,6 @@ def test_generators_that_travel_are_as_good_as_ones_own(turns: list[tuple[int, l
         assert together == alone
 
 
-def test_a_rank_has_a_stream_of_its_own_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = torch.Generator(), torch.Generator()
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
-    seed_device(torch.device("cuda"), 7, rank=1)
-    seed_device(torch.device("cuda:1"), 7, rank=2)
-    seed_device(torch.device("cpu"), 7, rank=3)
-    seeds = [gpu.initial_seed() for gpu in gpus]
-    assert seeds[0] != seeds[1]
-    outside = RandomStates.of_process()
-    seed_process(7, 2)
-    assert torch.equal(torch.rand(3), torch.rand(3, generator=gpus[1]))  # as on the CPU
-    outside.load()
-
-
 def test_a_killed_rank_is_reported_with_its_step_and_the_call_in_flight() -> None:
     def body(comm: Communicator) -> None:
         for step in range(1, 6):
@@ -202,43 +184,6 @@ def test_a_killed_rank_is_reported_with_its_step_and_the_call_in_flight() -> Non
         r"the process of rank 1 ended after step [23]: killed by signal 9 \(SIGKILL\); in flight: rank 0's all_reduce",
         str(caught.value),
     )
-
-
-@contextlib.contextmanager
-def limited(kind: int, limit: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, (soft, hard))
-
-
-@pytest.mark.thorough
-def test_too_few_files_for_processes_are_an_error_of_one_line_wherever_they_run_out(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    used = {int(name) for name in os.listdir("/proc/self/fd")}
-    free = [number for number in range(500) if number not in used]
-    for limit in free[:12]:
-        with (
-            limited(resource.RLIMIT_NOFILE, limit),
-            pytest.raises(
-                InputError, match=r"^9 processes need more open files than are allowed here: raise"
-            ),
-        ):
-            run_ranks(lambda comm: None, 9, workers={"kind": "processes", "processes": 9})
-    assert capfd.readouterr().err == ""
-
-
-def test_a_limit_on_files_that_leaves_no_shared_memory_is_an_error_of_one_line() -> None:
-    with (
-        limited(resource.RLIMIT_FSIZE, 1 << 20),
-        pytest.raises(
-            InputError, match=r"^processes cannot share memory \(File too large\): raise .*ulimit -f"
-        ),
-    ):
-        run_ranks(lambda comm: None, 2, workers="processes")
 
 
 def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
@@ -307,18 +252,6 @@ def test_results_of_newer_dtypes_come_back(name: str, where: str) -> None:
     (result,) = run_ranks(body, 1, **OTHER_PROCESSES[where]).results
     assert result.dtype == dtype
     assert result.to(torch.int64).tolist() == [[0, 2], [3, 5]]
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("name", ["complex32", "float4_e2m1fn_x2"])
-def test_results_of_dtypes_that_no_operator_knows_come_back(name: str) -> None:
-    dtype = getattr(torch, name)
-
-    def body(comm: Communicator) -> torch.Tensor:
-        return torch.arange(8, dtype=torch.uint8).view(dtype)
-
-    (result,) = run_ranks(body, 1, workers={"kind": "processes", "processes": 1}).results
-    assert (result.dtype, result.view(torch.uint8).tolist()) == (dtype, list(range(8)))
 
 
 @pytest.mark.parametrize(

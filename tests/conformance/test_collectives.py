@@ -15,7 +15,6 @@ from transports import TRANSPORTS, run
 
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.strategy import AveragingCommunicator
 from exogym_core.testing import COMMUNICATOR_LAWS, check_communicator
 from netsim import schedule
 from netsim.collectives.schedules.algorithms import default_algorithm
@@ -131,33 +130,6 @@ def test_each_rank_is_named_once_where_all_fail_alike():
         run("gloo", _to_nobody, 2)
     for line in str(caught.value).splitlines():
         assert len(re.findall(r"rank \d", line)) <= 1
-
-
-def test_islands_over_sockets_connect_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import strategy_reference as reference
-
-    from exogym_core.communicator.gloo.rendezvous import Rendezvous
-    from exogym_core.strategy import FedAvgStrategy
-
-    model, batches = reference.make_problem(3, 8, 3, 3, seed=1)
-    made = Rendezvous.subgroup
-    asked: list[tuple[int, ...]] = []
-
-    def subgroup(self: Rendezvous, ranks: tuple[int, ...], place: str) -> object:
-        asked.append(tuple(ranks))
-        assert len(asked) == len(set(asked)), "an island that comes again is connected already"
-        return made(self, ranks, place)
-
-    monkeypatch.setattr(Rendezvous, "subgroup", subgroup)  # ranks are forked: each has a list of its own
-    islands = AveragingCommunicator(2, H=1)
-    islands.seed = 0
-    drawn = [tuple(islands.island(0, 3, round_number)) for round_number in range(8)]
-    assert len(set(drawn)) < len(drawn)
-    strategy = FedAvgStrategy("sgd", lr=0.1, island_size=2)
-    real = reference.run_strategy(strategy, model, batches, transport="gloo")
-    simulated = reference.run_strategy(strategy, model, batches)
-    for ours, theirs in zip(simulated.results, real.results, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 # --- traffic ------------------------------------------------------------------------------------------------

@@ -103,22 +103,6 @@ def test_an_exception_is_reported_first_and_once(transport: str) -> None:
     assert _left_behind() == before
 
 
-class _MuteError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-def _raises_mutely() -> None:
-    raise _MuteError
-
-
-@pytest.mark.parametrize("transport", ["threads", *PROCESSES])
-def test_an_exception_without_a_text_is_still_named(transport: str) -> None:
-    text, rank = _failure_of(transport, _dies(_raises_mutely), 2)
-    assert "_MuteError: (its text is unavailable" in text.splitlines()[0]
-    assert rank == 1
-
-
 def test_the_other_ranks_calls_are_reported_in_a_line_each() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(_dies(_raises), 3, transport="gloo")
@@ -218,7 +202,7 @@ run_ranks(body, 2, transport="gloo", on_row=tell)  # not guarded: no child impor
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_the_parent_whatever_ends_it(number: signal.Signals, tmp_path: Any) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
@@ -316,8 +300,7 @@ _TABLE = {
 
 
 _IN_PROCESSES_TOO = {
-    *(confused.another_shape, confused.a_message_of_another_size, _once_too_often, _in_a_group),
-    *(confused.circle_of_receives, confused.missing_receive, confused.crossed_groups, confused.from_anyone),
+    *(confused.another_shape, _once_too_often, confused.circle_of_receives, confused.crossed_groups),
 }
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import pickle
 import random
 import socket
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -260,26 +258,3 @@ def test_a_rank_that_works_long_waits_long(monkeypatch: pytest.MonkeyPatch) -> N
         found.append(rendezvous.guarded("", lambda made=rendezvous: made.timeout_seconds))
         found.append(rendezvous.guarded("", lambda made=rendezvous: made.timeout_seconds))
     assert found == [1800.0, 144_000.0, 144_000.0, 60.0, 60.0, 60.0]
-
-
-def _late(path: str, index: int, channel: Pipe) -> None:
-    torch.set_num_threads(1)
-    comm = GlooCommunicator.connect(Rendezvous(index, 2, path, timeout_seconds=None, secret=b"s" * 32))
-    comm.state.rendezvous.timeout_seconds = 0.3
-    for group in comm.state.rendezvous._made.alive:
-        group.set_timeout(datetime.timedelta(seconds=0.3))
-    time.sleep(0.5)  # so it waits for two seconds
-    if index == 1:
-        channel.recv()
-    comm.all_reduce(torch.ones(2))
-    comm.send(torch.ones(2), 1) if index == 0 else comm.recv(torch.ones(2), 0)
-    channel.send("through")
-
-
-def test_gloo_itself_waits_longer_then() -> None:
-    store = os.memfd_create("rendezvous")
-    with Children(partial(_late, f"/proc/{os.getpid()}/fd/{store}"), 2) as children:
-        time.sleep(1.2)
-        children.channels[1].send("go on")
-        assert [channel.recv() for channel in children.channels] == ["through"] * 2
-    os.close(store)

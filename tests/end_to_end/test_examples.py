@@ -72,19 +72,6 @@ def loss_of(text: str) -> dict[str, float]:
 
 
 @pytest.mark.thorough
-def test_digits_takes_mnists_files(script: Callable[..., str], tmp_path: Path) -> None:
-    for prefix, count in (("train", 64), ("t10k", 16)):
-        images = (
-            b"\x00\x00\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (count, 28, 28)) + bytes(count * 784)
-        )
-        (tmp_path / f"{prefix}-images-idx3-ubyte").write_bytes(images)
-        labels = b"\x00\x00\x08\x01" + count.to_bytes(4, "big") + bytes(count)
-        (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)
-    out = script("digits.py", "--mnist", str(tmp_path), "--steps", "2", "--batch-size", "2")
-    assert table(out, "By loss")[0][2] == table(out, "By time")[0][2]
-
-
-@pytest.mark.thorough
 def test_scaling_has_equal_tokens_and_less_time_for_more_workers(
     script: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -251,16 +238,6 @@ def test_metrics_tell_with_how_many_each_step_was_done(home_folder: Path) -> Non
         peers = [int(row["num_peers"]) for row in csv.DictReader(file)]
     back = entries(home_folder)["time-outs"]["dropped_peers"][0]["back_step"]
     assert peers == [4] * 120 + [3] * (back - 120) + [4] * (440 - back)
-
-
-@pytest.mark.thorough
-def test_the_report_tells_it_too(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert netgym(["report", str(home_folder)]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    assert re.search(
-        r"time-outs continued without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", output
-    )
-    assert "continued without rank 3" in (home_folder / "report.html").read_text()
 
 
 def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:

@@ -197,31 +197,9 @@ def test_sites_that_are_always_there_train_as_in_simulation(tmp_path: Path) -> N
     check_losses(tmp_path, "out1", "simulated")
 
 
-SHARED = """
-sites = [shared_site(number) for number in range(2)]
-print(ended([pid for site in sites for pid in site]))
-os.kill(at, signal.SIGINT)
-ended([at])
-from netgym.cli.main import main
-text = open("real.yaml").read()
-open("virtual.yaml", "w").write(re.sub(", averaging_timeout.*}", "}", text))
-main(["compare", "virtual.yaml", "--out", "simulated"])
-"""
-
 SHARED_EXPERIMENT = EXPERIMENT.replace("count: 3", "count: 4").replace(
     "H: 5,", "H: 5, ranks_per_worker: 2, sharding: FULL_SHARD,"
 )
-
-
-@pytest.mark.thorough
-def test_sites_of_two_processes_train_as_simulated_ones(tmp_path: Path) -> None:
-    """Sharded: rows and evaluations of all four come to both folders, and the judged model is put together there."""
-    experiment = SHARED_EXPERIMENT.replace("STEPS", "20").replace("every: 50", "every: 10")
-    assert drive(tmp_path, SHARED, experiment, 2)[0] == "[0, 0, 0, 0]"
-    check_losses(tmp_path, "out0", "simulated")
-    for name in ("DiLoCo.csv", "DiLoCo.validation.csv"):
-        texts = [(tmp_path / f"out{number}" / "metrics" / name).read_text() for number in range(2)]
-        assert texts[0] == texts[1]
 
 
 SHARED_DISTURBED = """

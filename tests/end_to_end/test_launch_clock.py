@@ -14,7 +14,6 @@ from netgym.launch import clock
 from netgym.launch.clock import CLOCKS, DATES, HOST_TIME, POLL_SECONDS, VIRTUAL_TIME
 
 Launch = Callable[..., tuple[int, str, str]]
-PROGRAMS = Path(__file__).parent / "programs"
 
 
 def output(
@@ -113,27 +112,6 @@ def test_every_clock_of_python_reads_the_same_time_and_goes_on_from_the_hosts(
         )
 
 
-def test_dates_of_now_are_virtual_and_those_of_given_times_are_not(
-    launch_here: Launch, written: Callable[[str], str]
-) -> None:
-    script = written(
-        "from time import strftime\n"
-        "given = time.gmtime(0)\n"
-        "netgym.advance(10 * 86400.0)\n"
-        "now, there = time.localtime(), time.localtime(time.time())\n"
-        "dates = time.ctime(), time.asctime(), strftime('%c'), time.strftime('%c', time.localtime(None))\n"
-        "say([now == there, time.gmtime()[:6] == time.gmtime(time.time())[:6], dates, time.asctime(now),\n"
-        "     time.strftime('%F', given), time.ctime(0) == time.asctime(time.localtime(0)),\n"
-        "     time.mktime(now) - before[0]])\n"
-        "dist.barrier()\n"
-    )
-    _, said = output(launch_here, OPTIONS, script)
-    for is_now, is_utc, dates, date, given, is_same, elapsed in said.values():
-        assert (is_now, is_utc, given, is_same) == (True, True, "1970-01-01", True)
-        assert set(dates) == {date}
-        assert -1 < elapsed - 10 * 86400 < 60
-
-
 def test_libraries_that_wait_and_threads_of_the_script_keep_host_time(
     launch_here: Launch, written: Callable[[str], str]
 ) -> None:
@@ -226,45 +204,6 @@ def test_the_lists_of_the_docs_are_those_of_the_program() -> None:
         assert re.findall(r"`([\w.]+)`", listed) == [
             name for name in declared if name != "netgym.launch.cuda_on_cpu"
         ]
-
-
-SPAWNED = """
-import atexit, json, os, sys, time, torch.distributed as dist, torch.multiprocessing as mp, netgym
-from time import perf_counter
-
-def at_exit():
-    before = time.time()
-    time.sleep(0.01)
-    os.write(1, f"{time.time() - before}\\n".encode())
-
-def train(rank):
-    atexit.register(at_exit)
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-    begin = perf_counter()
-    time.sleep(100.0)
-    dist.barrier()
-    print(json.dumps({rank: [perf_counter() - begin, netgym.now()]}), flush=True)
-    time.sleep(0.5)
-
-if __name__ == "__main__":
-    mp.spawn(train, nprocs=2)
-"""
-
-
-@pytest.mark.thorough
-def test_ranks_that_a_script_spawns_read_it_and_their_handlers_at_exit_its_last_time(
-    launch_here: Launch, tmp_path: Path
-) -> None:
-    """Handlers run after the rank has left the run."""
-    script = tmp_path / "script.py"
-    script.write_text(SPAWNED)
-    code, out, err = launch_here("--compute", "marks", str(script), str(tmp_path / "store"))
-    assert (code, err) == (0, "")
-    said = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    for ((seconds, now),) in (each.values() for each in said):
-        assert seconds == now > 100
-    assert len(said) == 2
-    assert re.findall(r"^[\d.]+$", out, re.MULTILINE) == ["0.0", "0.0"]
 
 
 def test_a_wrong_clock_is_refused(launch_here: Launch, tmp_path: Path) -> None:

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from experiments import outcome
 from test_resume_laws import PROCESSES, fit
 
 from exogym_core.checkpoints.checkpoint import find_checkpoint
-from exogym_core.events import Saved
 from exogym_core.strategy import Strategy, build_strategy
-from exogym_core.workers.journal import MessagesInFlight
 from netsim.errors import InputError
-from netsim.ranks import Call, Mark, Put
 
 # Steps of very unequal length, so that ranks are many rounds apart.
 UNEQUAL: dict[str, Any] = {
@@ -81,28 +77,3 @@ def test_a_run_at_ranks_own_pace_cannot_become_longer(tmp_path: Path) -> None:
     result = fit(make("AsyncDiLoCo"), checkpoint_interval=3, save_dir=tmp_path)
     with pytest.raises(InputError, match="settings: max_steps is 7, this run's is 9"):
         fit(make("AsyncDiLoCo"), resume_from=result.checkpoint_folder, max_steps=9)
-
-
-def test_which_letters_cross() -> None:
-    """Put before the sender's mark and taken after the receiver's, whichever of them comes first."""
-    letters = MessagesInFlight()
-    values = {(("box", 0), number): (torch.tensor([float(number)]),) for number in range(4)}
-    letters.tensors_of = values.__getitem__
-    call = Call("sendrecv", (0, 1), 4)
-
-    def mark(rank: int, step: int) -> None:
-        letters.requested(rank, Mark(Saved(step, {})))
-
-    letters.requested(0, Put("box", 0, call))  # before, before
-    letters.taken(1, [(("box", 0), 0)])
-    letters.requested(0, Put("box", 1, call))  # before, after: taken before the checkpoint is complete
-    mark(1, 5)
-    letters.taken(1, [(("box", 0), 1)])
-    letters.requested(0, Put("box", 2, call))  # before, not taken yet
-    mark(0, 5)
-    letters.requested(0, Put("box", 3, call))  # after: its sender will send it again
-    assert letters.complete(5) == {name: values[name] for name in ((("box", 0), 1), (("box", 0), 2))}
-    mark(0, 6)
-    letters.taken(1, [(("box", 0), 3)])  # after the sender's 5th step, before the receiver's 6th
-    mark(1, 6)
-    assert list(letters.complete(6)) == [(("box", 0), 2)]

@@ -32,7 +32,6 @@ from exogym_core.strategy import (
     ShuffledSequentialIndexSelector,
     SlowMoStrategy,
     SparseLoCoStrategy,
-    SPARTAStrategy,
     Strategy,
     StreamingDiLoCoStrategy,
 )
@@ -46,25 +45,6 @@ WIRE_CODECS = sorted(name for name, codec in CODECS.items() if codec is not None
 
 
 problems = reference.problems(5, 7, 5, 8)
-
-
-@settings(max_examples=10)
-@given(
-    problem=problems,
-    p=st.sampled_from([0.05, 0.3, 1.0]),
-    selector=st.sampled_from([PartitionedIndexSelector, ShuffledSequentialIndexSelector]),
-)
-def test_sparta_with_selectors_that_visit_everything(
-    problem: dict[str, int], p: float, selector: Any
-) -> None:
-    model, batches = reference.make_problem(**problem)
-    run = reference.run_strategy(
-        SPARTAStrategy(adamw, p_sparta=p, index_selector=selector), model, batches, SEED
-    )
-    after_step = reference.sparse(selector(p), 1, SEED)
-    expected = reference.reference_local(copy.deepcopy(model), batches, adamw, after_step)
-    for got, replica in zip(run.results, expected, strict=True):
-        torch.testing.assert_close(got, reference.vector(replica), rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=10)

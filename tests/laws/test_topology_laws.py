@@ -11,11 +11,10 @@ from typing import Any
 import networkx as nx
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netsim import Topology, shipped_topologies
-from netsim.errors import InputError
 from netsim.testing import TopologyMapping, topologies, weather
 from netsim.topology.graph import natural_key
 
@@ -61,7 +60,7 @@ def test_order_changes_nothing(data: dict[str, Any], order: random.Random) -> No
 def test_order_changes_nothing_in_shipped_files(name: str) -> None:
     data = yaml.safe_load(shipped_topologies()[name].read_text())
     topology = Topology.load(name)
-    for seed in range(20):
+    for seed in range(4):
         assert Topology.from_mapping(_shuffled(data, random.Random(seed))) == topology
 
 
@@ -122,18 +121,3 @@ def test_workers_are_spread_evenly(data: dict[str, Any], draw: st.DataObject) ->
     spare = [count for region, count in counts.items() if count]
     if num_workers < len(topology.hosts) and len(spare) == len(counts):
         assert max(spare) - min(spare) <= 1 or any(counts[region] == sizes[region] for region in counts)
-
-
-@given(forms(), st.data())
-def test_every_misspelt_key_finds_the_right_one(data: dict[str, Any], draw: st.DataObject) -> None:
-    links = data.get("links") or [*data.get("wan", ()), *data["regions"].values()]
-    link = links[0]
-    key = draw.draw(st.sampled_from(sorted(key for key in link if len(key) > 3)))
-    position = draw.draw(st.integers(0, len(key) - 1))
-    typo = key[:position] + draw.draw(st.sampled_from(["", key[position] * 2, "x"])) + key[position + 1 :]
-    assume(typo not in ("up", "rtt", *link))
-    misspelt = {typo if name == key else name: value for name, value in link.items()}
-    link.clear()
-    link.update(misspelt)
-    with pytest.raises(InputError, match=f"did you mean '{key}'"):
-        Topology.from_mapping(data)
