@@ -117,8 +117,8 @@ ROOMS = {
         "errors units docstrings files topology network weather transfers collectives ranks testing cli formats probe"
     ),
     "exogym_core": (
-        "moved names plain meeting_place successors events communicator workers data cost strategy learner stages "
-        "results checkpoints config run testing"
+        "moved names plain uncompiled meeting_place successors events communicator workers data cost strategy learner "
+        "stages results checkpoints config run testing"
     ),
     "netgym": (
         "command_options testing tasks strategy sites strategy_check experiment cli planning studies launch "

@@ -59,7 +59,6 @@ from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
 from exogym_core.workers.host import RankJob
 from exogym_core.workers.processes.children import can_fork
-from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.threads import intra_op_threads
@@ -464,8 +463,6 @@ class Program:
         if self.request.finds_minibatch:
             self.take_minibatch(self._fitting_minibatch())
         request = self.request
-        if all(request.device_of(rank).type == "cpu" for rank in range(request.num_nodes)):
-            import_compiler()
         if request.workers.kind == "stacked":
             self._decide_on_stack()
         self.compute = request.compute

@@ -31,6 +31,7 @@ from exogym_core.run.retiming import RecordedTraining
 from exogym_core.run.snapshots import load_whole_state
 from exogym_core.stages.assembly import whole_states
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
+from exogym_core.uncompiled import without_compiler
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.torchrun.rank import TorchrunHost
 from netsim.docstrings import section_of
@@ -297,7 +298,7 @@ class Trainer:
         request = FitRequest.check(options)
         is_recorded = options.out is not None or options.resume_from is not None
         # What a run leaves behind is found while it is young: not by searches of all that is imported.
-        with raised_gc_threshold(request.num_nodes):
+        with raised_gc_threshold(request.num_nodes), without_compiler():
             about = (request, self.model, self.train_dataset, self.val_dataset)
             program = Program(*about, is_tried=recording is not None)
             with run_record(program) if is_recorded else nullcontext() as record:

@@ -133,12 +133,14 @@ class OptimSpec:
                 f"optimizer {self!r}: the factory returned {returned}: return a torch.optim.Optimizer over the "
                 "parameters that it gets"
             )
+        covered = {id(each): each for group in built.param_groups for each in group["params"]}
         if isinstance(model, nn.Module):
+            if self.params is None and covered.keys() == set(map(id, groups)):
+                return built
             named = [(repr(name), held(each), each.requires_grad) for name, each in model.named_parameters()]
         else:
             members = [each["params"] if isinstance(each, Mapping) else [each] for each in groups]
             named = [(f"parameter {n}", each, True) for n, each in enumerate(chain.from_iterable(members))]
-        covered = {id(each): each for group in built.param_groups for each in group["params"]}
         trainable = [(name, each) for name, each, is_trained in named if is_trained]
         left_out = [name for name, each in trainable if id(each) not in covered]
         if left_out:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.uncompiled import without_compiler
 from netgym.command_options import takes
 from netgym.planning.model_sizes import MEMORY_CHOICES
 from netsim.cli.signals import Stoppable
@@ -139,6 +140,7 @@ class _PlanArguments:
 @click.command()
 @takes(_PlanArguments)
 @raised_gc_threshold()
+@without_compiler()
 def plan(
     asked: _PlanArguments,
     experiment: Path | None = given(is_argument=True),
@@ -320,6 +322,7 @@ def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
 @click.command()
 @takes()
 @raised_gc_threshold()
+@without_compiler()
 def reproduce(
     name: str | None = given(is_argument=True),
     params: float | None = given(),
@@ -373,6 +376,7 @@ def reproduce(
 @click.command()
 @takes(_PlanArguments)
 @raised_gc_threshold()
+@without_compiler()
 def advise(
     asked: _PlanArguments,
     topology: str = given(is_argument=True, required=True),

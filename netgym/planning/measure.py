@@ -819,9 +819,9 @@ def _more_devices(setting: Setting, states: Sequence[Mapping[str, int]]) -> list
 def _fewer_layers(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[str]:
     """Most layers whose states fit, with the whole model's activations, as at most one line."""
     blocks = getattr(setting.model.model, "blocks", ())
-    every = setting.model.num_parameters
+    size = every = setting.model.num_parameters
     for layers in range(len(blocks) - 1, 0, -1):
-        size = every - sum(each.numel() for block in blocks[layers:] for each in block.parameters())
+        size -= sum(each.numel() for each in blocks[layers].parameters())
         fewer = [{name: num_bytes * size // every for name, num_bytes in own.items()} for own in states]
         if setting.fits(fewer) is not False:
             return [f"--set model.num_layers={layers} ({size / 1e9:.3g}B parameters)"]

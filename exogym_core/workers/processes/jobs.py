@@ -10,7 +10,6 @@ A fork shares imported modules and loaded data, so a job starts within milliseco
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
+from exogym_core.uncompiled import without_compiler
 from exogym_core.workers.processes.children import (
     ChannelClosed,
     Children,
@@ -30,13 +30,12 @@ from exogym_core.workers.processes.children import (
 )
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import NetsimError
-from netsim.network.clock import raised_gc_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from types import FrameType
 
-__all__ = ["Job", "JobEnd", "call_each", "import_compiler", "run_jobs"]
+__all__ = ["Job", "JobEnd", "call_each", "run_jobs"]
 
 
 @dataclass(eq=False)
@@ -81,7 +80,7 @@ def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, 
                     end = _attempt(job.call, job.report)
                 yield job, end
         return
-    with _Pool(num_jobs) as pool:
+    with without_compiler(), _Pool(num_jobs) as pool:
         try:
             while True:
                 while len(pool.running) < num_jobs and (job := next(jobs, None)) is not None:
@@ -124,15 +123,6 @@ def _attempt(call: Callable[[Any], Any], report: Any) -> JobEnd:
         return JobEnd(error=error)
 
 
-def import_compiler() -> None:
-    """Import torch's compiler, as every optimizer does at its first step: before processes are forked, so once.
-
-    It takes a second and more, another third of that with garbage collections.
-    """
-    with raised_gc_threshold():
-        importlib.import_module("torch._dynamo")
-
-
 class _Running(NamedTuple):
     job: Job
     share: int  # of the cores
@@ -151,7 +141,6 @@ class _Pool:
         self._children = Children(self._run, 0, method="fork")
 
     def __enter__(self) -> Self:
-        import_compiler()
         self._children.__enter__()
         return self
 
