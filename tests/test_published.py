@@ -79,13 +79,13 @@ def test_training_across_continents() -> None:
 def test_streams_across_oceans() -> None:
     """The preset's window is a third too large for these hosts; the line's rate is met where windows fill it.
 
-    A nominal line whose queue is not given is far too slow.
+    A nominal line's own hosts lose nothing in its queue; with a queue that drops it would be far too slow.
     """
     cells = cells_of("ocean-streams")
     nominal = [cell for cell in cells if "as a line" in cell["what"]]
     measured = [cell for cell in cells if cell not in nominal]
     assert [cell["basis"] for cell in measured].count("circular") == 1
-    assert all(-0.65 < cell["error"] < -0.45 and "queue: 100000" in cell["cause"] for cell in nominal)
+    assert all(abs(cell["error"]) < 0.07 for cell in nominal)
     for cell in measured:
         limited = "window: 3 MiB" in cell["cause"]
         assert (0.28 < cell["error"] < 0.4) if limited else (abs(cell["error"]) < 0.07)

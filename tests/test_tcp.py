@@ -19,8 +19,11 @@ DEEP = {"preset": "linux-tcp", "queue": 1_000_000}
 
 
 def pair(mbit: float = 100, round_trip: str = "100 ms", loss: str = "0 %") -> Topology:
-    link = {"between": ["a", "b"], "bandwidth": f"{mbit} Mbit/s", "rtt": round_trip, "loss": loss}
-    return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "ideal"})
+    """A link behind a router, which both ends' own lines feed much faster."""
+    link = {"between": ["r", "b"], "bandwidth": f"{mbit} Mbit/s", "rtt": round_trip, "loss": loss}
+    line = {"between": ["a", "r"], "bandwidth": "100 Tbit/s", "latency": "0 s"}
+    mapping = {"hosts": {"a": {}, "b": {}}, "routers": ["r"], "links": [line, link], "protocol": "ideal"}
+    return Topology.from_mapping(mapping)
 
 
 def seconds(topology: Topology, num_bytes: float, protocol: Any = "linux-tcp") -> float:
@@ -133,6 +136,22 @@ def test_a_short_queue_costs_a_window() -> None:
     assert seconds(topology, 100_000_000) == short  # what Linux's interfaces have
     # The window of 2,304 segments puts 1,152 into the queue.
     assert seconds(topology, 100_000_000, {"preset": "linux-tcp", "queue": 1152}) == deep
+
+
+def test_a_hosts_own_line_holds_its_senders_back() -> None:
+    """Nothing is lost there, whatever a queue holds; behind it something is, and in a shaper that the file states."""
+
+    def last(flows: list[str], queue: int, stated: int | None = None) -> float:
+        line = {"bandwidth": "100 Mbit/s", "latency": "20 ms", "queue": stated}
+        links = [{"between": [host, "sw"], **line} for host in "abc"]
+        topology = Topology.from_mapping({"hosts": ["a", "b", "c"], "routers": ["sw"], "links": links})
+        sent = [(0.0, source, target, 5_000_000) for source, target in flows]
+        return float(max(time_flows(topology, sent, {"preset": "linux-tcp", "queue": queue})))
+
+    for flows in (["ab"], ["ab", "ab"], ["ab", "ac"]):
+        assert last(flows, 10) == last(flows, 100_000), flows
+        assert last(flows, 100_000, stated=10) > last(flows, 100_000), flows
+    assert last(["ac", "bc"], 10) > last(["ac", "bc"], 100_000)
 
 
 @pytest.mark.parametrize("loss", ["0.02 %", "0.03 %"])

@@ -129,6 +129,7 @@ class Engine:
         payload: bytes per second of payload that each link carries.
         ack_share: payload that a byte's acknowledgements displace on the opposite route.
         queues: bytes that each link's queue holds; infinity: any window.
+        drops_at_source: each link drops its own host's data as well.
         num_hosts: number of hosts.
         find_route: finds the route from one host to another, for the first transfer between them.
         show_time: called with the instant before owners are, and with the last one of `advance`.
@@ -152,6 +153,7 @@ class Engine:
         payload: list[float],
         ack_share: float,
         queues: list[float],
+        drops_at_source: list[bool],
         num_hosts: int,
         find_route: Callable[[int, int, int], Route],
         show_time: Callable[[float], None],
@@ -160,7 +162,9 @@ class Engine:
         tcp = TcpSettings(protocol) if protocol.has_windows else None
         self.connections = Connections(num_hosts, protocol.connections == "per-transfer", tcp, find_route)
         self.rates = Rates(payload, ack_share)
-        self.queues = Queues(self.connections, payload, queues, tcp is not None and tcp.rendezvous)
+        self.queues = Queues(
+            self.connections, payload, queues, drops_at_source, tcp is not None and tcp.rendezvous
+        )
         self.dead = DeadLinks(float(protocol.give_up_seconds), ack_share > 0.0)
         self.show_time = show_time
         self.observers: list[Any] = []

@@ -133,6 +133,7 @@ class Network:
             [rate * share for rate, share in zip(self._stated, self._share, strict=True)],
             self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
+            [link.queue_packets is not None for link in topology.links],
             len(topology.hosts),
             self._find_route,
             env.show,

@@ -22,6 +22,7 @@ class Queues:
         connections: gives the route back.
         payload: bytes per second of payload that each link carries at present.
         sizes: bytes that each link's queue holds; infinity: any window.
+        drops_at_source: each link drops its own host's data as well, as a shaper or modem there does.
         are_overrun: bursts may overrun queues that follow faster links, and small frames wait there.
 
     Attributes:
@@ -29,13 +30,19 @@ class Queues:
     """
 
     def __init__(
-        self, connections: Connections, payload: list[float], sizes: list[float], are_overrun: bool
+        self,
+        connections: Connections,
+        payload: list[float],
+        sizes: list[float],
+        drops_at_source: list[bool],
+        are_overrun: bool,
     ) -> None:
         self.revision = 0
         self._connections = connections
         self._payload = payload
         self._last_payload = payload[:]  # what a link carries, or carried last
         self._sizes = sizes
+        self._drops_at_source = drops_at_source
         self._are_overrun = are_overrun
         self._in_use: list[dict[Connection, None]] = [{} for _ in payload]  # by narrowest link
         self._has_any = False  # some route has a queue that bursts may overrun
@@ -58,17 +65,22 @@ class Queues:
             return
         narrowest.revision = self.revision
         rates = [self._last_payload[link] for link in route.links]
-        rate = min(rates)
-        at = rates.index(rate)
+        # Linux keeps what a host's own line does not carry yet in the sockets (small queues): nothing is lost there,
+        # and a queue grows behind it only while it is not full.
+        narrowest.follows_source = not (self._are_overrun or self._drops_at_source[route.links[0]])
+        if narrowest.follows_source and len(rates) == 1:
+            narrowest.rate = rates[0]
+            narrowest.queue = inf
+            return
+        rate = min(rates[1:] if narrowest.follows_source else rates)
+        at = rates.index(rate, 1 if narrowest.follows_source else 0)
         narrowest.rate = rate
         narrowest.feed = min(rates[:at]) if at else 0.0
         narrowest.queue = self._sizes[route.links[at]]
         before = narrowest.bursts_at
         narrowest.bursts_at = -1
         if self._are_overrun:
-            if (
-                narrowest.feed <= rate
-            ):  # a host's own line: Linux keeps unsent data in its sockets (small queues)
+            if narrowest.feed <= rate:  # a host's own line
                 narrowest.queue = inf
             elif narrowest.queue < inf:
                 narrowest.bursts_at = route.links[at]
@@ -129,6 +141,8 @@ class Queues:
         narrowest = route.narrowest
         if narrowest.revision != self.revision:
             self.measure(route)
+        if narrowest.follows_source and transfer.rate > 0.0 and own.gross is not None:
+            narrowest.is_held = own.gross.links[0].is_full
         window = transfer.window
         if narrowest.bursts_at < 0 or not isinstance(window, BurstyWindow):
             return None

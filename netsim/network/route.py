@@ -11,12 +11,14 @@ from typing import final
 
 @final
 class NarrowestLink:
-    """The link of a route that carries least, as TCP's windows meet it.
+    """The link of a route that carries least, as TCP's windows meet it; its own line aside where that holds senders.
 
     Attributes:
         rate: payload bytes per second that it carries; while it is dead, what it carried last.
         feed: payload bytes per second that the links before it carry; 0 where it is the first.
         queue: bytes that its queue holds; infinity: any window.
+        follows_source: it follows the sender's own line, which drops nothing: while that is full, data wait in sockets.
+        is_held: the sender's own line was full as data last drained.
         bursts_at: its index if bursts may overrun the queue and small frames wait in it (under a rendezvous); else -1.
         revision: of the links' rates, when this was measured.
     """
@@ -25,6 +27,8 @@ class NarrowestLink:
         self.rate = 0.0
         self.feed = 0.0
         self.queue = inf
+        self.follows_source = False
+        self.is_held = False
         self.bursts_at = -1
         self.revision = -1
 

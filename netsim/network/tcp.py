@@ -26,7 +26,8 @@ many as there were go by at once, at the rate of their mean, so that its cost do
 
 **Queue.** A round of slow start arrives at twice the rate at which it drains, and must find room for half of it in
 its share of the queue of the path's narrowest link; and so must what the pipe does not hold. Otherwise the queue
-runs full (below), and CUBIC takes over. Slow start ends without a loss one round after the pipe is
+runs full (below), and CUBIC takes over. The sender's own link has no such queue: while it is full, the rest waits
+in the socket (Linux's TCP small queues). Slow start ends without a loss one round after the pipe is
 full, since HyStart hears the queue grow (Ha and Rhee 2011): a queue that held that is not overrun later.
 
 **Unequal round trips.** Windows of equal size give shares in inverse proportion to the round trip (RFC 9438,
@@ -436,7 +437,7 @@ class Window(CongestionControl):
     def _share(self, rate: float) -> float:
         """Bytes of the narrowest link's queue that are this connection's."""
         narrowest = self.route.narrowest
-        return min(rate / narrowest.rate, 1.0) * narrowest.queue
+        return inf if narrowest.is_held else min(rate / narrowest.rate, 1.0) * narrowest.queue
 
     def _lose(self, now: float, window: float) -> None:
         """Fall from a window at a loss."""

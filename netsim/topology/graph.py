@@ -67,7 +67,8 @@ class Link:
         bits_per_second: bandwidth.
         latency_seconds: one-way propagation delay.
         loss: fraction of packets that are lost.
-        queue_packets: packets that the queue before it holds; None: as the protocol says.
+        queue_packets: packets that the queue before it holds; None: as the protocol says, any on a
+            sender's own link.
         dollars_per_byte: price of a byte, paid by the sender.
         measured_streams: streams whose common goodput the bandwidth is; None: a rate on the wire.
         mtu_bytes: largest packet that it carries, IP header included; None: as the protocol says.

@@ -64,8 +64,8 @@ class Protocol:
         connections: `persistent` ones keep their window between transfers; `per-transfer` ones are opened for
             each transfer, which costs a handshake of one round trip and starts from the initial window.
         congestion: congestion control of its streams, one of MEAN_WINDOWS.
-        queue_packets: full packets that the queue of the narrowest link holds before it drops; None: enough for
-            any window.
+        queue_packets: full packets that the queue of a route's narrowest link, the sender's own aside, holds before it
+            drops; None: enough for any window.
         quick_acks: receivers acknowledge each of the first segments at once, not every second one.
         minimum_timeout_seconds: least retransmission time-out; idling longer than it plus a round trip
             shrinks the window.
