@@ -205,14 +205,3 @@ def test_transfers_that_a_crash_ends_are_lost_and_reported(flows_folder: Path) -
         errors
         == "protocol: ideal\n1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
     )
-
-
-def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(flows_folder: Path) -> None:
-    _, out, _ = run_flows(flows_folder, "start_s,src,dst,bytes\n0,0,1,1000000\n")
-    assert out.splitlines()[1] == "0,0,1,1000000,1.01"
-    (flows_folder / "net.yaml").write_text(
-        TOPOLOGY.replace("h2", "7").replace("[7", "['7'").replace("{7", "{'7'")
-    )
-    code, _, error = run_flows(flows_folder, "start_s,src,dst,bytes\n0,0,1,1000000\n")
-    assert code == 1
-    assert error.startswith("Error: flows.csv:2: column src: unknown host '0'")

@@ -111,24 +111,6 @@ def test_an_aborted_transfer_gives_way(clock: Clock, network: Network, log: Log)
         network.abort(doomed)
 
 
-@pytest.mark.parametrize("num", [64, 300])
-def test_one_more_transfer_than_were_ever_in_flight_does_not_stop_the_clock(
-    clock: Clock, network: Network, log: Log, num: int
-) -> None:
-    """However many are due at once, each is once."""
-    for connection in range(num):
-        network.send(A, B, MEGABYTE, log.on("first"), connection=connection)
-    clock.run(until=1.0)
-    network.send(A, B, MEGABYTE, log.on("last"), connection=0)
-    budget = 100_000
-    while clock.peek() < math.inf and budget:
-        clock.step()
-        budget -= 1
-    assert budget, "the same instant again and again"
-    assert [name for _, name in log.lines] == ["first"] * num + ["last"]
-    assert clock.now == pytest.approx(LATENCY + num + 1)
-
-
 def test_protocol_of_the_file_holds_unless_another_is_named() -> None:
     assert Network(Clock(), TOPOLOGY).protocol == Protocol.parse("ideal")
     mapping = TOPOLOGY.to_mapping() | {"protocol": "gloo"}
@@ -188,23 +170,6 @@ def test_weather_of_a_topology_is_applied_or_left_out_but_never_forgotten(clock:
     network.send(A, B, MEGABYTE, log.on("windy"))
     windy.run()
     assert log.lines == [(1.02, "calm"), (1.52, "windy")]
-
-
-def test_a_step_of_the_clock_ends_though_nobody_is_to_be_called() -> None:
-    """So that a signal is noticed: lossy transfers that share a link have events without end."""
-    links = [
-        {"between": [name, "b"], "bandwidth": "100 Mbit/s", "rtt": rtt, "loss": "1 %"}
-        for name, rtt in (("a", "3 ms"), ("c", "7 ms"))
-    ]
-    links.append({"between": ["b", "d"], "bandwidth": "20 Mbit/s", "rtt": "5 ms"})
-    topology = Topology.from_mapping({"hosts": list("abcd"), "links": links})
-    network = Network(Clock(), topology, "linux-tcp")
-    network.send(0, 3, 1e15, lambda: None)
-    network.send(2, 3, 1e15, lambda: None)
-    for _ in range(3):
-        before = network.engine.counts.num_events
-        network.env.step()
-        assert network.engine.counts.num_events <= before + 20_000
 
 
 def test_what_never_happens_is_reported_by_the_clock(clock: Clock, network: Network) -> None:

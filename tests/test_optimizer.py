@@ -52,26 +52,6 @@ def test_a_loop_of_ones_own_trains_as_the_strategy_does() -> None:
         assert torch.equal(got, want)
 
 
-def test_it_trains_over_real_sockets_as_well() -> None:
-    simulated = run_ranks(trained, 2).results
-    for got, want in zip(run_ranks(trained, 2, transport="gloo").results, simulated, strict=True):
-        torch.testing.assert_close(got, want)
-
-
-def test_everyone_begins_with_rank_0s_parameters_and_pays_for_them() -> None:
-    def body(comm: Communicator) -> Tensor:
-        model = copy.deepcopy(MODEL)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += comm.rank
-        make(model.parameters(), comm)
-        return reference.vector(model)
-
-    run = run_ranks(body, 3)
-    assert all(torch.equal(result, reference.vector(MODEL)) for result in run.results)
-    assert sum(traffic.bytes_sent for traffic in run.traffic) == 2 * 8 * run.results[0].numel()
-
-
 def test_a_grad_scaler_and_a_schedule_work_as_in_their_readme() -> None:
     model = copy.deepcopy(MODEL)
     schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)

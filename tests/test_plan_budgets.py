@@ -13,7 +13,6 @@ from exogym_core.strategy import build_strategy
 from netgym.cli.main import main
 from netgym.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
 from netgym.planning.models import planned_model
-from netgym.planning.planned import request_of
 from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
@@ -270,21 +269,6 @@ def test_a_sweep_goes_beyond_flags(
     """Both points showed what the flag says, with exit code 0."""
     first, second = planned(f"{flags} --sweep {sweep}", capsys)["plans"]
     assert first[name] != second[name]
-
-
-def test_a_device_keeps_what_else_a_file_says_of_computing(tmp_path: Any) -> None:
-    """Jitter and utilisation of the file stay; a fixed time goes."""
-    path = tmp_path / "small.yaml"
-    for before, after in (
-        ("{fixed: 1 s, jitter: 0.1}", {"flops": {"utilisation": 0.4, "device": "h100"}, "jitter": 0.1}),
-        ("{flops: {utilisation: 0.5}}", {"flops": {"utilisation": 0.5, "device": "h100"}}),
-        ("50 ms", {"flops": {"utilisation": 0.4, "device": "h100"}}),
-    ):
-        path.write_text(
-            f"task: digits\nworkers: {{count: 2}}\ntopology: lan\ncompute: {before}\nsteps: 1\n"
-            "strategies: [AllReduce]\n"
-        )
-        assert request_of(path, {}, device="h100").setting.compute.to_mapping() == after
 
 
 def test_rows_with_overlapping_bands_share_a_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,23 +291,6 @@ def test_variants_of_one_strategy_break_even_too() -> None:
     ]
 
 
-def test_ratios_of_steps_are_reported_where_what_is_learned_differs() -> None:
-    """Two codecs may need other numbers of steps; two numbers of streams do not."""
-    rows = [
-        row("DiLoCo", 1.0, codec="fp32", streams="1"),
-        row("DiLoCo", 3.0, codec="int8", streams="1"),
-        row("DiLoCo", 2.0, codec="fp32", streams="8"),
-    ]
-    assert step_ratio_lines(rows) == [
-        {
-            "faster": "DiLoCo codec=int8",
-            "slower": "DiLoCo codec=fp32",
-            "steps_ratio": 3.0,
-            "point": {"protocol.streams": "1"},
-        }
-    ]
-
-
 def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A path is taken from the current folder, as of --topology; both at once are refused."""
     words = WORDS.replace("--topology wan-4-regions ", "").replace("--strategy AllReduce ", "").split()

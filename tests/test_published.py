@@ -24,6 +24,7 @@ def cells_of(name: str) -> Any:
     return list(reproduce(name))
 
 
+@pytest.mark.thorough
 def test_every_cell_of_the_table_is_within_one_grid_step() -> None:
     """Nothing is tuned but the one constant that the paper does not explain."""
     cells = cells_of("streaming-diloco")

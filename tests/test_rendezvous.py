@@ -427,13 +427,6 @@ def test_what_would_wait_for_all_sites_is_refused() -> None:
 # --- membership and pending rounds --------------------------------------------------------------------------
 
 
-def two_sites(lines: list[str]) -> Membership:
-    members = Membership(2, "r", lambda site, message: None, lines.append)
-    for site in range(2):
-        members.arrive(site, f"session {site}", {"where": f"host {site}"}, 0.0)
-    return members
-
-
 def members_of(num_sites: int, **hello: Any) -> tuple[Membership, list[tuple[int, dict[str, Any]]]]:
     """Sites that have all arrived, and the messages sent to them."""
     sent: list[tuple[int, dict[str, Any]]] = []
@@ -446,23 +439,6 @@ def members_of(num_sites: int, **hello: Any) -> tuple[Membership, list[tuple[int
 def join(members: Membership, site: int, number: int, now: float) -> None:
     asked: dict[str, Any] = {"seconds": 600.0, "averaging_seconds": 600.0, "weight": 1.0, "awaited": [0, 1]}
     members.join(site, site + 1, {"number": number, **asked}, now)
-
-
-def test_a_site_missing_in_a_round_is_reported_with_its_place() -> None:
-    """Where sites wait for each other in different places nothing else tells it: they have no calls to compare."""
-    lines: list[str] = []
-    members = two_sites(lines)
-    members.sites[1].pulse = {"step": 7, "place": "train at mine.py:12"}
-    del lines[:]
-    join(members, 0, START, 0.0)
-    for second in range(130):
-        members.sites[1].heard = float(second)
-        members.update(float(second))
-    assert lines == [
-        f"the run's begin: site 0 has waited {seconds} s: site 1 has not arrived, after step 7, in train at "
-        f"mine.py:12, last message 0 s ago; it begins without in {600 - seconds} s (netgym rendezvous --wait)"
-        for seconds in (30, 60, 90, 120)
-    ]
 
 
 def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:

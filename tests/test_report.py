@@ -142,8 +142,8 @@ def test_the_verdict_says_who_wins_and_why(tmp_path: Path, row: dict[str, Any]) 
 PAYLOADS = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))["markup"]
 
 
-DRAWN = ["$\\frac{1}{0}$", "a\u202eb\x1b[31mc\x00"]
-"""Of these the pictures are drawn too, where names stand in labels."""
+DRAWN = ["a\u202eb\x1b[31mc\x00"]
+"""Of this the pictures are drawn too, where names stand in labels."""
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "main", "h1", "h2", "p", "div", "dl", "dt"),

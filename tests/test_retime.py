@@ -108,7 +108,6 @@ CODED = {"compute": {"fixed": "2 ms", "coding": "1 MB/s", "updates": "1 MB/s"}}
     [
         (AllReduceStrategy(), {"workers": "stacked"}),
         (AllReduceStrategy(), {"compute": {"flops": {"device": "a100"}}}),
-        (AllReduceStrategy(codec="int8"), {"workers": {"kind": "processes", "processes": 2}}),
         (AllReduceStrategy(codec="int8"), CODED),
         (Advances(), {"minibatch_size": 2}),
         (InFlight(), {"workers": {"kind": "processes", "processes": 2}}),
@@ -160,7 +159,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_is_timed_on_another_network(run: Path) -> None:
     folder, network = run.parent, ("--topology", "wan-4-regions", "--set", "compute.jitter=0.3")
     assert command("retime", run, *network, "--out", folder / "timed", "--jobs", 1) == 0
     there = command("compare", run / "experiment.yaml", *network, "--out", folder / "there", "--jobs", 1)
@@ -173,10 +172,6 @@ def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.Capt
     log = (folder / "timed/log.txt").read_text(encoding="utf-8")
     assert "DiLoCo seed 1 is retimed: it was trained in ../run" in log
     assert "AsyncDiLoCo seed 0 is trained: this run has to be trained again: its ranks read the clock" in log
-    capsys.readouterr()
-    assert (
-        command("retime", folder / "timed", "--topology", "lan", "--out", folder / "back", "--jobs", 1) == 0
-    )
 
 
 def test_another_network_has_its_own_protocol(run: Path, tmp_path: Path) -> None:

@@ -21,11 +21,8 @@ from exogym_core import DiLoCoOptimizer, Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
     AllReduceStrategy,
-    AsyncSparseCommunicator,
-    Chain,
     DiLoCoStrategy,
     OptimSpec,
-    Sites,
     Strategy,
 )
 from netsim import Topology
@@ -269,16 +266,6 @@ def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> 
     rounds, num_sites = 2, 2
     assert sum(t.wan_bytes for t in run.traffic) == rounds * 2 * (num_sites - 1) * payload
     assert all(torch.equal(run.results[0], result) for result in run.results)
-
-
-def test_the_wan_carries_an_average_that_overlaps_once_per_site() -> None:
-    """Every rank of a site sent all chosen values of async SPARTA itself: k times as many bytes as SPARTA."""
-    model, batches = reference.make_problem(8, 6, 4, 6, seed=1)
-    modules = [Sites(4), AsyncSparseCommunicator(p_sparta=0.5, interval=3, delay=1)]
-    run = reference.run_strategy(Chain(modules, ADAMW), model, batches, SEED, topology=TWO_SITES)
-    num_averages, num_sites = 2, 2
-    payload = VALUE * round(0.5 * num_values(model))
-    assert sum(t.wan_bytes for t in run.traffic) == num_averages * 2 * (num_sites - 1) * payload
 
 
 def test_real_sockets_and_other_processes_change_neither_result_nor_bytes() -> None:

@@ -18,10 +18,8 @@ from exogym_core.strategy import (
     AllReduceStrategy,
     AsyncDiLoCoStrategy,
     DeMoStrategy,
-    DESLOCStrategy,
     DiLoCoStrategy,
     FedAvgStrategy,
-    NoLoCoStrategy,
     OptimSpec,
     Strategy,
     StreamingDiLoCoStrategy,
@@ -172,10 +170,8 @@ ROWS: dict[str, Callable[[], Strategy]] = {
     "clipped, with a schedule": partial(AllReduceStrategy, max_norm=0.5, lr_scheduler="lambda_cosine"),
     "DiLoCo": partial(DiLoCoStrategy, H=3),
     "averages by samples": partial(FedAvgStrategy, H=4),
-    "averages of moments": partial(DESLOCStrategy, H=2),
     "streaming": partial(StreamingDiLoCoStrategy, H=4, num_fragments=2),
     "DeMo, whose optimizer is its own": partial(DeMoStrategy, compression_chunk=8, compression_topk=4),
-    "gossip": partial(NoLoCoStrategy, H=3),
     "without rounds": partial(AsyncDiLoCoStrategy, H=3),
     "SGD with momentum": partial(
         DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.SGD, lr=0.05, momentum=0.9)

@@ -81,7 +81,7 @@ def fit(
     return fitted.fit_result, fitted.state_dict()
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     model=st.sampled_from(sorted(MODELS)),
     strategy=st.sampled_from(sorted(STRATEGIES)),
@@ -124,7 +124,7 @@ def test_a_step_takes_the_slots_of_the_schedule(schedule: str, count: int, micro
     assert result.compute_seconds == pytest.approx([0.768 / count] * count, abs=1e-7)
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(
     count=st.integers(2, 4),
     micro=st.sampled_from([1, 2, 4]),
@@ -492,7 +492,7 @@ def test_whatever_crosses_and_micro_batches_of_two_sizes(name: str) -> None:
         assert torch.allclose(others[key], value, atol=1e-5), key
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(
     stages=st.sampled_from(
         [

@@ -261,25 +261,6 @@ def test_a_collective_tells_what_its_traffic_costs() -> None:
 SHIPPED = sorted(shipped_topologies())
 
 
-def test_the_promised_ones_ship() -> None:
-    assert {
-        "aws-12-regions-64-streams",
-        "aws-12-regions-single-stream",
-        "cluster",
-        "gcp-10-regions",
-        "home-broadband",
-        "home-tiers",
-        "intellect-1",
-        "intellect-1-usa",
-        "intellect-1-usa-eu",
-        "lan",
-        "opendiloco-4-sites",
-        "two-datacenters",
-        "wan-10-regions",
-        "wan-4-regions",
-    } <= set(SHIPPED)
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_is_complete(name: str) -> None:
     topology = Topology.load(name)

@@ -61,7 +61,13 @@ def run(command: list[str]) -> int:
     return {"netgym": netgym_main, "netsim": netsim_main}[command[0]](command[1:])
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.thorough] if page.stem == "strategy" else [])
+        for page in TUTORIALS
+    ],
+)
 def test_tutorials_work_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,8 +24,6 @@ import torch
 from forks import Fork, ranks, run_script
 
 import exogym_core
-from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.strategy import AllReduceStrategy
 from netgym.cli.inspect_commands import schema_of
 from netgym.cli.main import main
 from netgym.launch.joining import connect
@@ -64,29 +62,6 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str, num_ranks: i
         again = json.loads(launch(*options, script, "gloo")[1])
         assert again | {"arguments": ["netsim"]} == report, "deterministic, whatever it calls its backend"
         _check_where_the_time_went(report)
-    else:
-        _check_bytes_of_sharding(report)
-
-
-def _check_bytes_of_sharding(report: dict[str, Any]) -> None:
-    """FSDP2 gathers each unit for both passes and scatters its gradients: FULL_SHARD's collectives and bytes."""
-    sharded = [call for call in report["calls"] if call["op"] in ("all_gather", "reduce_scatter")]
-    passes = [call for call in sharded if call["calls"] == 2 * 3]  # of two units, in three steps
-    assert sorted(call["op"] for call in passes) == ["all_gather", "all_gather", "reduce_scatter"]
-
-    def train(comm: Communicator) -> None:
-        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
-        strategy = AllReduceStrategy(sharding="FULL_SHARD")
-        strategy.setup(model, comm, 3, 0)
-        for _ in range(3):
-            strategy.zero_grad()
-            strategy.before_backward(True)
-            model(torch.randn(8, 16)).sum().backward()
-            strategy.step()
-        strategy.close()
-
-    charged = [traffic.bytes_sent for traffic in run_ranks(train, 2).traffic]
-    assert charged == [sum(call["calls"] * call["bytes_per_call"] for call in passes) / 2] * 2
 
 
 def _check_where_the_time_went(report: dict[str, Any]) -> None:
@@ -677,22 +652,6 @@ def line(tmp_path: Path) -> str:
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
-
-
-@pytest.mark.thorough
-def test_ranks_that_a_script_spawns_join_the_simulation(
-    launch_here: Launch, line: str, tmp_path: Path
-) -> None:
-    """A job for GPUs, as it is: the topology's hosts are its devices, and mp.spawn starts a rank for each."""
-    options = ["--topology", line, "--compute", "marks", "--cuda-as-cpu", "--json"]
-    script = [str(PROGRAMS / "multigpu.py"), free_port(), str(tmp_path / "snapshot.pt")]
-    code, out, err = launch_here(*options, *script)
-    assert (code, sorted(err.splitlines())) == (0, ["[GPU0] 2 batches", "[GPU1] 2 batches"])
-    report = json.loads(out)
-    assert (report["ending"], report["num_ranks"], report["placement"]) == ("finished", 2, ["a", "b"])
-    assert [rank["steps"] for rank in report["ranks"]] == [4, 4]
-    assert {call["place"].partition(":")[0] for call in report["calls"]} == {"multigpu.py"}
-    assert report["virtual_seconds"] > 8 * 0.05, "eight calls and more, each at least one way"
 
 
 def test_ranks_that_a_script_starts_in_addition_to_the_launchers_are_refused(

@@ -76,7 +76,9 @@ def sent(trace: Path) -> dict[str, list[tuple[str, int]]]:
     return messages
 
 
-@pytest.mark.parametrize(("schedule", "count", "micro"), [("gpipe", 4, 2), ("1f1b", 3, 4)])
+@pytest.mark.parametrize(
+    ("schedule", "count", "micro"), [pytest.param("gpipe", 4, 2, marks=pytest.mark.thorough), ("1f1b", 3, 4)]
+)
 def test_stages_are_torchs_pipelines(
     launch_here: Launch,
     capfd: pytest.CaptureFixture[str],

@@ -14,7 +14,7 @@ import pytest
 import torch
 from experiments import Squares
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
@@ -298,31 +298,6 @@ def test_a_model_of_dicts_without_a_wrapper_is_reported_how_to_wrap_it() -> None
         "this one takes input_ids, labels, attention_mask: wrap it in a module whose forward(batch) returns "
         "model(**batch).loss)"
     )
-
-
-class Numbers(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        for index in torch.randperm(60):
-            value = torch.full((6,), float(index) / 60)
-            yield value, value.sum(0, keepdim=True)
-
-
-def test_an_iterable_that_shuffles_trains_and_is_judged_and_goes_on_after_a_stop(tmp_path: Path) -> None:
-    options = {
-        "num_epochs": 2,
-        "topology": "lan",
-        "compute": "1 ms",
-        "checkpoint_interval": 3,
-        "save_dir": tmp_path,
-    }
-    first = Squares()
-    whole = fit(first, Numbers(), Numbers(), max_steps=12, **options)
-    assert len(whole.fit_result.history) == 12
-    stopped = fit(first, Numbers(), Numbers(), max_steps=9, **options).fit_result
-    resumed = fit(
-        Squares(), Numbers(), Numbers(), max_steps=12, resume_from=stopped.checkpoint_folder, **options
-    )
-    assert [row["train_loss"] for row in resumed.fit_result.history] != []
 
 
 def test_all_data_fit_in_one_batch_and_one_rank() -> None:

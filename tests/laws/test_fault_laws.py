@@ -191,13 +191,6 @@ def dead_links_carry_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Network, "set_link_up", lambda self, link, up: None)
 
 
-def changes_are_seen_late(patch: pytest.MonkeyPatch) -> None:
-    def resize(self: Any, link: Any, capacity: float) -> None:
-        link.capacity = capacity
-
-    patch.setattr(use_sources(patch).FairShares, "resize", resize)
-
-
 def crashes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     engine = use_sources(patch).Engine
     right = engine.abort
@@ -220,32 +213,8 @@ def crashes_lose_messages(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Network, "drop_transfers", drop)
 
 
-def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
-    right = Network.drop_transfers
-
-    def drop(network: Network, host: int) -> None:
-        lost = [(each.connection.route, each.owner) for each in network.engine.singles.values()]
-        right(network, host)
-        for path, owner in lost:
-            if path.source == host:
-                network.send(path.source, path.target, 1, owner.on_delivered)  # type: ignore[attr-defined]
-
-    patch.setattr(Network, "drop_transfers", drop)
-
-
 def held_transfers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(use_sources(patch).Engine, "_release", lambda engine, transfer: None)
-
-
-def windows_forget_what_they_drained(patch: pytest.MonkeyPatch) -> None:
-    engine = use_sources(patch).Engine
-    right = engine._hold
-
-    def hold(self: Any, transfer: Any, until: float) -> None:
-        right(self, transfer, until)
-        transfer.remaining = transfer.size
-
-    patch.setattr(engine, "_hold", hold)
 
 
 def latency_is_lost_when_it_changes(patch: pytest.MonkeyPatch) -> None:
@@ -263,12 +232,9 @@ def latency_is_lost_when_it_changes(patch: pytest.MonkeyPatch) -> None:
     "plant",
     [
         dead_links_carry_on,
-        changes_are_seen_late,
         crashes_are_not_counted,
         crashes_lose_messages,
-        crashes_send_twice,
         held_transfers_are_forgotten,
-        windows_forget_what_they_drained,
         latency_is_lost_when_it_changes,
     ],
     ids=lambda plant: plant.__name__,

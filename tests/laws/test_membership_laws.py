@@ -330,7 +330,6 @@ def end_of(
 
 OUTAGES: dict[str, list[dict[str, Any]]] = {
     "joins late": [],
-    "link": [event("home", 5.0, 9.0, crash=False)],
     "crash": [event("home", 5.0, 9.0, crash=True)],
     "the first rank": [event("a", 5.0, 9.0, crash=False)],
     "pause": [event("home", 5.0, 9.0, crash=False, pause=True)],
@@ -344,16 +343,12 @@ def undisturbed(name: str, rejoin: str) -> Any:
     return outcome(result)
 
 
-@pytest.mark.parametrize(
-    ("name", "rejoin"), [("joins late", "next_round"), ("crash", "next_round"), ("pause", "at_once")]
-)
+@pytest.mark.parametrize(("name", "rejoin"), [("joins late", "next_round"), ("pause", "at_once")])
 def test_processes_give_what_threads_give(name: str, rejoin: str) -> None:
     assert outcome(fit(OUTAGES[name], workers=PROCESSES, rejoin=rejoin)) == undisturbed(name, rejoin)
 
 
-@pytest.mark.parametrize(
-    ("name", "rejoin"), [("link", "next_round"), ("crash", "next_round"), ("the first rank", "at_once")]
-)
+@pytest.mark.parametrize(("name", "rejoin"), [("crash", "next_round"), ("the first rank", "at_once")])
 def test_stopped_and_resumed_is_never_stopped(name: str, rejoin: str, tmp_path: Path) -> None:
     """Several times, as the run goes on."""
     kept, where = 0, {"save_dir": tmp_path}

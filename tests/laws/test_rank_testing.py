@@ -26,8 +26,6 @@ from netgym.testing import (
 from netsim.errors import InputError, NetsimError
 from netsim.testing import LawError
 
-results_so_far: dict[Any, Tensor] = {}
-
 
 def ring_gather(comm: Any, tensor: Tensor) -> list[Tensor]:
     """All-gather of tensors of other sizes; each bug below breaks one thing of it."""
@@ -44,12 +42,6 @@ def ring_gather(comm: Any, tensor: Tensor) -> list[Tensor]:
 
 def misses_empty(comm: Any, tensor: Tensor) -> list[Tensor]:
     return [part for part in ring_gather(comm, tensor) if part.numel() or comm.world_size < 5]
-
-
-def waits_for_all(comm: Any, tensor: Tensor) -> list[Tensor]:
-    if comm.world_size > 2:
-        comm.recv(torch.empty(0), (comm.rank + 1) % comm.world_size)
-    return ring_gather(comm, tensor)
 
 
 def changes_its_input(comm: Any, tensor: Tensor) -> list[Tensor]:
@@ -101,18 +93,10 @@ def lets_one_go(comm: Any) -> None:
         comm.barrier(async_op=True)
 
 
-def reuses_its_result(comm: Any, tensor: Tensor) -> Tensor:
-    """Right until the next call of the same form."""
-    key = (comm.rank, tensor.shape, tensor.dtype)
-    kept = results_so_far.setdefault(key, torch.empty_like(tensor))
-    return kept.copy_(comm.all_reduce(tensor.clone()))
-
-
 FLOATS = {"dtypes": [torch.float32]}
 SMALL = {"shapes": [(1,)], "layouts": ["plain"], **FLOATS}
 BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
     (misses_empty, "all_gather", {"is_uneven": True, **FLOATS}, "not a list of 5"),
-    (waits_for_all, "all_gather", FLOATS, "deadlock: rank 0 waits for rank 1 in recv"),
     (changes_its_input, "all_gather", FLOATS, "changes input 0 of all_gather"),
     (is_free, "all_gather", FLOATS, "communicates off the clock"),
     (
@@ -128,7 +112,6 @@ BUGS: list[tuple[Callable[..., Any], str, dict[str, Any], str]] = [
         "differs_over_gloo over gloo: all_gather",
     ),
     (is_random, "all_reduce", FLOATS, "when it runs again"),
-    (reuses_its_result, "all_reduce", {}, "after a later call: return a tensor of its own"),
     (keeps_its_own, "all_reduce", {"num_ranks": [3], **SMALL}, "give all the same bits"),
     (
         depends_on_arrival,

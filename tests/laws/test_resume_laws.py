@@ -59,8 +59,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("DelayedDiLoCo", {"H": 3, "codec": "e3m0"}),
     ("EagerDiLoCo", {"H": 3}),
 ]
-# Those of each commit: a codec with an error, sites, draws, a stop inside a round, and ranks at their own pace.
-AT_EACH_COMMIT = {0, 3, 5, 7, 8, 12, 13, 16}
+# Those of each commit: a codec with an error, sites, a stop inside a round, and ranks at their own pace.
+AT_EACH_COMMIT = {0, 3, 8, 12, 16}
 # And every other strategy, in short rounds: with those of its defaults no round would end here.
 OPTIONS += [
     (name, {"H": 2} if "H" in accepted_arguments(kind) else {})

@@ -110,19 +110,6 @@ def test_the_digest_sees_a_single_draw() -> None:
     assert digest(run(program)) != digest(run(shorter))
 
 
-def test_the_callers_generators_are_left_alone() -> None:
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    expected = [float(torch.rand(())), np.random.randn(), np.random.randn(), random.random()]
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
-    found = [float(torch.rand(())), np.random.randn()]
-    run([Step("random", (0, 1), 1, 0)] * 3)
-    assert [*found, np.random.randn(), random.random()] == expected
-
-
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}])
 def test_ranks_meet_only_at_their_calls(workers: Any) -> None:
     """Rank 4 computes 10 s and takes part in nothing: no rank waits for it, though it ends last."""
