@@ -395,7 +395,8 @@ def test_a_plan_is_the_run(tmp_path: Path, stages: Any, strategies: list[Any]) -
     """Days to the end and bytes: seconds within what rounds on warming connections differ by."""
     experiment = {"task": {"name": "text", "num_bytes": 40_000, "block_size": 16}}
     experiment |= {"model": {"name": "gpt", "preset": "byte", "num_layers": 4, "width": 32}}
-    experiment |= {"workers": {"count": 2}, "topology": "wan-4-regions", "compute": "40 ms", "steps": 8}
+    experiment |= {"workers": {"count": 2}, "topology": "wan-4-regions", "steps": 8}
+    experiment |= {"compute": {"fixed": "40 ms", "coding": "1 MB/s"}}
     experiment |= {"batch_size": 8, "stages": stages, "strategies": strategies}
     experiment |= {"evaluate": {"every": 8, "samples": 8}}
     (tmp_path / "staged.yaml").write_text(yaml_text(experiment))

@@ -94,7 +94,8 @@ class PlannedRank:
     ) -> None:
         self.strategy, self._computing = strategy, computing
         free = _FreeCoding.model_construct({})
-        set_up(strategy, model, comm, max_steps, 0, coding if coding is not None and coding.speeds else free)
+        self._coding = coding if coding is not None and coding.speeds else free
+        set_up(strategy, model, comm, max_steps, 0, self._coding)
         # Ranks share a model's gradients, which hold no values: there is nothing to forget.
         strategy.zero_grad = _nothing  # type: ignore[method-assign]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,7 @@ from exogym_core.run.evaluator import Evaluation, Evaluator
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
+from exogym_core.stages.boundaries import boundary_trials
 from exogym_core.stages.learner import StageLearner, StageRank
 from exogym_core.stages.split import Cut
 from exogym_core.strategy.optimizers import ensure_optim_spec, try_schedule
@@ -476,7 +477,9 @@ class Program:
             self.compute = with_measured_speeds(
                 self.compute,
                 request.workers.intra_op_threads,
-                coding_trials(*size),
+                chain(
+                    coding_trials(*size), boundary_trials(request.stages and request.stages.codec, size[-1])
+                ),
                 shapes,
                 own_codec_trials(request.strategy, *size),
                 request.device_of(0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -11,14 +11,17 @@ from exogym_core.strategy.parts.codecs import CODECS
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from torch import Tensor
 
     from exogym_core.stages.options import BoundaryCodecOptions
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["BoundaryCodec", "boundary_codec"]
+__all__ = ["BOUNDARY_CODECS", "BoundaryCodec", "boundary_codec", "boundary_trials"]
+
+#: Codecs of boundaries alone, beside `CODECS`.
+BOUNDARY_CODECS = ("subspace", "top-k")
 
 
 class BoundaryCodec(Protocol):
@@ -144,6 +147,24 @@ def boundary_codec(options: BoundaryCodecOptions | None) -> BoundaryCodec | None
         assert options.width is not None  # checked there
         return _Subspace(options.width, options.seed)
     if options.name not in CODECS:
-        raise unknown_name("stages.codec", options.name, [*CODECS, "subspace", "top-k"])
+        raise unknown_name("stages.codec", options.name, [*CODECS, *BOUNDARY_CODECS])
     codec = CODECS[options.name]
     return None if codec is None else _Flat(options.name, codec)
+
+
+def boundary_trials(
+    options: BoundaryCodecOptions | None, device: torch.device | None = None
+) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
+    """Trial of a codec of `BOUNDARY_CODECS`, as those of `coding_trials`: a value costs alike at any number of them."""
+    if options is None or options.name not in BOUNDARY_CODECS:
+        return
+    codec = boundary_codec(options)
+    assert codec is not None
+    drawn = torch.randn(256, 4 * (options.width or 64), generator=torch.Generator().manual_seed(0))
+    values = drawn.to(device)
+    message = codec.encode(values, "trial")
+    yield (
+        codec.name,
+        values.numel(),
+        (lambda: codec.encode(values, "trial"), lambda: codec.decode(message, values)),
+    )

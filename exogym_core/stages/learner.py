@@ -157,7 +157,7 @@ class StageLearner(TorchLearner):
         super().__init__(rank.held.model, comm, strategy.before_backward, cost, autocast, overlaps)
         self._rank, self._overlaps = rank, overlaps
         self.has_loss = rank.has_loss
-        self._messages = ChainMessages(rank.cut, rank.chain, comm, self._device, coding)
+        self._messages = ChainMessages(rank.cut, rank.chain, self._device, coding)
         self._keeps = keeps and stages.lag(rank.position) > 0
         self._num_taken = 0  # micro-batches of all steps so far
         self._sizes: dict[int, tuple[int, float]] = {}  # by micro-batch: samples, and share of its step's

@@ -43,15 +43,12 @@ class ChainMessages:
     Args:
         cut: of the model.
         chain: connects the ranks of the worker.
-        comm: the rank's, for its clock.
         device: of the values.
         coding: virtual time of codecs; None where it is free.
     """
 
-    def __init__(
-        self, cut: Cut, chain: Communicator, comm: Communicator, device: torch.device, coding: Coding | None
-    ) -> None:
-        self._cut, self._chain, self._comm, self._device = cut, chain, comm, device
+    def __init__(self, cut: Cut, chain: Communicator, device: torch.device, coding: Coding | None) -> None:
+        self._cut, self._chain, self._device = cut, chain, device
         self._codec, self._coding = boundary_codec(cut.stages.codec), coding
         if self._codec is not None and coding is not None:
             coding.seconds(self._codec.name, "encode", 0)  # raises now, not in the first step
@@ -141,8 +138,8 @@ class ChainMessages:
 
     def _charge_coding(self, codec: BoundaryCodec, way: str, values: Tensor) -> None:
         if self._coding is not None:
-            self._comm.advance(self._coding.seconds(codec.name, way, values.numel()))
-            self._comm.state.traffic.charged_values += values.numel()
+            self._chain.advance(self._coding.seconds(codec.name, way, values.numel()))
+            self._chain.state.traffic.charged_values += values.numel()
 
     def state_dict(self) -> dict[str, Any]:
         """Values that codecs still owe, and messages in flight."""

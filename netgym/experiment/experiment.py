@@ -438,12 +438,13 @@ class Experiment:
 
     def _check_speeds(self) -> None:
         """Refuse speeds of codecs and optimizers that do not exist, unless the user's code may have them."""
+        from exogym_core.stages.boundaries import BOUNDARY_CODECS
         from exogym_core.strategy.trials import CODEC_NAMES, OPTIMIZER_NAMES
 
         if any(":" in entry.name for entry in self.strategies):
             return
         for key, what, speeds, known in (
-            ("coding", "codec", self.compute.coding, CODEC_NAMES),
+            ("coding", "codec", self.compute.coding, {*CODEC_NAMES, *BOUNDARY_CODECS}),
             ("updates", "optimizer", self.compute.updates, OPTIMIZER_NAMES),
         ):
             for name in speeds.speeds:

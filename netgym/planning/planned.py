@@ -20,6 +20,7 @@ from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader, loss_and_count
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.run.request import unlike_hosts
+from exogym_core.stages.boundaries import boundary_trials
 from exogym_core.stages.options import Stages, refuse_with_stages
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides, opened_topology
@@ -258,10 +259,11 @@ class Request:
         if is_of_steps:
             budget = float(settings.steps * settings.batch_size * count * model.length)
         num_values = sum(each.numel() for each in model.model.parameters() if each.requires_grad)
+        trials = itertools.chain(coding_trials(num_values, count), boundary_trials(stages and stages.codec))
         setting = Setting(
             model,
             topology,
-            with_measured_speeds(experiment.compute, 1, coding_trials(num_values, count), []),
+            with_measured_speeds(experiment.compute, 1, trials, []),
             count,
             settings.batch_size,
             budget,

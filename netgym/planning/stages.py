@@ -124,7 +124,7 @@ class PlannedStages(PlannedRank):
         stage.clip_together(strategy)
         self._is_asynchronous = cut.stages.is_asynchronous
         clock: Any = self._clock
-        self._learner = _PlannedLearner(stage, clock, strategy, whole, None)
+        self._learner = _PlannedLearner(stage, clock, strategy, whole, None, self._coding)
 
     def _gradients(self, step: None, context: StepContext) -> float:
         self._clock.step = context.number
