@@ -18,7 +18,7 @@ import netgym
 from exogym_core import FitResult, Trainer
 from exogym_core.config import yaml_text
 from exogym_core.stages.options import Stages, actions
-from exogym_core.stages.split import StagePart
+from exogym_core.stages.split import Cut, StagePart
 from exogym_core.strategy import (
     AllReduceStrategy,
     DeMoStrategy,
@@ -29,6 +29,7 @@ from exogym_core.strategy import (
     SparseLoCoStrategy,
     Strategy,
 )
+from netgym.planning.stages import dtypes_in_half
 from netgym.tasks import GPT, MLP, Llama
 from netsim import Topology
 from netsim.errors import InputError
@@ -411,6 +412,42 @@ def test_a_plan_is_the_run(tmp_path: Path, stages: Any, strategies: list[Any]) -
             assert [each["staleness"] for each in plan["stages"]] == [4, 2, 0]
         assert plan["bytes_per_worker"] * rounds == pytest.approx(run["bytes_sent_per_worker"], rel=1e-6)
         assert plan["payload_bytes"] * rounds == pytest.approx(run["payload_bytes"], rel=1e-6)
+
+
+def test_a_plan_lists_bytes_memory_and_dollars_of_each_stage(tmp_path: Path) -> None:
+    """By hand: 8 sequences of 16 positions of 16 features cross in bf16 and come back; AdamW has two states a value."""
+    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "egress": "1000 $/GB"}
+    experiment = {"task": {"name": "text", "num_bytes": 40_000, "block_size": 16}, "workers": {"count": 1}}
+    experiment |= {
+        "model": {"name": "llama", "vocab_size": 256, "num_layers": 4, "width": 16, "num_heads": 2}
+    }
+    experiment |= {"topology": {"hosts": ["a", "b"], "links": [link]}, "compute": "40 ms", "steps": 4}
+    experiment |= {"batch_size": 8, "stages": {"count": 2, "microbatches": 2, "codec": "bf16"}}
+    (tmp_path / "staged.yaml").write_text(yaml_text(experiment | {"strategies": ["AllReduce"]}))
+    (plan,) = netgym.plan(tmp_path / "staged.yaml", price={"a": 0.5, "b": 2.0})
+    first, last = plan["stages"]
+    crossing = 2 * 8 * 16 * 16 * 2
+    assert [each["boundary_bytes"] for each in plan["stages"]] == [crossing, 0]
+    assert first["boundary_dollars"] * 4 == pytest.approx(crossing * 4 * 1e-6) == plan["cost_by"]["egress"]
+    assert [each["dollars_per_hour"] for each in plan["stages"]] == [0.5, 2.0]
+    assert plan["cost_by"]["workers"] == pytest.approx(2.5 * plan["days"] * 24)
+    block, ends = 4 * 16 * 16 + 3 * 16 * 256 + 2 * 16, 16 * 256
+    assert plan["memory"]["gradients"] == 4 * (
+        2 * block + ends
+    )  # of the first, whose activations are twice the last's
+    assert plan["memory"]["optimizer"] == pytest.approx(2 * plan["memory"]["gradients"], rel=1e-3)
+    assert first["memory"] == plan["memory_per_worker"] > last["memory"]
+    assert last["idle"] < first["idle"]
+    assert plan["bubble"] == 1 / 3 < (first["idle"] + last["idle"]) / 2
+
+
+def test_boundaries_of_a_plan_have_the_dtypes_of_autocast() -> None:
+    stages, model = Stages(count=3, microbatches=1), deep_mlp()
+    batch = tuple(each[:4] for each in IMAGES.tensors)
+    run = Cut.of(stages, model, batch, 4, "bf16")
+    assert dtypes_in_half(stages, model, batch)[run.edges[1]] == [torch.bfloat16]
+    entering = [dtypes_in_half(stages, model, batch)[edge] for edge in run.edges[:-1]]
+    assert Cut.of(stages, model, batch, 4, None).with_dtypes(entering).boundaries == run.boundaries
 
 
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:

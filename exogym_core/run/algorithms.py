@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.host import RunResult
 
-__all__ = ["CHOICE_ROUNDS", "MOST_STEPS", "choose_algorithms", "first_rounds", "rivals"]
+__all__ = ["CHOICE_ROUNDS", "MOST_STEPS", "choose_algorithms", "first_rounds", "rivals", "without_values"]
 
 CHOICE_ROUNDS = 3  # the first meets cold connections; the others are compared
 MOST_STEPS = 2_000  # of a recorded rank: some seconds
@@ -83,7 +83,7 @@ def first_rounds(
     ) -> PlannedRank:
         nonlocal shapes  # shared by ranks that only make their groups
         if shapes is None:
-            shapes = _without_values(model)
+            shapes = without_values(model)
         own = copy.deepcopy(shapes) if copies else shapes
         runner = planned_rank(strategy, comm, own, computing, max_steps, coding)
         assert runner is not None
@@ -126,11 +126,11 @@ def first_rounds(
             return None
 
 
-def _without_values(model: nn.Module) -> nn.Module:
-    """Copy of a model whose tensors have shapes alone."""
+def without_values(model: nn.Module, device: str = "meta") -> nn.Module:
+    """Copy of a model whose tensors have shapes alone; under FakeTensorMode on any device."""
     memo: dict[int, object] = {}
     for each in (*model.parameters(), *model.buffers()):
-        shape = torch.empty_like(each, device="meta")
+        shape = torch.empty_like(each, device=device)
         memo[id(each)] = nn.Parameter(shape, each.requires_grad) if isinstance(each, nn.Parameter) else shape
     return copy.deepcopy(model, memo)
 

@@ -477,9 +477,7 @@ class Program:
             self.compute = with_measured_speeds(
                 self.compute,
                 request.workers.intra_op_threads,
-                chain(
-                    coding_trials(*size), boundary_trials(request.stages and request.stages.codec, size[-1])
-                ),
+                chain(coding_trials(*size), boundary_trials(request.stages, request.device_of(0))),
                 shapes,
                 own_codec_trials(request.strategy, *size),
                 request.device_of(0),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.stages.options import BoundaryCodecOptions
+    from exogym_core.stages.options import BoundaryCodecOptions, Stages
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["BOUNDARY_CODECS", "BoundaryCodec", "boundary_codec", "boundary_trials"]
@@ -153,14 +153,15 @@ def boundary_codec(options: BoundaryCodecOptions | None) -> BoundaryCodec | None
 
 
 def boundary_trials(
-    options: BoundaryCodecOptions | None, device: torch.device | None = None
+    stages: Stages | None, device: torch.device | None = None
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
     """Trial of a codec of `BOUNDARY_CODECS`, as those of `coding_trials`: a value costs alike at any number of them."""
-    if options is None or options.name not in BOUNDARY_CODECS:
+    codec = None if stages is None else boundary_codec(stages.codec)
+    if codec is None or codec.name not in BOUNDARY_CODECS:
         return
-    codec = boundary_codec(options)
-    assert codec is not None
-    drawn = torch.randn(256, 4 * (options.width or 64), generator=torch.Generator().manual_seed(0))
+    assert stages is not None
+    assert stages.codec is not None
+    drawn = torch.randn(256, 4 * (stages.codec.width or 64), generator=torch.Generator().manual_seed(0))
     values = drawn.to(device)
     message = codec.encode(values, "trial")
     yield (

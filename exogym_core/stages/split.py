@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from exogym_core.stages.options import Stages
 
-__all__ = ["Boundary", "Cut", "HeldPart", "StagePart", "parts_of", "tensors_of"]
+__all__ = ["Boundary", "Cut", "HeldPart", "StagePart", "parts_of", "pass_through", "tensors_of"]
 
 
 class StagePart(nn.Module):
@@ -174,7 +174,7 @@ class Cut:
         parts = parts_of(replica, stages.split, number)
         device = device_of(replica)
         with kept_rng(device), autocast_to(autocast, device):
-            value, entering, costs = _pass(parts, batch)
+            value, entering, costs = pass_through(parts, batch)
         loss, count = loss_and_count(value, "fit: stages: a first batch", with_gradient=True)
         with kept_rng(device), autocast_to(autocast, device), torch.no_grad():
             whole, whole_count = loss_and_count(replica(batch), "fit: stages: a first batch")
@@ -182,7 +182,7 @@ class Cut:
             others: Sequence[Sequence[Tensor | None]] = [(None,) * len(each) for each in entering]
             other_samples = 0
             if other is not None and other[1] != samples:
-                others, other_samples = _pass(parts, other[0])[1], other[1]
+                others, other_samples = pass_through(parts, other[0])[1], other[1]
         if count is not None or whole_count is not None:
             raise InputError(
                 f"fit: stages: {type(model).__name__} returns a count with its loss, which only the last stage knows: "
@@ -219,6 +219,14 @@ class Cut:
             for a, _ in spans
         )
         return cls(stages, edges, shares, boundaries, _holders(replica, [parts[a:b] for a, b in spans]))
+
+    def with_dtypes(self, entering: Sequence[Sequence[torch.dtype]]) -> Cut:
+        """The cut with these dtypes of the tensors that enter each stage."""
+        boundaries = tuple(
+            tuple(boundary._replace(dtype=dtype) for boundary, dtype in zip(boundaries, dtypes, strict=True))
+            for boundaries, dtypes in zip(self.boundaries, entering, strict=True)
+        )
+        return replace(self, boundaries=boundaries)
 
     def held_by(self, model: nn.Module, position: int) -> HeldPart:
         """The part of a replica that the rank at `position` of a chain holds; the rest of `model` is dropped."""
@@ -257,7 +265,7 @@ class HeldPart(NamedTuple):
     modules: dict[int, list[nn.Module]]
 
 
-def _pass(parts: Sequence[nn.Module], batch: Any) -> tuple[Any, list[tuple[Tensor, ...]], list[float]]:
+def pass_through(parts: Sequence[nn.Module], batch: Any) -> tuple[Any, list[tuple[Tensor, ...]], list[float]]:
     """Pass a batch through all parts: the output, the tensors that enter each part but the first, its operations."""
     counted = [0.0] * len(parts)
     entering: list[tuple[Tensor, ...]] = []

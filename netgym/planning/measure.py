@@ -18,7 +18,7 @@ from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
-from netgym.planning.stages import boundary_bytes, stage_rows
+from netgym.planning.stages import boundary_bytes, bubble, stage_rows
 from netgym.planning.weather import (
     changes_between,
     num_rounds_needed,
@@ -95,9 +95,12 @@ class Plan:
         memory: the same by purpose.
         memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
         mfu: share of the devices' peak that the model's operations are, waiting included, by site.
+        bubble: least idle share of a step, in the mean of the ranks, by the schedule of stages; None without stages.
         stages: of each rank of a worker's chain its `host` (the first worker's), `computing` (share of the worker's
-            operations), `staleness` (updates of the weights between a micro-batch's passes), `memory` in bytes, and
-            `boundary_bytes` that cross to and from the next rank in a step; empty without stages.
+            operations), `idle` (share of a step in which it computes no pass), `staleness` (updates of the weights
+            between a micro-batch's passes), `memory` in bytes, `boundary_bytes` that cross to and from the next rank in
+            a step, `boundary_dollars` that links charge for these, and `dollars_per_hour` of the host (None without a
+            price); empty without stages.
         memory_available: on the devices of the worker with least, among those that are listed; None: not known.
         fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
         fits_with: changes, each of which alone makes it fit, as flags; none where it fits.
@@ -143,6 +146,7 @@ class Plan:
     steady: bool
     fits_with: tuple[str, ...] = ()
     memory_with: dict[str, int] = field(default_factory=dict)
+    bubble: float | None = None
     stages: list[dict[str, Any]] = field(default_factory=list)
     mfu: dict[str, float] = field(default_factory=dict)
     tokens: float | None = None
@@ -470,7 +474,8 @@ class Measured:
             memory_per_worker=memory["total"],
             memory=memory,
             memory_with={name: setting.memory_of(states, [name])["total"] for name in MEMORY_CHOICES},
-            stages=stage_rows(setting, states),
+            bubble=None if setting.cut is None else bubble(setting.cut),
+            stages=stage_rows(setting, states, pace.seconds / period),
             mfu=setting.mfu(pace.seconds / period),
             memory_available=available,
             fits=fits,
@@ -885,8 +890,8 @@ def least_days_in_stages(setting: Setting) -> float:
     crossing = boundary_bytes(setting.cut, setting.batch_size)
     for rank, (out, into) in _narrowest(setting):
         place = rank % count
-        num_bytes = (crossing[place] + crossing[place - 1]) / 2  # as much leaves as comes
-        step = max(step, 8 * num_bytes / min(out, into))
+        (to_next, from_next), (from_last, to_last) = crossing[place], crossing[place - 1]
+        step = max(step, 8 * (to_next + to_last) / out, 8 * (from_next + from_last) / into)
     return setting.max_steps * step / SECONDS_A_DAY
 
 

@@ -237,12 +237,9 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
     )
     notes.append(f"memory: {parts} ({_name(most)}); in all with one --memory alone: {others}")
     if most["stages"]:
-        of_ranks = (
-            f"{each['host']} {each['computing']:.0%} of computing, {format_bytes(each['memory'])}, "
-            f"{format_bytes(each['boundary_bytes'])} a step to and from the next"
-            for each in most["stages"]
+        notes.append(
+            f"stages of the first worker ({_name(most)}): {'; '.join(map(_stage_text, most['stages']))}"
         )
-        notes.append(f"stages of the first worker ({_name(most)}): {'; '.join(of_ranks)}")
     if len(places := [row["place"] for row in rows if row["place"] is not None]) > len(set(places)):
         notes.append(
             f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "
@@ -254,6 +251,18 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
         notes.append(MODEL_SIZE)
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")
     return notes
+
+
+def _stage_text(stage: Mapping[str, Any]) -> str:
+    """A rank of a chain: its host, computing, memory, and bytes and dollars on the boundary to the next."""
+    hourly, traffic = stage["dollars_per_hour"], stage["boundary_dollars"]
+    return (
+        f"{stage['host']} {stage['computing']:.0%} of computing, idle for {stage['idle']:.0%} of a step, "
+        f"{format_bytes(stage['memory'])}, {format_bytes(stage['boundary_bytes'])}"
+        + (f" for {traffic:.3g} dollars" if traffic else "")
+        + " a step to and from the next"
+        + (f", {hourly:g} dollars an hour" if hourly is not None else "")
+    )
 
 
 def algorithm_text(collectives: str | Mapping[str, str]) -> str:

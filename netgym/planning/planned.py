@@ -259,7 +259,7 @@ class Request:
         if is_of_steps:
             budget = float(settings.steps * settings.batch_size * count * model.length)
         num_values = sum(each.numel() for each in model.model.parameters() if each.requires_grad)
-        trials = itertools.chain(coding_trials(num_values, count), boundary_trials(stages and stages.codec))
+        trials = itertools.chain(coding_trials(num_values, count), boundary_trials(stages))
         setting = Setting(
             model,
             topology,

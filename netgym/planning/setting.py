@@ -16,7 +16,7 @@ from exogym_core.stages.placement import hosts_of
 from exogym_core.stages.split import Cut
 from netgym.planning.models import memory_in_use
 from netgym.planning.published_mfu import published_share
-from netgym.planning.stages import batch_of
+from netgym.planning.stages import batch_of, dtypes_in_half
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import spare_streams
@@ -199,10 +199,16 @@ class Setting:
         stages, model = self.stages, self.model
         if stages is None:
             return None
-        number = self.batch_size // (stages.microbatches or 1)
-        samples = batch_of(model.samples, number)
-        key = ("cut", self.known.number_of(stages), self.known.number_of(model.model), number)
-        return self.known.once(key, lambda: Cut.of(stages, model.model, samples, number, None))
+        number, known = self.batch_size // (stages.microbatches or 1), self.known
+        key = known.number_of(stages), known.number_of(model.model), number
+        found = known.once(
+            ("cut", *key), lambda: Cut.of(stages, model.model, batch_of(model.samples, number), number, None)
+        )
+        if not self.half:
+            return found
+        of_model = known.number_of(stages.split), known.number_of(model.model)
+        parts = known.once(("half", *of_model), lambda: dtypes_in_half(stages, model.model, model.samples))
+        return found.with_dtypes([parts[edge] for edge in found.edges[:-1]])
 
     def _shares(self) -> list[float]:
         """Share of its worker's computing of each rank that trains."""
@@ -489,9 +495,13 @@ class Setting:
 
     def hourly_dollars(self) -> float | None:
         """Dollars an hour of all workers; None without a price."""
-        if self.dollars_per_hour is None:
-            return None
-        return sum(self._of_site("price", self.dollars_per_hour, host) for host in self.hosts)
+        prices = [self.price_of(host) or 0.0 for host in self.hosts]
+        return None if self.dollars_per_hour is None else sum(prices)
+
+    def price_of(self, host: int) -> float | None:
+        """Dollars of a host's hour; None without a price."""
+        prices = self.dollars_per_hour
+        return None if prices is None else self._of_site("price", prices, host)
 
     def _of_site(self, what: str, given: T | Mapping[str, T], host: int) -> T:
         """Value for a host: its own, or its region's."""

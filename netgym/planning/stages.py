@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from exogym_core.data.batches import autocast_to
 from exogym_core.data.samples import StepSamples
+from exogym_core.run.algorithms import without_values
 from exogym_core.run.planned_rank import PlannedRank, arrive, planned_copy
 from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.learner import StageLearner, StageRank
+from exogym_core.stages.split import parts_of, pass_through
 from netsim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
-    from exogym_core.stages.options import StagePass
+    from exogym_core.stages.options import StagePass, Stages
     from exogym_core.stages.split import Boundary, Cut
     from exogym_core.strategy.base import StepContext, Strategy
     from netgym.planning.setting import Setting
@@ -31,6 +35,8 @@ __all__ = [
     "PlannedStages",
     "batch_of",
     "boundary_bytes",
+    "bubble",
+    "dtypes_in_half",
     "may_fit",
     "planned_stages",
     "stage_rows",
@@ -38,11 +44,22 @@ __all__ = [
 ]
 
 
-def batch_of(samples: Any, number: int) -> Any:
-    """Batch of `number` samples on the meta device, shaped as those of another batch."""
+def batch_of(samples: Any, number: int, device: str = "meta") -> Any:
+    """Batch of `number` samples without values, shaped as those of another batch."""
     return tree_map_only(
-        Tensor, lambda each: each.new_empty((number, *each.shape[1:]), device="meta"), samples
+        Tensor, lambda each: torch.empty((number, *each.shape[1:]), dtype=each.dtype, device=device), samples
     )
+
+
+def dtypes_in_half(stages: Stages, model: nn.Module, samples: Any) -> list[list[torch.dtype]]:
+    """Dtypes of the tensors that enter each part of a model under `autocast: bf16`, without values.
+
+    Autocast does not reach the meta device, but fake tensors of a CPU.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast_to("bf16", torch.device("cpu")):
+        parts = parts_of(without_values(model, "cpu"), stages.split, stages.num_stages)
+        _, entering, _ = pass_through(parts, batch_of(samples, 1, "cpu"))
+    return [[each.dtype for each in tensors] for tensors in entering]
 
 
 class _Shares:
@@ -156,8 +173,8 @@ def planned_stages(
     return PlannedStages(comm, setting.cut, *about, setting.compute.coding)
 
 
-def boundary_bytes(cut: Cut, batch_size: int) -> list[int]:
-    """Bytes that cross to and from the next rank in a step, by the rank's place; of the last rank under `interleaved`
+def boundary_bytes(cut: Cut, batch_size: int) -> list[tuple[int, int]]:
+    """Bytes that go to and come from the next rank in a step, by the rank's place; of the last rank under `interleaved`
     those to and from the first one."""
     stages, device = cut.stages, torch.device("meta")
     number, codec = stages.microbatches or 1, boundary_codec(stages.codec)
@@ -165,34 +182,59 @@ def boundary_bytes(cut: Cut, batch_size: int) -> list[int]:
     def size(boundary: Boundary) -> int:
         values = boundary.empty(batch_size // number, device)
         message = codec.message_like(values) if codec is not None and values.is_floating_point() else values
-        return message.nbytes * (2 if boundary.has_gradient else 1) * number
+        return message.nbytes * number
 
-    crossing = [sum(map(size, entering)) for entering in cut.boundaries[1:]]
-    return [sum(crossing[place :: stages.count]) for place in range(stages.count)]
+    crossing = [
+        (sum(map(size, entering)), sum(size(each) for each in entering if each.has_gradient))
+        for entering in cut.boundaries[1:]
+    ]
+    of_ranks = [crossing[place :: stages.count] for place in range(stages.count)]
+    return [(sum(to for to, _ in each), sum(back for _, back in each)) for each in of_ranks]
 
 
-def stage_rows(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+def bubble(cut: Cut) -> float:
+    """Least idle share of a step, (p - 1) / (m + p - 1) for p stages and m micro-batches; 0 under `pipedream`."""
+    stages = cut.stages
+    number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
+    return 0.0 if stages.is_asynchronous else (stages.count - 1) / (chunks * number + stages.count - 1)
+
+
+def stage_rows(
+    setting: Setting, states: Sequence[Mapping[str, int]], seconds_per_step: float
+) -> list[dict[str, Any]]:
     """Rows of a plan's stages, see `Plan.stages`; none without stages.
 
     Args:
         setting: of the plan.
         states: bytes by purpose of each rank of a worker.
+        seconds_per_step: of the plan.
     """
-    cut, hosts = setting.cut, setting.topology.hosts
+    cut, topology = setting.cut, setting.topology
     if cut is None:
         return []
     count = cut.stages.count
-    crossing = boundary_bytes(cut, setting.batch_size)
-    return [
-        {
-            "host": hosts[setting.hosts[place]].name,
-            "computing": sum(cut.shares[place::count]),
-            "staleness": cut.stages.staleness(place),
-            "memory": memory["total"],
-            "boundary_bytes": crossing[place],
-        }
-        for place, memory in enumerate(setting.memory_of_ranks(states))
-    ]
+    crossing, seconds = boundary_bytes(cut, setting.batch_size), setting.computing_seconds()
+    hosts = setting.hosts[:count]
+    rows = []
+    for place, memory in enumerate(setting.memory_of_ranks(states)):
+        (there, back), host, following = crossing[place], hosts[place], hosts[(place + 1) % count]
+        traffic = sum(
+            num_bytes * sum(topology.dollars_per_byte[link] for link in topology.route(*ends))
+            for num_bytes, ends in ((there, (host, following)), (back, (following, host)))
+        )
+        rows.append(
+            {
+                "host": topology.hosts[host].name,
+                "computing": sum(cut.shares[place::count]),
+                "idle": max(1 - seconds[place] / seconds_per_step, 0.0) if seconds_per_step else 0.0,
+                "staleness": cut.stages.staleness(place),
+                "memory": memory["total"],
+                "boundary_bytes": there + back,
+                "boundary_dollars": traffic,
+                "dollars_per_hour": setting.price_of(host),
+            }
+        )
+    return rows
 
 
 def may_fit(setting: Setting, states: Mapping[str, int]) -> bool:
@@ -218,11 +260,8 @@ def may_fit(setting: Setting, states: Mapping[str, int]) -> bool:
 
 def stages_text(cut: Cut, batch_size: int) -> str:
     """Stages of a plan in a line: schedule, least idle share of a step, and bytes over each boundary both ways."""
-    stages = cut.stages
-    number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
-    idle = 0.0 if stages.is_asynchronous else (stages.count - 1) / (chunks * number + stages.count - 1)
-    most = max(boundary_bytes(cut, batch_size))
+    stages, most = cut.stages, max(map(sum, boundary_bytes(cut, batch_size)))
     return (
-        f"{stages.count} ranks a worker, {stages.schedule}, {number} micro-batches: idle for "
-        f"{idle:.0%} of a step at least; up to {format_bytes(most)} a step cross a boundary"
+        f"{stages.count} ranks a worker, {stages.schedule}, {stages.microbatches or 1} micro-batches: idle for "
+        f"{bubble(cut):.0%} of a step at least; up to {format_bytes(most)} a step cross a boundary"
     )
