@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from experiments import fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from exogym_core.strategy import DiLoCoStrategy
-from netgym import Trainer
 from netsim import Topology
 from netsim.errors import InputError
 
@@ -121,31 +118,12 @@ def test_rows_without_meaning_are_refused_by_line(rows: str, line: str, tmp_path
         loaded(tmp_path, rows)
 
 
-class Line(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return (self.layer(batch[0]) ** 2).mean()
-
-
 def test_rounds_go_on_with_hosts_that_are_there(tmp_path: Path) -> None:
     """Rounds of 0.2 s: us.2 joins at 0.5 s, us.1 leaves from 1.0 to 1.5 s."""
     topology = loaded(tmp_path, "0.5,us.2,join\n1.0,us.1,leave\n1.5,us.1,join\n")
-    trainer = Trainer(Line(), TensorDataset(torch.randn(64, 4)), None)
-    options: dict[str, Any] = {"compute": "100 ms", "protocol": "ideal", "workers": "threads", "val_size": 0}
     strategy = DiLoCoStrategy(H=2, timeout_waiting_for_peers=0.05, averaging_timeout=0.5)
-    trainer.fit(
-        strategy=strategy,
-        num_nodes=3,
-        topology=topology,
-        max_steps=24,
-        device="cpu",
-        progress=False,
-        **options,
-    )
-    result = trainer.result
+    options = {"num_nodes": 3, "max_steps": 24, "compute": "100 ms", "protocol": "ideal", "val_size": 0}
+    result = fitted(strategy=strategy, topology=topology, num_epochs=99, **options)
     assert result.dropped_peers is not None
     absent = {(each["rank"], each["back_step"] is not None) for each in result.dropped_peers}
     assert absent == {(1, True), (2, True)}

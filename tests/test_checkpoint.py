@@ -30,7 +30,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from exogym_core import Trainer
 from exogym_core.checkpoints import checkpoint, files, writing
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint, run_identity
 from exogym_core.checkpoints.files import LogWriter, decode, encode, read_logs, read_state, write_state
@@ -79,12 +78,8 @@ DATA = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(
 def fit(
     model: nn.Module | None = None, strategy: Strategy | None = None, data: Any = None, **options: Any
 ) -> FitResult:
-    arguments = {"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "device": "cpu"}
-    trainer = Trainer(model if model is not None else Model(), data if data is not None else DATA)
-    strategy = strategy if strategy is not None else DiLoCoStrategy(H=2)
-    trainer.fit(strategy=strategy, **{**arguments, **options})
-    assert trainer.result is not None
-    return trainer.result
+    given = {"max_steps": NUM_STEPS, "strategy": strategy or DiLoCoStrategy(H=2), "workers": "auto"}
+    return fitted(model or Model(), data or DATA, **{**given, **options})
 
 
 def outcome(result: FitResult) -> Any:
@@ -769,10 +764,6 @@ def test_what_classes_and_bases_declare_comes_back_in_place_and_as_copies() -> N
 IDENTITY = run_identity(torch.nn.Linear(1, 1), "S", {}, 2, {})
 
 
-def state(step: int, rank: int) -> dict[str, Any]:
-    return {"step": step, "rank": rank, "weights": torch.full((3,), float(step))}
-
-
 class TwoDisks:
     """Rank 0 with the run's folder, and rank 1 that does not see it."""
 
@@ -780,69 +771,44 @@ class TwoDisks:
         self.home, self.scratch = folder / "run", folder / "scratch"
         for path in (self.home, self.scratch):
             path.mkdir(exist_ok=True)
-        self.newest = -1
-        self.own = OwnParts(self.scratch, (1, 2), lambda: self.newest)
+        completed = [-1]
+        self.own = OwnParts(self.scratch, (1, 2), lambda: completed[-1])
         self.writer = CheckpointWriter(self.home, IDENTITY, 2, resumed)
-        self.writer.on_complete = self.completed
+        self.writer.on_complete = completed.append
 
-    def completed(self, step: int) -> None:
-        self.newest = step
-
-    def save(self, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
+    def save(self, step: int, *ranks: int) -> list[str]:
+        """Write the parts of these ranks; the checkpoints that rank 0's disk then has."""
         for rank in ranks:
-            own = self.own if rank else None
-            files = RankCheckpoints(self.home, 5, None, own).save(step, rank, state(step, rank))
+            own, state = self.own if rank else None, {"step": step, "weights": torch.ones(3)}
+            files = RankCheckpoints(self.home, 5, None, own).save(step, rank, state)
             self.writer.add(untimed_row(rank, Saved(step, files)))
         self.writer.settle({})
-
-    def parts(self) -> list[str]:
-        return sorted(path.name for path in self.scratch.glob("part-*"))
+        return [path.name for path in self.home.glob("step-*")]
 
 
-def test_a_checkpoint_is_complete_when_each_disk_has_its_part(tmp_path: Path) -> None:
-    disks = TwoDisks(tmp_path)
-    disks.save(5, ranks=(1,))
-    assert not list(disks.home.glob("step-*"))
-    disks.save(5, ranks=(0,))
-    found = StoredCheckpoint.open(disks.home / "step-00000005")
-    assert found.rank_state(0)["rank"] == 0
-    seen = disks.own.opened(
-        StoredCheckpoint.of_manifest(found.path, (found.path / "manifest.json").read_text())
-    )
-    assert seen.rank_state(1)["weights"].tolist() == [5.0] * 3
-    disks.writer.close()
-
-
-def test_a_part_stays_until_a_newer_checkpoint_is_complete(tmp_path: Path) -> None:
+def test_a_part_stays_on_its_disk_until_a_newer_checkpoint_is_complete(tmp_path: Path) -> None:
     """Whatever is killed between two of them, there is a whole one: rank 1 alone has written that of step 15."""
     disks = TwoDisks(tmp_path)
-    disks.save(5)
-    disks.save(10)
-    disks.save(15, ranks=(1,))
-    assert disks.parts() == ["part-00000010", "part-00000015"]
+    assert disks.save(5, 1) == []
+    assert disks.save(5, 0) == ["step-00000005"]
+    assert disks.save(10, 0, 1) == disks.save(15, 1) == ["step-00000010"]
+    assert sorted(path.name for path in disks.scratch.glob("part-*")) == ["part-00000010", "part-00000015"]
     disks.writer.close()
     disks.writer.release()
     last = StoredCheckpoint.open(disks.home / "step-00000010")
     again = TwoDisks(tmp_path, last)
-    assert again.own.opened(last).rank_state(1)["step"] == 10
+    seen = StoredCheckpoint.of_manifest(last.path, (last.path / "manifest.json").read_text())
+    assert again.own.opened(seen).rank_state(1)["step"] == last.rank_state(0)["step"] == 10
     again.own.keep_only(10)
-    assert again.parts() == ["part-00000010"]
-    again.save(15)
-    assert again.newest == 15
-    again.writer.close()
-
-
-def test_the_error_for_a_missing_part_names_its_machine(tmp_path: Path) -> None:
-    disks = TwoDisks(tmp_path)
-    disks.save(5)
-    disks.writer.close()
-    path = disks.scratch / "part-00000005" / "rank-0001.safetensors"
+    assert [path.name for path in again.scratch.glob("part-*")] == ["part-00000010"]
+    path = again.scratch / "part-00000010" / "rank-0001.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    last = StoredCheckpoint.open(disks.home / "step-00000005")
     with pytest.raises(
-        InputError, match=r"step-00000005: rank 1 on .* lacks its part: .*; it was written on "
+        InputError, match=r"step-00000010: rank 1 on .* lacks its part: .*; it was written on "
     ):
-        disks.own.opened(last)
+        again.own.opened(last)
+    assert again.save(15, 0, 1) == ["step-00000015"]
+    again.writer.close()
 
 
 def test_a_rank_that_sees_the_folder_of_rank_0_writes_there(

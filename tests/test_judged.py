@@ -9,7 +9,6 @@ import pytest
 import torch
 from experiments import fitted, mlp, samples
 
-from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.results.recorder import Judged, Reached, reach
 from exogym_core.strategy import (
@@ -134,18 +133,8 @@ class Drifting(Strategy):
 
 
 def train(strategy, **options):
-    data = torch.utils.data.TensorDataset(*batch(0, 0))
-
-    class Batches(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = mlp()
-
-        def forward(self, values):
-            return self.inner(values)
-
     given = {"max_steps": 4, "num_epochs": 9, "batch_size": 1, "val_interval": 2}
-    return fitted(Batches(), data, data, **{"strategy": strategy, **given, **options})
+    return fitted(mlp(), samples(4), samples(4), **{"strategy": strategy, **given, **options})
 
 
 @pytest.mark.parametrize(
@@ -165,7 +154,7 @@ def train(strategy, **options):
             lambda strategy: None,
             "Drifting.judged_state(): returns None on rank 0, but judged = 'outer'",
         ),
-        ("outer", lambda strategy: {}, "Drifting.judged_state(): lacks 'inner.layers.0.bias'"),
+        ("outer", lambda strategy: {}, "Drifting.judged_state(): lacks 'layers.0.bias'"),
         (
             "outer",
             lambda strategy: dict(strategy.named_trainable()) | {"other": torch.zeros(1)},
@@ -197,17 +186,8 @@ def test_replicas_that_are_equal_but_for_their_buffers_are_judged():
             with torch.no_grad():
                 self.trainable[0].mul_(1 + 1e-7 * self.rank)
 
-    data = torch.utils.data.TensorDataset(*batch(0, 0))
-    options = {
-        "num_nodes": 2,
-        "max_steps": 2,
-        "num_epochs": 9,
-        "batch_size": 2,
-        "device": "cpu",
-        "workers": "threads",
-    }
     for strategy in (AllReduceStrategy(lr=0.1), LastBits(lr=0.1)):
-        result = Trainer(Normed(), data, data).fit(strategy=strategy, **options).fit_result
+        result = fitted(Normed(), samples(8), samples(8), strategy=strategy, max_steps=2, num_epochs=9)
         assert result.judged == "replica"
         assert result.final_loss is not None
 

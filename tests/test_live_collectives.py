@@ -37,11 +37,11 @@ star = partial(worlds.star, bandwidth="1 Gbit/s")
 
 
 class Played:
-    """A schedule, played with `Network.send`: a member posts a step when it has done those that gate it."""
+    """A schedule, played with the `send` of a network: a member posts a step when it has done those that gate it."""
 
     def __init__(
         self,
-        network: Network,
+        network: Any,
         made: Schedule,
         hosts: Sequence[int],
         group: object,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from test_live_collectives import Played
 
 GRID = 2.0**30
 _NOISE = 1e-12  # seconds that rounding may amount to
@@ -42,7 +44,7 @@ class Wires:
         self.queues: dict[Hashable, deque[Transfer]] = defaultdict(deque)
 
     def send(
-        self, src: int, dst: int, num_bytes: float, connection: Hashable, then: Callable[[], None]
+        self, src: int, dst: int, num_bytes: float, then: Callable[[], None], connection: Hashable
     ) -> None:
         ready = self.now + self.topology.route_latency_seconds(src, dst)
         transfer = Transfer(tuple(self.topology.route(src, dst)), num_bytes, ready, then)
@@ -104,88 +106,23 @@ class Wires:
         return found
 
 
-@dataclass(eq=False)
-class Member:
-    """How far one member of a call has come."""
-
-    has_come: bool = False
-    num_posted: int = 0
-    num_done: int = 0  # all steps before this one are done
-    left: dict[int, int] = field(default_factory=dict)  # posted step -> sends and receives that are not done
-    early: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-
-
-class Play:
-    """One call: its members walk through the schedule's steps."""
+class Play(Played):
+    """One call, played on `Wires`; sizes of all_to_all come with the members."""
 
     def __init__(self, world: Reference, key: Any, call: Any) -> None:
-        self.world, self.key, self.call = world, key, call
-        schedule = world.schedule_of(call)
-        self.members = [Member() for _ in call.ranks]
-        self.rows: dict[int, Sequence[int]] = {}
-        self.steps: list[Any] = []
-        self.gates: list[int] = []
-        for phase in schedule.phases:
-            first = len(self.steps)
-            for index in range(phase.num_steps):
-                step = phase.step(index)
-                self.steps.append(
-                    list(zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True))
-                )
-                self.gates.append(max(first, first + index - phase.window + 1))
+        self.key, self.call, self.rows = key, call, dict[int, Sequence[int]]()
+        hosts = [world.hosts[rank] for rank in call.ranks]
+        super().__init__(
+            world.wires, world.schedule_of(call), hosts, key.group, lambda member: world.through(self, member)
+        )
 
     def enter(self, member: int, call: Any) -> None:
         if call.parts is not None:
             self.rows[member] = call.parts[0]
-        self.members[member].has_come = True
-        if (
-            self.call.op == "sendrecv"
-            and member == 1
-            and self.members[0].left.get(0) == 1
-            and self.members[1].early[0]
-        ):
-            self.part(0, 0)
-        self.walk(member)
+        self.arrive(member)
 
-    def walk(self, number: int) -> None:
-        member = self.members[number]
-        while member.num_posted < len(self.steps) and member.num_done >= self.gates[member.num_posted]:
-            self.post(number, member)
-            self.settle(member)
-        if member.num_done == len(self.steps):
-            member.num_done += 1  # told once
-            self.world.through(self, number)
-
-    def post(self, number: int, member: Member) -> None:
-        step = member.num_posted
-        member.num_posted += 1
-        messages = self.steps[step]
-        member.left[step] = (
-            sum((src == number) + (dst == number) for src, dst, _ in messages) - member.early[step]
-        )
-        hosts = [self.world.hosts[rank] for rank in self.call.ranks]
-        for src, dst, num_bytes in messages:
-            if src == number:
-                size = self.rows[src][dst] if src in self.rows else num_bytes
-                there = lambda step=step, src=src, dst=dst: self.arrived(step, src, dst)  # noqa: E731
-                self.world.wires.send(hosts[src], hosts[dst], size, self.key.group, there)
-
-    def settle(self, member: Member) -> None:
-        while member.left.get(member.num_done, 1) == 0:
-            member.num_done += 1
-
-    def arrived(self, step: int, src: int, dst: int) -> None:
-        if step < self.members[dst].num_posted:
-            self.part(step, dst)
-        else:
-            self.members[dst].early[step] += 1
-        if self.call.op != "sendrecv" or self.members[dst].has_come:
-            self.part(step, src)
-
-    def part(self, step: int, number: int) -> None:
-        self.members[number].left[step] -= 1
-        self.settle(self.members[number])
-        self.walk(number)
+    def send(self, index: int, src: int, dst: int, size: float) -> None:
+        super().send(index, src, dst, self.rows[src][dst] if src in self.rows else size)
 
 
 class Reference:
