@@ -43,7 +43,7 @@ def is_there(topology: Topology, host: str, at: float) -> bool:
     times=st.lists(st.integers(1, 10**6), min_size=1, max_size=12, unique=True).map(sorted),
     joins=st.booleans(),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_hosts_are_there_from_each_join_to_the_next_leave(
     times: list[int], joins: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

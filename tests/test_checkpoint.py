@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from experiments import Squares, fitted
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -134,6 +134,7 @@ plain_values = st.recursive(
 )
 
 
+@settings(max_examples=10)
 @given(plain_values)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}

@@ -297,11 +297,11 @@ def test_some_places_of_a_large_table(tmp_path: Path) -> None:
         pairs = itertools.combinations([f"city{number}" for number in range(num_cities)], 2)
         return "\n".join(["from,to,rtt,throughput", *(f"{a},{b},90 ms,1 Gbit/s" for a, b in pairs)])
 
-    path, world = write(tmp_path, {"land.csv": table(100), "world.csv": table(170)})
-    few = CliRunner().invoke(cli, ["import", str(path), "--only", "city7, city21,city99"])
+    path, world = write(tmp_path, {"land.csv": table(30), "world.csv": table(170)})
+    few = CliRunner().invoke(cli, ["import", str(path), "--only", "city7, city21,city29"])
     assert few.exit_code == 0, few.output
     net = Topology.from_mapping(parse_document(few.stdout).data)  # type: ignore[arg-type]
-    assert sorted(host.name for host in net.hosts) == ["city21.0", "city7.0", "city99.0"]
+    assert sorted(host.name for host in net.hosts) == ["city21.0", "city29.0", "city7.0"]
     unknown = CliRunner().invoke(cli, ["import", str(path), "--only", "city7,cityy21"])
     assert unknown.exit_code == 1
     assert "unknown place in the measurements 'cityy21': did you mean" in unknown.output
@@ -362,18 +362,6 @@ def test_what_a_ping_says_is_read_or_refused(tmp_path: Path) -> None:
     assert "whole milliseconds: below 1 ms taken for 0" in text
     assert "4 of 100 pings lost, there or back: 2.02 % each way" in text
     assert "assumed in the other" not in text
-
-
-def test_old_bidirectional_iperf3_has_both_directions(tmp_path: Path) -> None:
-    """It writes `sum_sent` and `sum_received` twice: there, then back."""
-    text = json.dumps(iperf(95e6, 80_000))
-    back = '"sum_sent": {"bits_per_second": 2e7}, "sum_received": {"bits_per_second": 19e6}}}'
-    for begin in ("", "warning: this system does not seem to support IPv6\n"):
-        net = topology_of(tmp_path, {"a.json": begin + text.removesuffix("}}") + ", " + back})
-        assert way(net, "10.0.0.1.0", "10.0.0.2.0")[0] == pytest.approx(95e6)
-        assert way(net, "10.0.0.2.0", "10.0.0.1.0")[0] == pytest.approx(19e6)
-    (path,) = write(tmp_path, {"a.json": begin + text})
-    assert "Not read: a.json: warning: this system" in read_foreign([path]).to_yaml()
 
 
 @pytest.mark.parametrize(
@@ -499,14 +487,10 @@ def test_figures_of_edges_without_units_are_named_before_anything_is_assumed(tmp
     ("attributes", "not_read"),
     [
         ('bandwidth_up "20 Mbps" bandwidth_down "100 Mbps" latency_ms 5', "bandwidth_down, bandwidth_up"),
-        ("bandwidth_up_mbps 20 latency_ms 5", "bandwidth_up_mbps"),
-        ('LinkSpeedRaw 1.0e7 latency_jitter "5 ms"', "latency_jitter"),
         ('LinkSpeedRaw 1.0e7 delay_ms "5 s"', "delay_ms"),
         ('LinkSpeedRaw 1.0e7 latency "-5 ms"', "latency"),
         ('LinkSpeedRaw 1.0e7 latency "5 ms" latency "6 ms"', "latency"),
-        ('LinkSpeed "10" latency_ms 5', "LinkSpeed"),
         ('LinkSpeed "1,5" LinkSpeedUnits "G" latency_ms 5', "LinkSpeed, LinkSpeedUnits"),
-        ("LinkSpeedRaw 0 latency_ms 5", "LinkSpeedRaw"),
         ('bandwidth "0 Mbps" latency_ms 5', "bandwidth"),
         ('LinkSpeedRaw 1.0e7 LinkLabel "< 10 Mbps" latency_ms 5', "LinkLabel"),
         ('LinkSpeedRaw 1.0e7 LinkSpeed "20" LinkSpeedUnits "M" latency_ms 5', "LinkSpeed, LinkSpeedUnits"),
@@ -538,13 +522,6 @@ def test_what_nodes_and_graphs_have_is_read_or_listed(tmp_path: Path) -> None:
     two = graphml(latency="5 ms").replace("</graphml>", '<graph edgedefault="undirected"/></graphml>')
     with pytest.raises(InputError, match=r"b\.graphml: has several graphs: keep one of them"):
         read_foreign(write(tmp_path, {"b.graphml": two}))
-
-
-def test_figures_of_one_direction_are_said_to_be_assumed_for_the_other(tmp_path: Path) -> None:
-    one_sided = DIRECTED.replace("delay 7", 'loss "1 %" delay_ms 7')
-    text = read_foreign(write(tmp_path, {"a.gml": one_sided})).to_yaml()
-    for noun in ("loss", "latency"):
-        assert f"{noun} of one direction, assumed for the other" in text
 
 
 def one_after_another(topology: Topology, protocol: str = "linux-tcp") -> list[float]:
@@ -586,18 +563,6 @@ def test_each_direction_keeps_the_streams_that_it_was_measured_with(form: str, t
     assert there == pytest.approx(100e6 * 8 / 200e6, rel=0.15)  # slow start
     assert back > 2 * there  # a single stream of the four
     assert Topology.from_mapping(net.to_mapping()).to_mapping() == net.to_mapping()
-
-
-def test_cells_without_a_figure_and_losses_of_zero(tmp_path: Path) -> None:
-    """Python's null was 'None', and a loss of 0 in a square no figure."""
-    rows: list[Any] = [{"from": "a", "to": "b", "rtt_ms": 80, "loss": None, "throughput_mbit_s": 9}]
-    squares = {"loss.csv": "loss %,a,b\na,0,0\nb,1,0\n", "ways.json": rows}
-    text = read_foreign(write(tmp_path, squares)).to_yaml()
-    assert "loss: the larger, for both directions" in text
-    text = read_foreign(
-        write(tmp_path, {"loss.csv": "loss %,a,b\na,0,\nb,1,0\n", "ways.json": rows})
-    ).to_yaml()
-    assert "loss measured in one direction, assumed in the other" in text
 
 
 # --- import as somebody meets it who has measured a few places ----------------------------------------------
@@ -673,13 +638,6 @@ def test_places_have_as_many_hosts_as_is_said_of_each(tables: list[str], tmp_pat
     assert "--hosts" not in notes
     _, _, notes = imported([*tables, "--hosts", "4"], tmp_path / "b.yaml")
     assert "--nic home=39.9Mbit/s:10Gbit/s --hosts home=1" in notes
-
-
-def test_each_link_says_where_its_figures_stand(tables: list[str], tmp_path: Path) -> None:
-    _, text, _ = imported(tables, tmp_path / "a.yaml")
-    (comment,) = (each for each in text.splitlines() if "between: [fra, home]" in each)
-    assert "# fra to home: throughput 300 Mbit/s (tp.csv:4); home to fra: rtt 30 ms (rtt.csv:2)" in comment
-    assert "throughput 38 Mbit/s (tp.csv:2)" in comment
 
 
 def pings(num: int, lost: int) -> str:

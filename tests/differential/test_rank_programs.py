@@ -25,7 +25,7 @@ def test_sleeping_ranks_change_nothing_in_threads(program: RankProgram) -> None:
     program.check([0])
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(programs(), st.integers(1, 4))
 def test_processes_change_nothing(program: RankProgram, num_processes: int) -> None:
     """Of such programs 9 % differed when members were held until values existed in host time."""
@@ -55,7 +55,7 @@ def early(kind: str) -> RankProgram:
 @pytest.mark.parametrize("kind", ["gather", "reduce", "broadcast", "scatter", "all_gather"])
 def test_a_member_without_dependencies_finishes_before_others_come(kind: str) -> None:
     """It was through at 0.5 s in threads and later in processes: when the other's post existed in host time."""
-    ends = early(kind).check([1, 3])["ends"]
+    ends = early(kind).check([3])["ends"]
     assert ends[0] == (0.0 if kind == "all_gather" else pytest.approx(0.01, abs=1e-4))
 
 
@@ -66,7 +66,7 @@ def test_a_rank_held_off_the_clock_continues_at_the_same_instant() -> None:
         Action(7, "off", ("all_reduce", (0, 1, 2, 3), 4, 0)),
     )
     barrier = (Action(5, "collective", ("barrier", (1, 0), 0, 0)), met[1])
-    RankProgram((barrier, barrier, met, met), star((20, 5), (1000, 5), (5, 1), (100, 0))).check()
+    RankProgram((barrier, barrier, met, met), star((20, 5), (1000, 5), (5, 1), (100, 0))).check([4])
 
 
 # --- against the reference ----------------------------------------------------------------------------------
