@@ -424,14 +424,6 @@ def averaged(comm):
     return everyone, piece, root if comm.rank == 0 else part
 
 
-def averaged(comm):
-    part = torch.arange(4, dtype=torch.bfloat16) + torch.tensor(0.01 * comm.rank, dtype=torch.bfloat16)
-    everyone = comm.all_reduce(part.clone(), "avg")
-    piece = comm.reduce_scatter([part.clone() for _ in range(comm.world_size)], "avg")
-    root = comm.reduce(part.clone(), 0, "sum")
-    return everyone, piece, root if comm.rank == 0 else part
-
-
 def test_sockets_widen_too():
     """gloo itself adds halves up as halves."""
     simulated, real = run_ranks(averaged, 3).results, run_ranks(averaged, 3, transport="gloo").results
