@@ -7,19 +7,14 @@ import inspect
 import itertools
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 import yaml
 
-import netgym as api
-from exogym_core.config import Settings
 from exogym_core.run.trainer import Trainer
 from netgym.cli.main import cli as netgym
-from netgym.tasks import GPT_PRESETS, LLAMA_PRESETS
 from netsim.cli.main import cli as netsim
 
 ROOT = Path(__file__).parents[1]
@@ -153,100 +148,3 @@ def test_every_command_of_exo_gyms_readme_has_an_answer(command: str) -> None:
         assert (ROOT / program[1]).is_file()
     else:
         assert netgym.get_command(click.Context(netgym), program[1]) is not None
-
-
-def experiment_of(table: str, flags: Mapping[str, str], strategy: str, processes: int = 1) -> dict[str, Any]:
-    """The page followed by the letter: each flag's key, with the value given in place of the example's."""
-    entry: dict[str, Any] = {"name": strategy}
-    made: dict[str, Any] = {"strategies": [entry]}
-    for flag, given in flags.items():
-        here = row_of(table, flag)
-        if (
-            not here.startswith("`")
-            or "`netgym" in here
-            or here.startswith(("`--", "`loggers", "`fit", "`skip"))
-        ):
-            continue  # gone, or no key
-        value = yaml.safe_load(given.replace("_", "")) if re.fullmatch(r"[\d._]+(e-?\d+)?", given) else given
-        if re.fullmatch(r"[\d.]+e-?\d+", given):
-            value = float(given)  # no float in YAML 1.1
-        for span in re.findall(r"`([^`]+)`", here)[:1] + re.findall(r" and `(lr_scheduler: [^`]+)`", here):
-            key, _, rest = span.partition(": ")
-            if flag == "--total-batch-size":
-                value //= processes  # "divide by"
-            elif flag == "--epochs":
-                value = 3  # "samples of the training set / ..." for one
-            elif flag == "--path-model":
-                rest = rest.replace("150m", given.split("-")[1])
-            elif flag == "--precision":
-                value = given.partition("-")[0]
-            elif flag == "--lr":
-                rest = ""
-            elif isinstance(value, int | float):
-                rest = re.sub(r"[\d.]+", str(value), rest, count=1)
-            found = yaml.safe_load(rest) if rest and flag != "--precision" else value
-            top = key.split(".")[0]
-            place = made if top in Settings.model_fields and key != "strategy" else entry
-            *groups, last = key.split(".")
-            for group in groups:
-                place = place.setdefault(group, {})
-            if isinstance(place.get(last), dict) and isinstance(found, dict):
-                found = place[last] | found
-            place[last] = found
-    if "--hv.galaxy-size" in flags:
-        made["workers"] = {"count": int(flags["--hv.galaxy-size"]) * processes}
-    if processes > 1 and strategy == "DiLoCo":
-        entry["ranks_per_worker"] = processes
-    return made
-
-
-def trained(made: dict[str, Any], example: str, tmp_path: Path) -> dict[str, Any]:
-    """Two steps of an experiment of the page's keys at the size of an example's scale `tiny`."""
-    whole = yaml.safe_load((ROOT / "examples" / f"{example}.yaml").read_text(encoding="utf-8"))
-    name = made["strategies"][0]["name"]
-    small = {
-        "task": {"name": "text", "block_size": 16, "num_bytes": 20_000},
-        "compute": "50 ms",
-        "device": "cpu",
-    }
-    small |= {"workers": {"count": 4, "kind": "threads"}, "topology": whole["topology"]}
-    small |= {"steps": 2, "batch_size": 4, "evaluate": {"every": 1, "samples": 4}}
-    model = dict(made.get("model", {}))
-    assert model.pop("preset", "150m") in [*GPT_PRESETS, *LLAMA_PRESETS]
-    small["model"] = whole["scales"]["tiny"]["model"] | model
-    entry = {key: value for key, value in made["strategies"][0].items() if key != "ranks_per_worker"}
-    entry |= {"H": 1} if "H" in entry else {}
-    kept = {key: value for key, value in made.items() if key in ("autocast", "seed", "checkpoint")}
-    found = api.run({**small, **kept, "strategies": [entry]}, out=tmp_path / "out", progress=False)
-    (summary,) = found.summary
-    assert (summary["strategy"], summary["steps"]) == (name, 2)
-    return summary
-
-
-@pytest.mark.parametrize("each", OPEN_DILOCO, ids=[each["example"] for each in OPEN_DILOCO])
-def test_open_dilocos_commands_become_our_examples(each: dict[str, Any], tmp_path: Path) -> None:
-    example = yaml.safe_load(
-        (ROOT / f"examples/opendiloco/{each['example']}.yaml").read_text(encoding="utf-8")
-    )
-    (strategy,) = example["strategies"]
-    made = experiment_of("OpenDiLoCo", flags_of(each["command"]), strategy["name"], each["processes"])
-    (entry,) = made["strategies"]
-    assert {key: made[key] for key in ("batch_size", "minibatch_size", "steps")} == {
-        key: example[key] for key in ("batch_size", "minibatch_size", "steps")
-    }
-    assert made.get("model", example["model"]) == example["model"]
-    assert float(entry["lr"]) == float(strategy["optim_spec"]["lr"])
-    assert entry.get("H") == strategy.get("H")
-    assert entry.get("ranks_per_worker", 1) == strategy.get("ranks_per_worker", 1)
-    assert made.get("workers", example["workers"]) == example["workers"]
-    if each is OPEN_DILOCO[-1]:
-        trained(made, f"opendiloco/{each['example']}", tmp_path)
-
-
-@pytest.mark.parametrize("each", NANOGPT[::3], ids=[each["strategy"] for each in NANOGPT[::3]])
-def test_nanogpts_commands_train(each: dict[str, Any], tmp_path: Path) -> None:
-    flags = flags_of(each["command"])
-    flags.pop("--strategy")
-    flags.pop("--dataset", None)
-    made = experiment_of("Flags", flags, each["strategy"])
-    trained(made, "gpt_text", tmp_path)

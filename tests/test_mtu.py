@@ -78,13 +78,6 @@ def test_impossible_packets_are_refused_by_key(mtu: Any) -> None:
         netsim.Protocol.parse({"mtu": mtu})
 
 
-def test_a_window_holds_a_segment_of_the_mtu() -> None:
-    assert netsim.Protocol.parse({"window": 2000}).window_bytes == 2000
-    line = "^protocol: window: expected at least one segment of 8,949 bytes, got 2000"
-    with pytest.raises(InputError, match=line):
-        netsim.Protocol.parse({"window": 2000, "mtu": AWS})
-
-
 def test_it_is_written_as_it_was_read() -> None:
     written = plain_form(pair(AWS))
     assert written["links"][0]["mtu"] == AWS

@@ -147,16 +147,6 @@ def test_a_window_that_limits_is_reported_with_the_remedy_and_the_remedy_helps()
     assert netsim.flows(PAIR, [(0, "a", "b", 10**9)], "linux-tcp").window_limit is not None
 
 
-def test_the_bound_knows_a_region_s_lines_with_one_host_each() -> None:
-    """What must leave and enter a region crosses its lines, also where one host of each takes part."""
-    hosts = ["asia.0", "eu.0", "us-east.0", "us-west.0"]
-    took = netsim.collective(
-        "wan-4-regions", "all_reduce", num_bytes=860_000_000, ranks=hosts, protocol="ideal"
-    )
-    lines_of_asia = (360 + 524 + 523) * 1e6 / 8
-    assert took.seconds >= took.bound_seconds >= 860e6 / lines_of_asia
-
-
 # --- lists of transfers -------------------------------------------------------------------------------------
 
 TOPOLOGY = yaml.safe_dump(chain_form(["h2", "h10"]))

@@ -86,15 +86,6 @@ def test_a_guessed_vocabulary_is_reported(tmp_path: Path, capsys: pytest.Capture
     assert given["bytes_per_worker"] == guessed["bytes_per_worker"]
 
 
-def test_without_a_budget_there_are_no_days(capsys: pytest.CaptureFixture[str]) -> None:
-    """Days and dollars are for a number of tokens: words without one have none, and nothing is said of a budget."""
-    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --sequence 64"
-    (row,) = printed_rows(words + " --price 2", capsys)
-    assert row["days"] is None
-    assert row["cost"] is None
-    assert not any("budget" in remark for remark in row["remarks"])
-
-
 UNLIKE = """
 task: {name: text, num_bytes: 40000}
 topology:
@@ -112,28 +103,6 @@ batch_size: 8
 steps: 100
 strategies: [{name: DiLoCo, H: 50}]
 """
-
-
-def test_waiting_for_slower_devices_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two h100 wait for an a100: that is the limit, and no link; shared out by speed it is gone."""
-    path = tmp_path / "unlike.yaml"
-    path.write_text(UNLIKE)
-    words = [
-        "plan",
-        str(path),
-        "--set",
-        "strategies=[{name: DiLoCo, H: 50}, {name: MuLoCo, H: 50}]",
-        "--json",
-    ]
-    row, unweighed = json_of(words, capsys)
-    assert row["compute_utilisation"] < 0.7
-    assert row["limit"]["by"] == unweighed["limit"]["by"] == "compute of ore (a100)"
-    assert "--batch-by-speed" in row["limit"]["remedy"]
-    assert "--batch-by-speed" not in unweighed["limit"]["remedy"]
-    shared, refused = json_of([*words, "--batch-by-speed", "--batch-size", "100"], capsys)
-    assert shared["limit"]["by"] != "compute of ore (a100)"
-    line = "batch_by_speed does not go with MuLoCoStrategy, whose averages are not weighed by samples: leave it out"
-    assert refused == {"name": "MuLoCo", "refused": f"plan: {line}"}
 
 
 @pytest.mark.thorough
@@ -387,6 +356,7 @@ def test_places_count_each_plan_once_and_equal_rows_stay_behind_none() -> None:
     assert ratios == {("AllReduce", "DiLoCo")}
 
 
+@pytest.mark.thorough
 def test_a_swept_table_says_each_thing_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

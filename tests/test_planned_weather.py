@@ -214,15 +214,6 @@ def test_rounds_that_go_on_without_a_crashed_host_lose_its_steps() -> None:
     assert waits.failures["seconds_lost_per_crash"] == pytest.approx(3.0, rel=0.05)
 
 
-def test_crashes_that_end_a_run_are_reported() -> None:
-    """Under TCP a connection is given up after a quarter of an hour, so where a round hangs on it the run ends."""
-    plan = measure(
-        build_strategy("DiLoCo", H=2), setting("10 ms", failures=Crashes(1e6, 1800.0), protocol="linux-tcp")
-    )
-    assert any("of crashes end the run" in remark for remark in plan.remarks)
-    assert plan.failures["seconds_lost_per_crash"] == pytest.approx(1800, rel=0.01)
-
-
 def test_crashes_that_never_let_a_run_end_are_reported() -> None:
     """Days were an OverflowError."""
     where = setting(failures=Crashes(1e-80, 600.0))
@@ -232,17 +223,6 @@ def test_crashes_that_never_let_a_run_end_are_reported() -> None:
         measure(build_strategy("DiLoCo", H=5), where)
     with pytest.raises(RefusedPlanError, match=r"and a round takes more than a century"):
         measure(build_strategy("DiLoCo", H=5), replace(where, tokens=None))
-
-
-def test_a_run_that_ends_before_its_budget_is_reported() -> None:
-    """`until` cuts days, tokens and money alike; where it comes later nothing changes."""
-    whole = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0))
-    cut = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0, until=600.0))
-    assert cut.days == pytest.approx(1 / 144)
-    assert cut.tokens == pytest.approx(1e6 / 144 / (whole.days or 0))
-    assert cut.cost == pytest.approx(2.0 * 4 / 6)
-    assert any("until = 10 min ends it" in remark for remark in cut.remarks), cut.remarks
-    assert measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0, until=1e9)) == whole
 
 
 def test_batches_by_speed_keep_the_slow_from_holding_up_the_fast() -> None:

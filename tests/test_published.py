@@ -92,15 +92,6 @@ def test_streams_across_oceans() -> None:
         assert (0.28 < cell["error"] < 0.4) if limited else (abs(cell["error"]) < 0.07)
 
 
-def test_how_far_a_cell_tests_the_model_is_said() -> None:
-    """Of DeMo one row is printed and the rest follows from it; INTELLECT-1's ring is computed from its own figures."""
-    assert [cell["basis"] for cell in cells_of("demo")] == ["known", *["derived"] * 4]
-    rows = cells_of("intellect-1")
-    assert [cell["basis"] for cell in rows] == ["circular", "known"] * 3
-    for ring, own in zip(rows[::2], rows[1::2], strict=True):
-        assert f"that alone is {own['predicted'] / ring['predicted'] - 1:+.0%}" in own["cause"]
-
-
 @pytest.mark.thorough
 def test_a_grid_of_plans() -> None:
     """32 utilisations, four synchronisations and five steps of DDP, with the predictions made before they were read."""
@@ -185,10 +176,3 @@ def test_mistakes_are_named_with_their_line(
     with pytest.raises(InputError) as caught:
         list(reproduce("my.yaml"))
     assert str(caught.value).startswith(message)
-
-
-def test_without_a_name_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """Names and what ran."""
-    assert main(["reproduce"]) == 0
-    output = capsys.readouterr().out
-    assert all(name in output for name in run_names())

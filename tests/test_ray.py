@@ -22,7 +22,6 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.ray.cluster import RayCluster
 from exogym_core.workers.run import run_ranks
-from exogym_core.workers.spec import WorkerSpec
 from netgym.cli.main import main
 from netsim.errors import InputError, RankError
 
@@ -194,29 +193,6 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
     again = tmp_path / "again"
     assert main(["compare", str(point / "experiment.yaml"), "--out", str(again)]) == 0
     assert RunFolder(again).digest() == RunFolder(point).digest()
-
-
-@pytest.mark.thorough
-def test_actors_of_ranks_ask_for_their_gpus(cluster: Any) -> None:
-    """One each where ranks compute on CUDA; a cluster without any is an error at once."""
-    spec = WorkerSpec.parse({"kind": "ray", "address": cluster.address})
-    assert spec.settle(4, 1, on_cuda=True).num_gpus == 1
-    assert spec.settle(4, 1).num_gpus == 0
-    workers = {"kind": "ray", "address": cluster.address, "num_gpus": 1}
-    with pytest.raises(InputError, match="an actor of ranks needs 1 CPU, 1 GPU, and no node has more than"):
-        run_ranks(_body, 4, workers=workers)
-    node = cluster.add_node(**NODE | {"num_cpus": 2, "num_gpus": 2})
-    try:
-        found = run_ranks(_seen_gpus, 4, workers=workers)
-        assert sorted(found.results) == ["0", "0", "1", "1"], "two actors of two ranks"
-        with pytest.raises(InputError, match="need 3 GPU, and the cluster has 2: use fewer"):
-            run_ranks(_seen_gpus, 4, workers={**workers, "processes": 3})
-    finally:
-        cluster.remove_node(node)
-
-
-def _seen_gpus(comm: Communicator) -> str:
-    return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def test_what_no_node_can_hold_is_refused_and_not_waited_for(cluster: Any) -> None:

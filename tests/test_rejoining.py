@@ -165,17 +165,6 @@ def test_healing_is_charged_by_the_bytes_of_the_state() -> None:
     assert healed == pytest.approx(wire + (first[1].seconds - first[0].seconds - 5.0), abs=1e-6)
 
 
-def test_a_rank_that_is_alone_commits_alone_and_the_newest_state_wins() -> None:
-    """b goes on while a is down, c never was; where they meet, those with fewer rounds take over."""
-    events = [away("crash", "a", 7, 40), away("pause", "b", 8, 12)]
-    results = run_ranks(lambda comm: train(comm, 60), 2, star(*events)).results
-    alone = [each for each in results[1] if each.ranks == [1]]
-    assert alone
-    assert results[0][-1].value == results[1][-1].value
-    (met,) = [each for each in results[0] if each.step == results[0][1].step]
-    assert met.value == next(each.value for each in results[1] if each.step == met.step)
-
-
 # --- whole runs ---------------------------------------------------------------------------------------------
 
 

@@ -413,23 +413,6 @@ def test_runs_that_virtual_time_ended_say_what_was_done(tmp_path: Path) -> None:
     )
 
 
-def test_what_it_took_to_the_target_is_a_table_of_its_own(tmp_path: Path) -> None:
-    entries = [each | {"target": "held"} for each in two()] + [entry("DeMo", target="touched")]
-    folder = run_folder(tmp_path, entries, target_loss=0.7)
-    report = RunReport(folder)
-    assert report.to_target.headings[:6] == [
-        "strategy", "time", "speed-up", "steps", "sent per worker", "sent over WAN",
-    ]  # fmt: skip
-    assert [list(cells)[:5] for _, cells in report.to_target.rows] == [
-        ["AllReduce", "200 s", "1x", "2", "500 B"],
-        ["DiLoCo", "50 s", "4x", "2", "500 B"],
-    ]
-    assert main(["report", str(folder.path), "--format", "latex"]) == 0
-    assert r"\label{tab:target}" in (folder.path / "plots/target.tex").read_text()
-    assert r"\label{tab:results}" in (folder.path / "plots/table.tex").read_text()
-    assert "<h2>To the target</h2>" in (folder.path / "report.html").read_text()
-
-
 def test_options_are_reported_as_they_were_used(tmp_path: Path) -> None:
     """Learning rate and optimizer stood in no file where they were defaults."""
     runs = {"DiLoCo": DiLoCoStrategy(H=2), "SPARTA": SPARTAStrategy(optim_spec="sgd", lr=0.25)}
@@ -448,23 +431,6 @@ def test_options_are_reported_as_they_were_used(tmp_path: Path) -> None:
         assert "p_sparta 0.005" in text
     assert "other options at their defaults" not in report.methods
     assert dict(head_facts(report.results))["parameters"] == "53"
-
-
-class Odd(DiLoCoStrategy):
-    """Given what JSON does not have."""
-
-    def __init__(self, pieces: Any = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.pieces = pieces
-
-
-def test_options_that_json_does_not_have_lose_no_result(tmp_path: Path) -> None:
-    circle: list[Any] = [math.inf, mlp(), {1: math.nan}]
-    circle.append(circle)
-    given = fitted(strategy=Odd(pieces=circle, H=2)).summary("Odd", "Odd")
-    assert given["options"]["pieces"][:3] == ["inf", "MLP", {"1": "nan"}]
-    folder = run_folder(tmp_path, [given])
-    assert "pieces (inf, MLP, " in RunReport(folder).write().read_text()
 
 
 @pytest.mark.pictures

@@ -76,12 +76,6 @@ class Restless(Classifier):
         return super().forward(batch) if self.num_passes != 8 else self.first(batch[0]).square().mean()
 
 
-class Replacing(Restless):
-    @staticmethod
-    def does(model: Any) -> None:
-        model.last.weight = nn.Parameter(torch.zeros(3, 8))
-
-
 class Silenced(Restless):
     @staticmethod
     def does(model: Any) -> None:
@@ -191,17 +185,6 @@ def test_stacked_replicas_have_the_clock_and_the_losses_of_threads(
     ]
     assert stacked.bytes_sent == single.bytes_sent
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
-
-
-@pytest.mark.parametrize("make", [AllReduceStrategy, partial(FedAvgStrategy, H=4)])
-def test_parameters_left_out_or_replaced_at_a_later_pass(
-    samples: TensorDataset, make: Callable[[], Strategy]
-) -> None:
-    """Either was a KeyError where gradients are sent one by one; else nothing noticed the second."""
-    single, stacked = (losses(train(samples, make(), kind, Restless)) for kind in ("threads", "stacked"))
-    assert stacked == pytest.approx(single, rel=1e-4)
-    with pytest.raises(InputError, match=r"Replacing: the model replaces its parameter 'last.weight' after"):
-        train(samples, make(), "stacked", Replacing)
 
 
 @pytest.mark.parametrize(

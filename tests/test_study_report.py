@@ -166,15 +166,6 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         StudyReport([tmp_path], by=["strategy"], where=["topology=x"])
 
 
-def test_a_run_given_twice_is_one_run(tmp_path: Path) -> None:
-    """Its rows were in the table twice, and the report refused the run with a remedy that changed nothing."""
-    write_run(tmp_path / "x", {"A": [1.0, 2.0]}, topology=NETWORK)
-    (tmp_path / "link").symlink_to(tmp_path / "x")
-    paths = [tmp_path / "x", tmp_path / "x", tmp_path]
-    assert len(load_runs(*paths)) == len(load_runs(tmp_path / "x")) == 6
-    assert [group.cells()[3] for group in StudyReport(paths).groups] == ["2"]
-
-
 def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
     """Its mean was that of the seeds that did not diverge, and so it came first."""
     path = write_run(tmp_path / "x", {"A": [1.0, 2.0, 3.0], "B": [4.0, 5.0, 6.0]}, topology=NETWORK)
@@ -431,14 +422,6 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
     assert "Running: B: step 700 of 900." in page
     assert "stopped before its end" not in page
     assert Results.load(RunFolder(path)).running is None
-
-
-def test_runs_in_which_no_strategy_has_ended_have_no_page_yet(tmp_path: Path) -> None:
-    """The line was about --group-by, which nobody had given."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/experiment.yaml").write_text("name: a\n")
-    with pytest.raises(InputError, match="a: no strategy has ended yet: netgym status shows the progress"):
-        StudyReport([tmp_path / "a"])
 
 
 def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,22 +161,6 @@ def test_text_comes_from_the_standard_library_in_fixed_order():
         first.train[len(first.train)]
 
 
-def test_windows_cross_no_file_and_come_in_batches(tmp_path):
-    for name, content in (("a.txt", b"abcdefg"), ("b.txt", b"xy"), ("c.txt", b"123456789")):
-        (tmp_path / name).write_bytes(content)
-    files = [tasks.TokenFile.open(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")]
-    windows = tasks.TokenWindows(files, block_size=3)
-    assert [bytes(windows[index][0].tolist()) for index in range(len(windows))] == [
-        b"abc",
-        b"def",
-        b"123",
-        b"456",
-    ]
-    inputs, targets = windows.batch(torch.tensor([2, 0]))
-    assert bytes(inputs.flatten().tolist()) == b"123abc"
-    assert bytes(targets.flatten().tolist()) == b"234bcd"
-
-
 @pytest.mark.parametrize("suffix", ["bin", "npy"])
 def test_memory_maps_are_read_lazily_and_pickled_as_descriptions(tmp_path, suffix):
     tokens = (np.arange(100_000) % 1000).astype(np.uint16)

@@ -154,15 +154,6 @@ def test_a_hosts_own_line_holds_its_senders_back() -> None:
     assert last(["ac", "bc"], 10) > last(["ac", "bc"], 100_000)
 
 
-@pytest.mark.parametrize("loss", ["0.02 %", "0.03 %"])
-@pytest.mark.parametrize("mbit", [300, 1000])
-def test_a_loss_while_a_queue_overruns_is_one_fall_of_the_window(mbit: int, loss: str) -> None:
-    """What was still to come of the overrun queue left a window of nothing, by which the next round was divided."""
-    share = float(loss.removesuffix(" %")) / 100
-    steady = math.sqrt(1.5 / share) * SEGMENT / 0.04  # RFC 8312: as Reno's, where round trips are short
-    assert 0.5 < seconds(pair(mbit, "40 ms", loss), 200_000_000) / (200e6 / steady) < 1.5
-
-
 @pytest.mark.parametrize("queue", [10, 100, 400, 1000, 3000])
 @pytest.mark.parametrize("mbit", [20, 200, 2000])
 def test_queues_lose_time_and_no_bytes(mbit: float, queue: int) -> None:
@@ -313,21 +304,6 @@ def test_a_burst_that_overruns_the_queue_is_sent_again_and_its_window_falls() ->
     overrun = send(warm(two_sites(50)), [(0, 2, 200_000)])[0]
     assert held == pytest.approx(free, rel=1e-9)
     assert overrun > held + 0.08, "at least a round trip more"
-
-
-def test_a_hosts_own_line_drops_nothing() -> None:
-    """Linux keeps what a line does not carry yet in the sockets."""
-
-    def star(**settings: int) -> Topology:
-        line = {"bandwidth": "20 Mbit/s", "latency": "20 ms", **settings}
-        links = [{"between": [host, "sw"], **line} for host in ("a", "b")]
-        return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "routers": ["sw"], "links": links})
-
-    times = [
-        [send(network, [(0, 1, 500_000)]) for _ in range(3)]
-        for network in (Network(Clock(), star(), "gloo"), Network(Clock(), star(queue=10), "gloo"))
-    ]
-    assert times[0] == times[1]
 
 
 def test_acknowledgements_wait_behind_data_of_the_other_direction() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -12,17 +11,16 @@ from typing import Any, Literal
 import pytest
 import torch
 from rich.console import Console
-from worlds import Ports
 
-from netgym.launch.call_sites import CallSites, SiteTotals
+from netgym.launch.call_sites import CallSites
 from netgym.launch.compute import ComputeClock
 from netgym.launch.program import run_program
 from netgym.launch.report import LaunchReport, show_summary
 from netgym.launch.run import Launch, Script
 from netgym.launch.session import RankSession
-from netsim import Clock, Topology
+from netsim import Topology
 from netsim.errors import InputError
-from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
+from netsim.ranks import Call, Key, Post, StampedRow
 
 
 class _Reports:
@@ -87,91 +85,6 @@ def test_places_are_sent_when_they_change_and_hold_until_then(
     assert all(site.place.startswith("test_torch_session.py:") for site in totals)
     (own,) = sites.ranks
     assert (own.bytes_sent, own.wan_bytes) == (640, 320)
-
-
-class _Followed(Ports):
-    """A run without ranks whose requests and rows go to the sites."""
-
-    def __init__(self, sites: CallSites) -> None:
-        super().__init__(len(sites.ranks))
-        self.sites = sites
-
-    def row(self, row: StampedRow) -> None:
-        self.sites.take_row(row)
-
-    def served(self, rank: int, request: Request) -> None:
-        self.sites.take_request(rank, request)
-
-
-def _timed_run(
-    streams: Sequence[Sequence[Request]], seconds: float, until: float = math.inf
-) -> dict[str, SiteTotals]:
-    """Totals by place of a run whose calls take so long from the last member's post on."""
-    made = CallSites(len(streams))
-    made.book = SimpleNamespace(traffic=lambda call, member: (0, 0))  # type: ignore[assignment]
-    ports, clock = _Followed(made), Clock()
-
-    def start(call: Call, group: object, on_done: Callable[[int], None]) -> Any:
-        def enter(member: int, posted: Call) -> None:
-            arrived.append(member)
-            if len(arrived) == len(call.ranks):
-                end = clock.timeout(seconds)
-                end.callbacks.append(lambda event: [on_done(each) for each in arrived])
-
-        arrived: list[int] = []
-        return enter, lambda: None
-
-    kernel = Kernel(len(streams), ports, ports, start=start, clock=clock)
-    kernel.until_seconds = until
-    kernel.follow(made.take_progress)
-    for stream, requests in zip(kernel.streams, streams, strict=True):
-        stream.extend(requests)
-    kernel.run()
-    instant = until if kernel.running else kernel.clock.now
-    made.finish([kernel.exposed_until(rank, instant) for rank in range(len(streams))], instant)
-    return made.totals_by(lambda posted: posted.site.place)
-
-
-def _at(place: str) -> Mark:
-    return Mark({"place": place, "op": "all_reduce"})
-
-
-@pytest.mark.parametrize("until", [2.0, 9.0])
-def test_network_time_of_asynchronous_calls_is_exposed_or_hidden_where_they_are_made(until: float) -> None:
-    """A call of 2 s from the last post on, of which a rank computes 0.5 s and waits 1.5 s at another line."""
-    reduce = Post(Key("world", 0), 0, Call("all_reduce", (0, 1), 8))
-    sends, waits = _at("a.py:1"), _at("a.py:2")
-    first = [sends, reduce, Advance(1.5), waits, Wait(reduce.key), Advance(1.0), Exit()]
-    second = [Advance(1.0), sends, reduce._replace(member=1), Wait(reduce.key), Exit()]
-    by_place = _timed_run([first, second], 2.0, until)
-    # In flight from 1 s to 3 s: the first rank waits from 1.5 s on, the second throughout.
-    assert by_place["a.py:1"].hidden_seconds == 0.5
-    assert by_place["a.py:1"].awaited_seconds == pytest.approx(min(until, 3.0) - 1.5 + min(until, 3.0) - 1.0)
-    assert by_place["a.py:2"].awaited_seconds == by_place["a.py:2"].hidden_seconds == 0.0
-    assert by_place["a.py:2"].network_seconds == pytest.approx(min(until, 3.0) - 1.5)
-
-
-@pytest.mark.parametrize(
-    ("group", "until", "awaited"),
-    [
-        # The second call queues behind the first for 2 s.
-        ("world", math.inf, {"a.py:1": 2.0, "a.py:2": 2.0}),
-        ("world", 1.5, {"a.py:1": 1.5, "a.py:2": 0.0}),
-        # Calls of two groups do not queue.
-        ("other", math.inf, {"a.py:1": 0.0, "a.py:2": 2.0}),
-    ],
-)
-def test_waiting_behind_an_earlier_call_is_exposed_at_that_call(
-    group: str, until: float, awaited: dict[str, float]
-) -> None:
-    def requests(member: int) -> list[Request]:
-        large = Post(Key("world", 0), member, Call("all_reduce", (0, 1), 8000))
-        small = Post(Key(group, 1), member, Call("all_reduce", (0, 1), 4))
-        return [_at("a.py:1"), large, _at("a.py:2"), small, Wait(small.key), Wait(large.key), Exit()]
-
-    by_place = _timed_run([requests(0), requests(1)], 2.0, until)
-    assert {place: each.awaited_seconds / 2 for place, each in by_place.items()} == pytest.approx(awaited)
-    assert by_place["a.py:2"].network_seconds / 2 == sum(awaited.values())
 
 
 def test_the_clock_starts_with_the_first_group(

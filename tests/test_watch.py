@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers import threads
-from exogym_core.workers.failures import place_in
 from exogym_core.workers.host import Runner
 from exogym_core.workers.processes import process_runner
 from exogym_core.workers.threads import Silence
@@ -120,14 +117,6 @@ def test_ctrl_c_ends_a_rank_that_is_busy_with_itself() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_ranks(interrupted_by(spin), 3)
     assert threading.active_count() == before
-
-
-def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
-    def mine() -> str:
-        return json.dumps(object(), default=lambda _: place_in(sys._getframe(1)))  # in the library's frame
-
-    path, _, function = json.loads(mine())
-    assert (path, function) == (__file__, "mine")
 
 
 def test_a_silence_without_a_place_in_a_users_code_names_none_of_ours() -> None:

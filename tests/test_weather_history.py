@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from experiments import experiment
-from worlds import chain_form, star
+from worlds import chain_form
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.communicator.simulated.simulation import LinkHistory
 from exogym_core.results.report.network import link_use
 from exogym_core.results.run_folder import RunFolder
 from netgym.cli.main import main
-from netsim import Clock, Network, Topology
+from netsim import Topology
 from netsim.weather.faults import simulate_weather
 
 STORMY = chain_form(
@@ -36,12 +35,6 @@ def test_every_change_is_there_with_its_instant() -> None:
     assert {link: list(points) for link, points in history.links.items()} == {0: expected, 1: expected}
     assert [tuple(outage) for outage in history.outages] == [(1, 5.0, 6.0)]
     assert history.until_seconds == 10.0
-
-
-def test_what_has_not_happened_yet_is_not_there() -> None:
-    history = simulate_weather(Topology.from_mapping(STORMY), 5.5)
-    assert history.links[0][-1] == (5.0, 0.0)
-    assert [tuple(outage) for outage in history.outages] == [(1, 5.0, None)]
 
 
 def test_endless_drift_is_cut_and_says_where() -> None:
@@ -84,21 +77,6 @@ def test_bytes_are_those_of_the_links_at_a_bounded_number_of_instants() -> None:
     assert use["links"] == {"a->b": pytest.approx([0.5] * 120, abs=0.1)}
 
 
-def test_large_networks_have_fewer_instants() -> None:
-    """Five hundred links that carried something: a file of some hundred kB, that begins and ends as it should."""
-    network = Network(Clock(), star(500, "1 Gbit/s", "1 ms"))
-    history = LinkHistory(network)
-    for step in range(200):
-        for host in range(0, 500, 2):
-            network.transfer(host, host + 1, 1000.0)
-        network.env.run(until=0.01 * (step + 1))
-        history.record()
-    rows = history.rows()
-    assert len(rows) * 500 <= 51_000
-    assert set(rows[-1].values()) == {2.0, 200_000}
-    assert rows[0]["virtual_seconds"] == 0.0
-
-
 def test_every_compared_run_tells_what_its_links_carried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,8 +95,3 @@ def test_every_compared_run_tells_what_its_links_carried(
     assert folder.digest() == digest
     assert main(["report", str(tmp_path / "out")]) == 0
     assert '{"name":"DiLoCo","span_seconds":' not in (tmp_path / "out/report.html").read_text()
-
-
-def test_networks_that_are_not_drawn_have_no_use() -> None:
-    assert link_use([("a", [{"virtual_seconds": 0.0}, {"virtual_seconds": 1.0}])], None) == []
-    assert link_use([("a", [])], TWO) == []

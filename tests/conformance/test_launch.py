@@ -6,7 +6,7 @@ import os
 import pickle
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from transports import TRANSPORTS, run
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
+from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.testing import check_communicator
 from exogym_core.workers.gloo.ranks import GlooHost
@@ -56,12 +56,6 @@ def test_every_marked_row_comes_with_its_rank_in_its_order(transport: str) -> No
         assert rows == [(rank, step) for step in range(2) for rank in range(3)]
 
 
-def test_rows_are_handed_over_as_they_come() -> None:
-    seen: list[tuple[int, Mapping[str, Any]]] = []
-    run_ranks(_marks, 2, transport="gloo", on_row=lambda row: seen.append((row.rank, row.row)))
-    assert sorted(row["step"] for rank, row in seen if rank == 1) == [0, 1]
-
-
 @pytest.mark.parametrize(
     "options", [{"check": False}, pytest.param({"method": "spawn"}, marks=pytest.mark.thorough)]
 )
@@ -72,17 +66,6 @@ def test_the_real_transport_without_checks_and_in_fresh_processes(options: dict[
 def test_a_result_that_cannot_be_sent_is_named() -> None:
     with pytest.raises(InputError, match=r"\['rows'\] \(generator\) cannot be sent"):
         run_ranks(lambda comm: {"rows": (number for number in range(3))}, 1, transport="gloo")
-
-
-@pytest.mark.parametrize("num_ranks", [0, -1, 2.0, True])
-def test_the_number_of_ranks_is_checked(num_ranks: Any) -> None:
-    with pytest.raises(InputError, match="num_ranks"):
-        run_ranks(lambda comm: None, num_ranks, transport="gloo")
-
-
-def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(InputError, match=r"'mpi'.*ccepted: .*gloo"):
-        choose_backend("mpi", 2)
 
 
 def test_without_torchrun_the_missing_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

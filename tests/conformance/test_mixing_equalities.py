@@ -29,7 +29,6 @@ from exogym_core.strategy import (
     FedAvgStrategy,
     GASLoCStrategy,
     NoLoCoStrategy,
-    OptimSpec,
     SGPStrategy,
     Sites,
     SlowMoStrategy,
@@ -39,7 +38,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.fragments import fragments_of, layers_of
 from exogym_core.strategy.parts.gossip import GRAPHS, Graph
-from exogym_core.strategy.parts.muon import MuLoCoMuon, hidden_matrices, split_by_shape
 from exogym_core.strategy.parts.rounds import FragmentOptions
 from netsim.errors import InputError
 
@@ -106,19 +104,6 @@ def test_slowmo_resets_or_averages_its_base_optimizers_state() -> None:
     assert not torch.allclose(plain, reset)
     stateless = [results(SlowMoStrategy("sgd", H=2, buffers=b), problem)[0] for b in ("maintain", "reset")]
     assert torch.equal(*stateless)
-
-
-def test_of_two_optimizers_in_one_each_parameters_own_moments_are_averaged() -> None:
-    """Muon for matrices, AdamW for the rest: looking for their moments failed with an IndexError."""
-    model, batches = reference.make_problem(2, 3, 4, 6, seed=1)
-    spec = OptimSpec(MuLoCoMuon, params=split_by_shape, lr=0.01)
-    run = reference.run_strategy(DESLOCStrategy(spec, H=1, Ku=1, Kv=1), model, batches)
-    assert torch.equal(*run.results)
-    num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    in_matrices = sum(p.numel() for p in hidden_matrices(model))
-    assert 0 < in_matrices < num_values
-    num_moments = in_matrices + 2 * (num_values - in_matrices)  # one of a matrix, two of the rest
-    assert run.traffic[0].payload_bytes == len(batches) * 8 * (num_values + num_moments)
 
 
 # --- graphs ------------------------------------------------------------------------------------------------
