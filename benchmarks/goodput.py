@@ -116,7 +116,7 @@ def main() -> None:
         if name.startswith("elastic"):
             print(json.dumps({f"{name}, counted": counted}), flush=True)
     if given.out is not None:
-        ticks = {"xticks": places, "xticklabels": [f"{place:g}" for place in places], "xscale": "log"}
+        ticks = {"xscale": "log", "xticks": places, "xticklabels": [f"{place:g}" for place in places]}
         of_workers = "mean time between a worker's failures (s)" if places is given.mtbf else "workers"
         labels = {"xlabel": of_workers, "ylabel": "goodput", "ylim": (0, 1)}
         harness.draw_lines(given.out, places, table, **labels, **ticks)

@@ -21,6 +21,7 @@ from exogym_core.cost.compute import Compute
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run.recording import record_kinds
 from exogym_core.strategy import Chain, CommunicationModule, DiLoCoCommunicator, Strategy, build_strategy
+from exogym_core.strategy.participation.sampling import draw_clients
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netgym.experiment.experiment import Experiment
@@ -190,14 +191,14 @@ ODD |= {
 WORLDS = [(3, "linux-tcp"), (5, "ideal"), (7, "gloo"), (7, "ideal"), (5, "linux-tcp")]
 
 
-def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal") -> Measured:
+def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal", seed: int = 0) -> Measured:
     """Plan of a strategy on odd sites; the ends of its rounds and of the run and all bytes are those of a real run."""
     odd = {"topology": Topology.from_mapping(ODD), "num_ranks": num_ranks, "tokens": None}
-    where = replace(setting(protocol=protocol), **odd)
+    where = replace(setting(protocol=protocol), **odd, seed=seed)
     made = Measured(copy.deepcopy(strategy), where)
     figures, period = made.figures, made.plan.steps_per_round
     steps = period * len(figures.round_seconds)
-    given = {"num_nodes": num_ranks, "topology": ODD, "protocol": protocol, "progress": False}
+    given = {"num_nodes": num_ranks, "topology": ODD, "protocol": protocol, "progress": False, "seed": seed}
     run = trained_as(strategy, steps, **given)
     assert figures.end_seconds == pytest.approx(run.virtual_seconds, abs=1e-9)
     crossed = [num_bytes for name, num_bytes in run.link_history[-1].items() if name != "virtual_seconds"]
@@ -210,8 +211,11 @@ def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal") -> M
             assert row["bytes_sent"] == sum(sent[number] for sent in figures.bytes_sent)
             assert row["wan_bytes"] == sum(sent[number] for sent in figures.wan_bytes)
     if not strategy.num_servers:
-        before = rows[steps - period]["payload_bytes"] if steps > period else 0
-        assert made.plan.payload_bytes == pytest.approx(rows[steps]["payload_bytes"] - before, abs=1)
+        first = (
+            period if strategy.clients.are_drawn else steps - period
+        )  # rounds of drawn clients differ: their mean
+        sent = rows[steps]["payload_bytes"] - (rows[first]["payload_bytes"] if first else 0)
+        assert made.plan.payload_bytes == pytest.approx(sent * period / (steps - first), abs=1)
     return made
 
 
@@ -231,6 +235,14 @@ def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], world
     """To the byte and the nanosecond, of ranks that are neither a power of two nor evenly spread."""
     made = as_trained(build_strategy(name, **options), *world)
     assert made.plan.bytes_per_worker > 0
+
+
+def test_a_first_rank_that_is_not_drawn_again_is_planned() -> None:
+    """It hands its model on before it asks for anything, which failed; memory is that of a client that takes part."""
+    strategy = build_strategy("FedAvg", H=2, clients_per_round=2)
+    assert [0 in draw_clients(42, number, 5, 2) for number in range(3)] == [True, True, False]
+    plan = as_trained(strategy, 5, seed=42).plan
+    assert plan.memory["weights"] == 4 * sum(each.numel() for each in Tiny().parameters())
 
 
 def test_every_strategy_is_in_the_table() -> None:

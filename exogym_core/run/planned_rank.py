@@ -81,6 +81,7 @@ class PlannedRank:
         computing: called with (step, share) of the computing; all of a 0-based step is a share of 1.
         max_steps: of the run.
         coding: cost of codecs; without speeds it takes no time, and the traffic counts the values.
+        seed: of the run, which decides the ranks that meet.
     """
 
     def __init__(
@@ -91,11 +92,12 @@ class PlannedRank:
         computing: Callable[[int, float], None],
         max_steps: int,
         coding: Coding | None = None,
+        seed: int = 0,
     ) -> None:
         self.strategy, self._computing = strategy, computing
         free = _FreeCoding.model_construct({})
         self._coding = coding if coding is not None and coding.speeds else free
-        set_up(strategy, model, comm, max_steps, 0, self._coding)
+        set_up(strategy, model, comm, max_steps, seed, self._coding)
         # Ranks share a model's gradients, which hold no values: there is nothing to forget.
         strategy.zero_grad = _nothing  # type: ignore[method-assign]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -215,12 +217,13 @@ def planned_rank(
     computing: Callable[[int, float], None],
     max_steps: int,
     coding: Coding | None = None,
+    seed: int = 0,
 ) -> PlannedRank | None:
     """`PlannedRank` with a copy of the strategy; None for a server, after it has served without arithmetic."""
     mine = planned_copy(strategy)
     if comm.rank < comm.world_size - mine.num_servers:
-        return PlannedRank(comm, model, mine, computing, max_steps, coding)
-    mine.setup(model, comm, 1, 0)
+        return PlannedRank(comm, model, mine, computing, max_steps, coding, seed)
+    mine.setup(model, comm, 1, seed)
     for name in getattr(mine, "arithmetic", ()):
         setattr(mine, name, _nothing)
     mine.serve(_nothing)  # until no worker sends anything any more

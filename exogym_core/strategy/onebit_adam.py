@@ -50,8 +50,8 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
         options: of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
-        Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1; eps, no bias correction and the scale from the authors'
-        code (DeepSpeed's OnebitAdam), read second-hand.
+        Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1; eps, no bias correction and the scale as in the authors'
+        code, microsoft/DeepSpeed, `runtime/fp16/onebit/adam.py` and `runtime/comm/nccl.py`.
     """
 
     freeze_step: int | None = option(None, positive_int)

@@ -608,6 +608,7 @@ class Measured:
             are_peers_new=self.are_peers_new,
             differ=self.setting.differs_for_ever(),
             has_events=bool(self.setting.topology.weather.events),
+            are_drawn=self.strategy.clients.are_drawn,
         )
 
     def own_round(self) -> float:
@@ -722,7 +723,9 @@ def _declared(strategy: Strategy, setting: Setting) -> tuple[int | None, int]:
     name, found = type(strategy).__name__, [strategy]
 
     def set_up(comm: Communicator, computing: Callable[[int, float], None]) -> None:
-        made = planned_rank(strategy, comm, setting.model.model, computing, setting.max_steps)
+        made = planned_rank(
+            strategy, comm, setting.model.model, computing, setting.max_steps, seed=setting.seed
+        )
         assert made is not None
         found.append(made.strategy)
 

@@ -169,7 +169,12 @@ class Pace(NamedTuple):
 
 
 def pace_together(
-    figures: RoundFigures, *, are_peers_new: bool, differ: bool = False, has_events: bool = False
+    figures: RoundFigures,
+    *,
+    are_peers_new: bool,
+    differ: bool = False,
+    has_events: bool = False,
+    are_drawn: bool = False,
 ) -> Pace:
     """Pace of ranks that end their rounds together.
 
@@ -178,6 +183,7 @@ def pace_together(
         are_peers_new: ranks meet different peers in different rounds.
         differ: rounds differ randomly, even if two happen to be equal.
         has_events: hosts crash or pause, or links change, in some rounds: means are over all.
+        are_drawn: clients are drawn for each round: means are over all but the first.
     """
     ends, remarks = [0.0, *figures.round_seconds], []
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
@@ -196,19 +202,21 @@ def pace_together(
     if are_peers_new:
         rounds, span, added = _of_new_peers(rounds, figures.peers)
         remarks += added
-    first = None if differ else repeats_from(rounds)
+    first = None if differ or are_drawn else repeats_from(rounds)
     steady = first is not None
     if first is None:
         first = 1 if len(rounds) > 1 and not has_events else 0
         if span == 1 and len(rounds) > 1 and not differ:
             least, most = min(rounds[first:]), max(rounds[first:])
+            reason = "clients are drawn for each round" if are_drawn else "no two rounds took equally long"
             remarks.append(
-                f"no two rounds took equally long ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
+                f"{reason} ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
                 f"figures are means over the simulated rounds"
             )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
     known = ends[1:] if span == 1 else []
+    span = len(kept) if span == 1 else span
     return Pace(a_round, min(computing, a_round), known, steady, span, tuple(remarks))
 
 
@@ -349,6 +357,7 @@ class SimulatedRounds:
             rounds,
             apart,
             setting.max_steps,
+            setting.seed,
             seconds,
             *map(known.number_of, parts),
         )
@@ -386,7 +395,10 @@ class SimulatedRounds:
             body = partial(self._body, is_alone=True)
 
             def make_groups(comm: Communicator, computing: Callable[[int, float], None]) -> None:
-                planned_rank(self._strategy, comm, self._model, computing, self._setting.max_steps)
+                setting = self._setting
+                planned_rank(
+                    self._strategy, comm, self._model, computing, setting.max_steps, seed=setting.seed
+                )
 
             made = record_kinds(body, self._num_ranks, self._setting.collectives, make_groups)
         except (ValueError, RuntimeError) as error:
@@ -416,20 +428,23 @@ class SimulatedRounds:
     ) -> None:
         """Program of a rank: the steps of `num_rounds` rounds, the remainder, and what is in flight at the end."""
         with without_updates(self._strategy):
-            own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
+            # A client that is not drawn drops its parameters.
+            is_own = self._strategy.overlaps_backward or self._strategy.clients.are_drawn
+            own = copy.deepcopy(self._model) if is_own else self._model
             setting, coding = self._setting, self._setting.compute.coding
             rounds = self._rounds if num_rounds is None else self._rounds._replace(number=num_rounds)
             max_steps = max(setting.max_steps, rounds.start + rounds.num_steps)
             runner: PlannedRank | None
             if setting.cut is None:
-                runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
+                runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding, setting.seed)
             else:
                 runner = planned_stages(comm, setting, self._strategy, computing, max_steps)
             if runner is None:
                 return
             mine = runner.strategy
             self.has_absences = mine.workers.has_absences
-            is_measured = comm.rank < setting.ranks_a_worker  # of the first worker
+            # Of the first worker, or the first that takes part in the first round.
+            is_measured = comm.rank in mine.workers.present[: setting.ranks_a_worker]
             keeps_state = mine.workers.has_absences  # which heals others: its size counts on every rank
             if not is_measured and not keeps_state:
                 runner.still_optimizers()

@@ -130,13 +130,14 @@ class PlannedStages(PlannedRank):
         micro_batches: list[int],
         max_steps: int,
         coding: Coding | None = None,
+        seed: int = 0,
     ) -> None:
         stage = StageRank(cut, comm, cut.held_by(model, comm.rank % cut.stages.count))
         self._clock = _Shares(comm.rank, computing)
         self._step_samples = StepSamples(
             [(None, samples) for samples in micro_batches], sum(micro_batches), sum(micro_batches)
         )
-        super().__init__(stage.peers, stage.held.model, strategy, computing, max_steps, coding)
+        super().__init__(stage.peers, stage.held.model, strategy, computing, max_steps, coding, seed)
         whole: Any = _WholeStep()
         stage.clip_together(strategy)
         self._is_asynchronous = cut.stages.is_asynchronous
@@ -170,7 +171,7 @@ def planned_stages(
     number = setting.stages.microbatches or 1
     micro_batches = [setting.batch_size // number] * number
     about = (copy.deepcopy(setting.model.model), mine, computing, micro_batches, max_steps)
-    return PlannedStages(comm, setting.cut, *about, setting.compute.coding)
+    return PlannedStages(comm, setting.cut, *about, setting.compute.coding, setting.seed)
 
 
 def boundary_bytes(cut: Cut, batch_size: int) -> list[tuple[int, int]]:
