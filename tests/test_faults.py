@@ -44,7 +44,7 @@ ONE = (0.0, "a", "b", MEGABYTE)
         ([both("a", at="0.52 s", bandwidth="4 Mbit/s", **{"for": "500 ms"})], 1.27),
         ([both("a", at="0.52 s", bandwidth="0 bit/s", **{"for": "500 ms"})], 1.52),
         ([both("a", at="0 s", latency="1 s")], 2.01),
-        ([both("a", at="0 s", down=True), both("a", at="1 s", up=True)], 2.0),
+        ([both("a", at="0 s", down=True), both("a", at="1 s", up=True)], 2.02),
         ([{"host": "c", "at": "0.5 s", "crash": True}], 1.02),
         # Two causes: the link is back when neither keeps it down; the later of two values stands.
         ([both("a", at="0.52 s", down=True, **{"for": "1 s"}), both("a", at="1 s", down=True, **{"for": "2 s"})], 3.5),
@@ -101,7 +101,7 @@ def test_nothing_crosses_a_dead_link_not_even_an_empty_message() -> None:
     topology = star(events=[both("a", at="0 s", down=True, **{"for": "2 s"})])
     for protocol in ("ideal", "linux-tcp", "gloo"):
         (arrival,) = finish(topology, (0.5, "a", "b", 0), protocol=protocol)
-        assert arrival == 2.0
+        assert arrival == pytest.approx(2.0204 if protocol == "gloo" else 2.02, abs=1e-3)  # it leaves at 2 s
 
 
 @pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
@@ -219,7 +219,7 @@ def test_weather_is_the_same_whatever_else_goes_on() -> None:
 def test_a_crash_drops_what_is_in_flight_and_holds_what_is_sent_later() -> None:
     topology = star(events=[{"host": "b", "at": "0.52 s", "crash": True, "for": "2 s"}])
     flows = [ONE, (0.0, "b", "c", MEGABYTE), (0.6, "a", "b", MEGABYTE), (0.6, "a", "c", MEGABYTE)]
-    assert finish(topology, *flows) == [math.inf, math.inf, 3.52, 1.62]
+    assert finish(topology, *flows) == [math.inf, math.inf, 3.54, 1.62]
 
 
 def test_dropped_bytes_are_counted_and_a_message_is_sent_once_more() -> None:
@@ -229,7 +229,7 @@ def test_dropped_bytes_are_counted_and_a_message_is_sent_once_more() -> None:
     faults.add(HostEvent(at=0.52, host="b", crash=True))
     faults.add(HostEvent(at=2.0, host="b", up=True))
     clock.run(network.transfer(A, B, MEGABYTE))
-    assert clock.now == 3.0
+    assert clock.now == pytest.approx(3.02)
     assert network.dropped_bytes == pytest.approx(MEGABYTE / 2)
     assert network.link_bytes.sum() == pytest.approx(2 * 1.5 * MEGABYTE)
 
@@ -261,7 +261,7 @@ def test_an_event_brings_up_a_link_but_not_a_crashed_host() -> None:
         both("b", at="1 s", up=True),
         {"host": "b", "at": "2 s", "up": True},
     ]
-    assert finish(star(events=events), (0.5, "a", "b", MEGABYTE)) == [3.0]
+    assert finish(star(events=events), (0.5, "a", "b", MEGABYTE)) == [3.02]
 
 
 def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> None:
@@ -273,7 +273,7 @@ def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> Non
     faults.add(Background(from_="a", to="c", rate="1 Mbit/s", start=0.5, stop=1.0))
     clock.run(until=10)
     assert network.num_in_flight == 0
-    assert network.link_bytes.max() == pytest.approx(5e5 * (0.98 + 2.0) + 1.25e5 * 0.48)
+    assert network.link_bytes.max() == pytest.approx(5e5 * (0.98 + 1.98) + 1.25e5 * 0.48)
 
 
 # -- progress ------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_weather_of_a_topology_is_applied_or_left_out_but_never_forgotten(clock:
 
 def test_what_never_happens_is_reported_by_the_clock(clock: Clock, network: Network) -> None:
     network.set_link_up(0, False)
-    with pytest.raises(DeadlockError, match=r"nothing is left to happen at 0.02 s"):
+    with pytest.raises(DeadlockError, match=r"nothing is left to happen at 0 s"):
         clock.run(network.transfer(A, B, MEGABYTE))
 
 

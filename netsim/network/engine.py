@@ -243,6 +243,8 @@ class Engine:
             self._heap.move(transfer, transfer.timer)
             if self.paused.stops(connection):
                 self._stop(transfer)
+            elif self.dead.links and self.dead.is_cut(route):
+                self._hold_first_byte(transfer)
         if isinstance(owner, Outside):
             if owner.id < 0:
                 owner.id = transfer.number
@@ -427,12 +429,8 @@ class Engine:
         """The first byte arrives; returns whether there is anything to drain."""
         connection = transfer.connection
         window = connection.window if transfer.most == inf else None
-        if (
-            self.dead.links
-            and (transfer.size == 0.0 or window is not None)
-            and self.dead.is_cut(connection.route)
-        ):
-            self._hold(transfer, now + self.dead.give_up_seconds)
+        if self.dead.links and self.dead.is_cut(connection.route):
+            self._hold_first_byte(transfer)
             return True
         if transfer.size == 0.0 or connection.gross is None:
             if window is not None:
@@ -600,6 +598,11 @@ class Engine:
         transfer.stop = 0.0
         self._heap.move(transfer, until)
 
+    def _hold_first_byte(self, transfer: Transfer) -> None:
+        """Stop a transfer of which nothing has arrived; only windows and empty messages give up."""
+        gives_up = transfer.size == 0.0 or transfer.window is not None
+        self._hold(transfer, self.now + self.dead.give_up_seconds if gives_up else inf)
+
     def _hold_if_cut(self, connection: Connection) -> None:
         """Hold a transfer with a window whose route is cut; without windows a rate of zero suffices."""
         transfer = connection.first
@@ -615,19 +618,20 @@ class Engine:
             self.rates.change(connection, 0.0)
 
     def _release(self, transfer: Transfer) -> None:
-        """Resume a held transfer; a connection that was cut for long starts slowly."""
-        if self.dead.is_cut(transfer.connection.route):
+        """Resume a held transfer; a connection cut for long starts slowly, and a first byte leaves only now."""
+        route = transfer.connection.route
+        if self.dead.is_cut(route):
             return
         del self.dead.held[transfer]
         transfer.is_held = False
-        if self.paused.stops(transfer.connection):
-            transfer.timer = self.now
-            self._stop(transfer)
-            return
         window = transfer.window
         now = self.now
-        if window is None or not transfer.drains:
-            self._heap.move(transfer, now)
+        if not transfer.drains:
+            transfer.timer = now + route.latency + route.setup
+        if self.paused.stops(transfer.connection):
+            self._stop(transfer)
+        elif window is None or not transfer.drains:
+            self._heap.move(transfer, transfer.timer)
         else:
             transfer.since = now
             window.start(now, transfer.remaining, None)
