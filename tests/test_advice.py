@@ -180,6 +180,7 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     assert not any(line.startswith("nothing fits") for line in found["explained"])
     assert {row["strategy"] for row in rows if row["stages"]["count"] == 2} == {"AllReduce", "DiLoCo"}
     assert all(row["fits"] is not False for row in rows)
+    assert {row["stages"]["codec"] for row in rows} >= {"bf16", "int8"}
     for row in rows:
         if row["left_out"]:
             continue

@@ -156,7 +156,8 @@ def test_shipped_files_fit_the_schema_that_they_name(path: Path) -> None:
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     before, _, named = first.partition("$schema=")
     assert before == "# yaml-language-server: "
-    name = "topology" if path.parent.name in ("topologies", "availability") else "experiment"
+    name = Path(named).stem
+    assert name in ("topology", "experiment")
     assert (path.parent / named).resolve() == ROOT / "schemas" / f"{name}.json"
     errors = [error.message for error in validator(name).iter_errors(load_document(path).data)]
     assert errors == []

@@ -120,9 +120,10 @@ def _options(row: Mapping[str, Any]) -> str:
     streams = f", {format_count(row['streams'], 'stream')}" if row["streams"] else ""
     algorithm = "" if row["algorithm"] == "auto" else f", {algorithm_text(row['algorithm'])}"
     left_out = f", without {row['left_out']}" if row["left_out"] else ""
-    stages = (
-        ", {count} stages of {microbatches} micro-batches".format(**row["stages"]) if row["stages"] else ""
-    )
+    stages = ""
+    if row["stages"]:
+        stages = ", {count} stages of {microbatches} micro-batches".format(**row["stages"])
+        stages += f" in {row['stages']['codec']}" if row["stages"]["codec"] else ""
     return f"{row['strategy']}({options}){stages}{streams}{algorithm}{left_out}"
 
 

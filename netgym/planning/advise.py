@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.stages.options import Stages
+from exogym_core.stages.options import BoundaryCodecOptions, Stages
 from exogym_core.strategy import build_strategy
 from netgym.command_options import first_line
 from netgym.planning.measure import (
@@ -25,7 +25,7 @@ from netgym.planning.measure import (
 )
 from netgym.planning.rings import first_hosts, ring_orders
 from netgym.planning.stages import may_fit
-from netgym.planning.step_ratio import Ratio, steps_range
+from netgym.planning.step_ratio import Ratio, steps_range, with_coded_boundaries
 from netgym.planning.sweep import is_sooner
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -75,6 +75,7 @@ _MORE_LEFT_OUT = 3  # when one is left out already
 _MOST_COMPARED = 8  # routes by which a site's width is judged
 _MOST_OUTSIDE = 3  # sites that are left out together
 _CHAINS_WITHOUT = (1 / 4, 1 / 2, 3 / 4)  # of the sites, the narrowest
+_BOUNDARY_CODECS = ("bf16", "int8")
 _FEW_IDLE, _MOST_MICRO = 4, 64  # micro-batches a stage: with the first, less than a fifth of a step is idle
 
 #: Values of options of which each is planned with each, the first matters most to a loss; of buckets: a model's number.
@@ -319,7 +320,9 @@ class Advice:
         if self._ratios and name in self._ratios:
             return self._ratios[name]
         workers = row["workers"] // options.get("ranks_per_worker", 1)
-        return steps_range(name, options, self._setting.model.num_parameters, workers, self._setting.tokens)
+        ratio = steps_range(name, options, self._setting.model.num_parameters, workers, self._setting.tokens)
+        codec = (row.get("stages") or {}).get("codec")
+        return ratio if codec is None else with_coded_boundaries(ratio, codec)
 
     def _plan(
         self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any
@@ -332,7 +335,12 @@ class Advice:
             "streams": None,
             "left_out": None,
             "groups": None,
-            "stages": stages and {"count": stages.count, "microbatches": stages.microbatches},
+            "stages": stages
+            and {
+                "count": stages.count,
+                "microbatches": stages.microbatches,
+                "codec": stages.codec and stages.codec.name,
+            },
             "workers": setting.num_ranks,
             "algorithm": setting.collectives or "auto",
             **labels,
@@ -435,13 +443,27 @@ class Advice:
         """Plan workers that are chains of hosts, each with a stage of the model; the batch of all hosts stays the same.
 
         Each strategy gets the shortest chains that fit into memory, unless its plan with whole replicas is sooner than
-        their lower bound; the best row also with other numbers of micro-batches, and with the next longer chains.
+        their lower bound; the best row also with other numbers of micro-batches, with the next longer chains, with
+        codecs on its boundaries, and without the narrowest sites.
         """
         setting, hosts = self._setting, self._setting.num_ranks
         if setting.stages is not None or setting.batch_by_speed:
             return
 
         fits_whole, smallest = bool(self.rows), None
+        made: list[tuple[dict[str, Any], Setting]] = []
+
+        def planned(
+            name: str, options: Mapping[str, Any], there: Setting, **labels: Any
+        ) -> dict[str, Any] | None:
+            row = self._plan(name, options, there, **labels)
+            if row is not None:
+                made.append((row, there))
+            return row
+
+        def best() -> tuple[dict[str, Any], Setting]:
+            return min(made, key=lambda pair: _order(pair[0]))
+
         for name, options in STAGED:
             # One worker has no rounds; there the gradients of data-parallel stay where they are.
             most = hosts if name == "AllReduce" else hosts // 2
@@ -467,29 +489,37 @@ class Advice:
                     smallest = f"--batch-size 1 in {count} stages for {name}"
             for at, (first, others) in enumerate(found):
                 num_misfits = len(self._misfits)
-                row = self._plan(name, options, first)
+                row = planned(name, options, first)
                 if row is None and len(self._misfits) > num_misfits:
                     continue
                 if row is not None and row is min(self.rows, key=_order):
                     for there in [*others, *(longer for longer, _ in found[at + 1 : at + 2])]:
-                        self._plan(name, options, there)
+                        planned(name, options, there)
                 break
-        best = min((row for row in self.rows if row["stages"]), key=_order, default=None)
-        if best is not None and len(set(setting.hosts)) == hosts:
-            self._shorten_chains(best)
-        if best := min((row for row in self.rows if row["stages"]), key=_order, default=None):
-            count, number = best["stages"]["count"], best["stages"]["microbatches"]
-            where = " on the hosts left" if best["left_out"] else ""
+        if made:
+            row, there = best()
+            for codec in _BOUNDARY_CODECS:
+                planned(row["strategy"], row["options"], _coded(there, codec))
+            row, there = best()
+            if len(set(setting.hosts)) == hosts:
+                for name, options, fewer, left_out in self._shorter_chains(row):
+                    planned(name, options, fewer, left_out=left_out)
+            row, there = best()
+            stages = {key: value for key, value in row["stages"].items() if value is not None}
+            words = ", ".join(f"{key}: {value}" for key, value in stages.items())
+            where = " on the hosts left" if row["left_out"] else ""
             self._explained.append(
-                f"{count} stages of {number} micro-batches: each worker is a chain of {count} hosts{where} with "
-                f"{count} times a host's batch: workers.count={best['workers']}, batch_size="
-                f"{setting.batch_size * count}, stages={{count: {count}, microbatches: {number}}} (docs/stages.md)"
+                f"{stages['count']} stages of {stages['microbatches']} micro-batches: each worker is a chain of "
+                f"{stages['count']} hosts{where} with {stages['count']} times a host's batch: "
+                f"workers.count={row['workers']}, batch_size={there.batch_size}, stages={{{words}}} (docs/stages.md)"
             )
         elif not fits_whole and smallest is not None:
             self._explained.append(f"stages do not fit with these batches; enough would be {smallest}")
 
-    def _shorten_chains(self, best: Mapping[str, Any]) -> None:
-        """Plan the best row with stages without the narrowest sites; on one worker, as data-parallel."""
+    def _shorter_chains(
+        self, best: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Mapping[str, Any], Setting, str]]:
+        """Plans to make of the best row with stages without the narrowest sites; on one worker, of data-parallel."""
         setting = self._setting
         sites = _narrowest_first(setting, setting.hosts)
         for share in _CHAINS_WITHOUT:
@@ -499,14 +529,14 @@ class Advice:
             if not outside or count < 2:
                 continue
             used = kept[: len(kept) // count * count]
-            there = _in_stages(setting, count, _micro_batches(setting.batch_size * count, count)[0], used)
+            number = _micro_batches(setting.batch_size * count, count)[0]
+            there = _coded(_in_stages(setting, count, number, used), best["stages"]["codec"])
             is_alone = there.num_ranks == 1
             name, options = ("AllReduce", {}) if is_alone else (best["strategy"], best["options"])
-            left_out = " and ".join([*outside, *kept[len(used) :]])
             with suppress(InputError):
                 (whole,) = memory_states(build_strategy(name, **options), setting) or [{}]
                 if may_fit(there, whole) and least_days_in_stages(there) < best["days"]:
-                    self._plan(name, options, there, left_out=left_out)
+                    yield name, options, there, " and ".join([*outside, *kept[len(used) :]])
 
     def _group(self) -> None:
         """Plan rounds between groups of hosts of one region, inside which gradients are averaged at each step."""
@@ -595,6 +625,13 @@ def _in_stages(setting: Setting, count: int, number: int, at: Sequence[str] | No
     return there if at is None else replace(there, placement=at)
 
 
+def _coded(setting: Setting, codec: str | None) -> Setting:
+    """Setting with a codec on the boundaries of its stages."""
+    assert setting.stages is not None
+    options = None if codec is None else BoundaryCodecOptions(name=codec)
+    return replace(setting, stages=setting.stages.model_copy(update={"codec": options}))
+
+
 def _micro_batches(batch: int, count: int) -> list[int]:
     """Numbers of micro-batches to plan: the most (least memory), those with which stages idle little, the fewest."""
     whole = [number for number in range(1, min(batch, _MOST_MICRO * count) + 1) if batch % number == 0]
@@ -655,7 +692,7 @@ def _may_send_dearer(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Key of the options that determine the number of steps of a row."""
     options = tuple(sorted((name, value) for name, value in row["options"].items() if name != "bucket_bytes"))
-    return row["strategy"], options, row["workers"]
+    return row["strategy"], options, row["workers"], (row.get("stages") or {}).get("codec")
 
 
 def _best_by(
