@@ -297,6 +297,7 @@ def test_noise_is_new_for_each_seed_rank_epoch_and_step_and_the_same_with_worker
     assert all(not torch.isclose(a, b).any() for i, a in enumerate(noises) for b in noises[:i])
     by_workers = drawing(kind(), loader={"num_workers": 1}, mini=2)
     assert torch.equal(flat(steps_of(by_workers, 4)), flat(steps_of(drawing(kind()), 4)))
+    by_workers.close()
 
 
 def test_a_shuffled_stream_is_dealt_out_without_repetition_and_new_in_each_epoch():

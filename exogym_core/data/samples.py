@@ -304,6 +304,9 @@ class Source:
         for _ in range(num_steps):
             self.next_step()
 
+    def close(self) -> None:
+        """End processes that read ahead."""
+
     def _begin_epoch(self) -> bool:
         self.epoch, self.step = self.epoch + 1, 0
         return self.num_epochs is None or self.epoch < self.num_epochs
@@ -385,6 +388,10 @@ class _IndexedData(Source):
             **self._reading.loader,
         )
         return iter(loader)
+
+    def close(self) -> None:
+        """End the loader's workers: garbage that still has them waits five seconds for each."""
+        self._loaded = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""

@@ -457,7 +457,8 @@ class Loop(Role):
         return RankOutcome(state, self.max_steps, remarks, coding=coding, options=options, reads=reads)
 
     def close(self) -> None:
-        """Remove hooks from the model, and free gradients and optimizers' states."""
+        """Remove hooks from the model, free gradients and optimizers' states, and end processes that read data."""
+        self.data.close()
         self.model.zero_grad(set_to_none=True)
         for optimizer in self.strategy.optimizers:
             optimizer.state.clear()
