@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from exogym_core.results.report.page import Page, render_page
+from exogym_core.results.report.table import ResultTable
 
 PAGES = Path(__file__).parent / "pages"
 _OF_THE_CODE = re.compile(
@@ -19,7 +20,7 @@ _OF_THE_CODE = re.compile(
 def made() -> dict[Path, str]:
     """Each saved page as the code makes it now."""
     study = PAGES / "shown-study-page.html"
-    page = render_page(Page("", [], "", [], [], "", curves={}))
+    page = render_page(Page("", [], "", ResultTable([], []), "", curves={}))
     parts = iter(_OF_THE_CODE.findall(page))
     text = _OF_THE_CODE.sub(lambda _: next(parts), study.read_text(encoding="utf-8"))
     return {study: text}

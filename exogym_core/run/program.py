@@ -582,8 +582,8 @@ class Program:
         """Strategy of the ranks, not set up, which knows how long their steps take."""
         strategy = copy.deepcopy(self.request.strategy)
         seconds = [each.mean_seconds for each in self.durations if each is not None]
-        strategy.shared_state.step_seconds = tuple(seconds)
-        strategy.shared_state.batches = self.batches
+        facts = strategy.shared_state.run
+        facts.step_seconds, facts.batches = tuple(seconds), self.batches
         return strategy
 
     @cached_property

@@ -89,7 +89,6 @@ class FitRequest(RunConfig):
     failures: Mapping[str, float] | None
     stages: Stages | None
     crashes: tuple[HostEvent, ...] = ()  # drawn for `failures`, part of the weather
-    hosts: Sequence[str] = ()  # of each worker, by name; none without a topology
     places: Sequence[str] | None = None  # `placement` with servers, each kind of them spread as workers are
 
     @classmethod
@@ -136,19 +135,16 @@ class FitRequest(RunConfig):
         if stages is not None:
             request._check_stages()
             if topology is not None:
-                hosts = hosts_of(topology, request.num_nodes, stages, request.placement)
-                request.places = [topology.hosts[host].name for host in hosts]
+                of_stages = hosts_of(topology, request.num_nodes, stages, request.placement)
+                request.places = [topology.hosts[host].name for host in of_stages]
         if topology is not None:
             if request.strategy.num_servers:
                 groups = request.strategy.server_groups
                 request.places = with_servers(topology, request.num_nodes, request.placement, groups)
-            placed = topology.place(request.num_ranks, request.places)[: request.num_training]
-            request.hosts = [topology.hosts[host].name for host in placed]
+            hosts = request.hosts
             if request.failures is not None:
                 request._settle_failures(topology, request.failures)
-        if topology is not None and request.placement is None and stages is None:
-            line = unlike_hosts(topology, request.hosts)
-            if line is not None:
+            if request.placement is None and stages is None and (line := unlike_hosts(topology, hosts)):
                 warnings.warn(f"fit: {line}", UserWarning, stacklevel=4)
         if not request.is_joining and not request.is_apart:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
@@ -280,6 +276,14 @@ class FitRequest(RunConfig):
     def num_ranks(self) -> int:
         """Number of ranks: those that train, and servers."""
         return self.num_training + self.strategy.num_servers
+
+    @property
+    def hosts(self) -> list[str]:
+        """Host of each rank that trains, by name; none without a topology."""
+        if self.topology is None:
+            return []
+        placed = self.topology.place(self.num_ranks, self.places)[: self.num_training]
+        return [self.topology.hosts[host].name for host in placed]
 
     def weather_after(self, seconds: float) -> str | None:
         """Weather of the topology that begins at `seconds` or later, in a line; drawn crashes are left out."""

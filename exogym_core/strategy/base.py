@@ -121,14 +121,29 @@ _STEP_METHODS = {
 }
 
 
+@dataclass(slots=True)
+class RunFacts:
+    """Facts of a run that its strategies use.
+
+    Attributes:
+        max_steps, seed, coding: as passed to `Strategy.setup`.
+        step_seconds: mean virtual seconds of a step of each worker; empty where steps take no time.
+        batches: samples of each worker in a step; empty where all have as many.
+    """
+
+    max_steps: int = 1
+    seed: int = 0
+    coding: Coding | None = None
+    step_seconds: Sequence[float] = ()
+    batches: Sequence[int] = ()
+
+
 class SharedState:
     """State of a rank that its strategies share: those of a chain have the chain's; see `Strategy` for what each is.
 
     Attributes:
         whole: the strategy that was set up; None before.
         payload_bytes: sent before this step.
-        step_seconds: mean virtual seconds of a step of each worker; empty where steps take no time.
-        batches: samples of each worker in a step; empty where all have as many.
     """
 
     model: nn.Module
@@ -139,14 +154,10 @@ class SharedState:
     def __init__(self, where: str) -> None:
         self.where = where
         self.whole: Strategy | None = None
-        self.max_steps = 1
-        self.seed = 0
-        self.coding: Coding | None = None
+        self.run = RunFacts()
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
-        self.step_seconds: Sequence[float] = ()
-        self.batches: Sequence[int] = ()
         self.local_step = 0
         self.nbytes = 0
         self.payload_bytes = 0
@@ -161,18 +172,21 @@ class SharedState:
         coding: Coding | None,
     ) -> None:
         """Take what `Strategy.setup` is given."""
-        self.whole, self.model, self.comm, self.coding = whole, model, comm, coding
-        self.max_steps, self.seed, self.local_step = max_steps, seed, 0
+        self.whole, self.model, self.comm, self.local_step = whole, model, comm, 0
+        self.run.max_steps, self.run.seed, self.run.coding = max_steps, seed, coding
         self.payload_bytes = comm.state.traffic.payload_bytes
 
 
 class Shared(property, Generic[T]):
-    """An attribute of a strategy that its `SharedState` holds."""
+    """An attribute of a strategy that its `SharedState` holds, or the `part` of it."""
+
+    def __init__(self, part: str = "shared_state") -> None:
+        self._part = part
 
     def __set_name__(self, owner: type, name: str) -> None:
+        part = attrgetter(self._part)
         super().__init__(
-            attrgetter(f"shared_state.{name}"),
-            lambda strategy, value: setattr(strategy.shared_state, name, value),
+            attrgetter(f"{self._part}.{name}"), lambda strategy, value: setattr(part(strategy), name, value)
         )
 
     if TYPE_CHECKING:
@@ -180,6 +194,20 @@ class Shared(property, Generic[T]):
         def __get__(self, strategy: object, owner: type | None = None) -> T: ...  # type: ignore[override]
 
         def __set__(self, strategy: object, value: T) -> None: ...
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """Arguments that a strategy was made with.
+
+    Attributes:
+        arguments, options: of the constructor, by position and by name.
+        update_options: names of given options of the local update, which members of a chain must not have.
+    """
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    update_options: list[str] = field(default_factory=list)
 
 
 class UpdateOptions(Options):
@@ -235,7 +263,6 @@ class Strategy(Stateful):
         goes_first: it acts before the others in a chain, wherever it is listed.
         takes_complex: it exchanges complex parameters; otherwise they are refused.
         takes_sites: it may follow `Sites` in a chain; otherwise it exchanges between single ranks.
-        updates_by: given options of the update, which members of a chain must not have.
         where: the name that the user wrote, for errors.
         round_steps: period of communication in steps, as a number or a property of the options; 1 if every step sends
             the same; None: not declared. Plans simulate rounds of that length, a run that ends at a virtual time ends
@@ -315,21 +342,21 @@ class Strategy(Stateful):
     optim = Shared[Optimizer]()
     site = Shared[Site]()
     where = Shared[str]()
-    max_steps = Shared[int]()
-    seed = Shared[int]()
-    coding = Shared["Coding | None"]()
+    max_steps = Shared[int]("shared_state.run")
+    seed = Shared[int]("shared_state.run")
+    coding = Shared["Coding | None"]("shared_state.run")
     scheduler = Shared[LRScheduler | None]()
     lr_callbacks = Shared["list[Callable[[float], None]]"]()
     context = Shared[StepContext]()
     local_step = Shared[int]()
     nbytes = Shared[int]()
     workers: Everyone
-    _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    _given: _Arguments
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Keep the constructor's arguments, for logs."""
         strategy = super().__new__(cls)
-        strategy._given = (arguments, options)
+        strategy._given = _Arguments(arguments, options)
         strategy.shared_state = SharedState(cls.__name__)
         return strategy
 
@@ -361,7 +388,7 @@ class Strategy(Stateful):
         refuse_unknown(cls, others)
         set_before = self.__dict__.get("optim_spec")  # by a subclass, before it called this constructor
         take(self, options)
-        self.updates_by = [name for name in cls.common if getattr(options, name) is not None]
+        self._given.update_options = [name for name in cls.common if getattr(options, name) is not None]
         default: OptimSpec = set_before or self.default_optim
         self.optim_spec = ensure_optim_spec(
             options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
@@ -681,7 +708,7 @@ class Strategy(Stateful):
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the constructor, defaults included, for logs."""
-        return given_arguments(type(self), *self._given)
+        return given_arguments(type(self), self._given.arguments, self._given.options)
 
     @property
     def learning_rate(self) -> float:
@@ -732,7 +759,7 @@ class Strategy(Stateful):
     @property
     def round_weights(self) -> Mapping[int, int]:
         """Weight of each worker in the mean of a round; empty: all weigh the same."""
-        clients, batches = self.clients, self.shared_state.batches
+        clients, batches = self.clients, self.shared_state.run.batches
         by_default = "steps" if clients.balance else "samples" if batches else self.weigh_by_default
         kind = clients.weigh_by or by_default
         if kind == "steps":

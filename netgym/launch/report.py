@@ -16,8 +16,9 @@ from exogym_core.communicator.exchange import rank_names
 from exogym_core.cost.devices import find_device
 from exogym_core.names import visible
 from exogym_core.results.disk import write_whole
-from exogym_core.results.report.network import draw_network, network_matrix
+from exogym_core.results.report.network import NetworkSection
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
+from exogym_core.results.report.table import ResultTable
 from netgym.cli.run_commands import stdout
 from netgym.launch.launched import Clock  # noqa: TC001 (pydantic reads it)
 from netsim.errors import InputError
@@ -636,8 +637,7 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
         title=f"{visible(name, 60)} on {visible(str(report.topology.get('name', '')), 60)}",
         facts=_facts(report),
         verdict=" ".join(filter(None, (_verdict(report), _steady(report), error))),
-        headings=list(_CALL_HEADINGS),
-        rows=[(False, cells) for cells in _calls(report)],
+        results=ResultTable(list(_CALL_HEADINGS), [(False, cells) for cells in _calls(report)]),
         note=(
             "Calls and waits by line of the script. Waiting for others ends when the last member has posted; the rest "
             f"is the network's. {_NOTE}"
@@ -673,8 +673,7 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
                 is_prose=False,
             ),
         ],
-        network=network_matrix(report.topology),
-        drawings=draw_network(report.topology),
+        network=NetworkSection.of(report.topology),
         trace=trace_of(path),
         experiments=[Listing(_FILE, report.model_dump_json(indent=2))],
     )

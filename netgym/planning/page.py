@@ -15,7 +15,7 @@ from exogym_core.names import visible
 from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
-from exogym_core.results.report.table import short_count
+from exogym_core.results.report.table import ResultTable, short_count
 from netgym.cli.run_commands import stdout
 from netgym.planning.sweep import (
     concerns,
@@ -439,8 +439,7 @@ def write_page(
         title,
         facts,
         verdict="",
-        headings=columns,
-        rows=[(False, [_in_lines(cell) for cell in line]) for line in cells],
+        results=ResultTable(columns, [(False, [_in_lines(cell) for cell in line]) for line in cells]),
         note="",
         figures=[Figure("Compute utilisation.", picture)],
         notes=_notes(rows, values),

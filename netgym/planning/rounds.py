@@ -339,7 +339,7 @@ class SimulatedRounds:
         if strategy.clients.balance:
             seconds = tuple(each.mean_seconds for each in setting.durations())
             strategy = copy.deepcopy(strategy)
-            strategy.shared_state.step_seconds = seconds
+            strategy.shared_state.run.step_seconds = seconds
         self._strategy, self._setting, self._apart = strategy, setting, apart
         self._rounds, self.num_rounds = rounds, rounds.number
         self._num_ranks = setting.num_ranks * setting.ranks_a_worker + strategy.num_servers

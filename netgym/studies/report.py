@@ -14,7 +14,7 @@ from exogym_core.results.reading import POINTS, Results, StrategyResult, find_ru
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.facts import methods
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
-from exogym_core.results.report.network import draw_network, network_matrix, weather_of
+from exogym_core.results.report.network import NetworkSection, weather_of
 from exogym_core.results.report.page import (
     Figure,
     Listing,
@@ -551,7 +551,6 @@ class StudyReport(Report):
             (group in self.winners, [visible(cell, 120) for cell in [group.name, *group.cells()]])
             for group in self.groups
         ]
-        table = ResultTable([keys, *HEADINGS], rows).filled()
         failures = [(visible(which, 80), [visible(why, 500)]) for which, why in self.failures]
         return render_page(
             Page(
@@ -562,8 +561,7 @@ class StudyReport(Report):
                     ("grouped by", keys),
                 ],
                 verdict=self.verdict,
-                headings=table.headings,
-                rows=table.rows,
+                results=ResultTable([keys, *HEADINGS], rows).filled(),
                 note=_NOTE,
                 methods=self.methods,
                 figures=[
@@ -572,8 +570,7 @@ class StudyReport(Report):
                 ],
                 curves=interactive_curves(shown.results, shown.weather, align),
                 tables=[TextTable("What failed", ["which", "why"], failures)] if failures else [],
-                network=network_matrix(topology),
-                drawings=draw_network(topology),
+                network=NetworkSection.of(topology),
                 experiments=self._listings(),
             )
         )

@@ -103,6 +103,22 @@ class Paused:
 
 
 @final
+class Present:
+    """State of the present instant, until owners are called.
+
+    Attributes:
+        has_changed: something is to be done.
+        delivered: transfers.
+        notices: transfers that were sent or dropped, whose owners asked for a call.
+    """
+
+    def __init__(self) -> None:
+        self.has_changed = False
+        self.delivered: list[Transfer] = []
+        self.notices: list[Transfer] = []
+
+
+@final
 class Counts:
     """Counts of an engine.
 
@@ -174,9 +190,7 @@ class Engine:
         self.paused = Paused()
         self._heap = Heap()
         self._timers = Heap()
-        self._has_changed = False  # something is to be done at this instant
-        self._delivered: list[Transfer] = []  # at this instant, owners not called yet
-        self._notices: list[Transfer] = []  # sent or dropped, owners not called yet
+        self._present = Present()
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -231,8 +245,8 @@ class Engine:
         is_first = connection.append(transfer)
         if tells_sent:
             if self._fits_buffer(transfer, connection.backlog):
-                self._notices.append(transfer)
-                self._has_changed = True
+                self._present.notices.append(transfer)
+                self._present.has_changed = True
             else:
                 transfer.tells_sent = True
         if is_first:
@@ -280,9 +294,9 @@ class Engine:
                 window.end(now, transfer.remaining)
         self.counts.dropped_bytes += transfer.size - delivered
         self._leave(transfer, delivered)
-        if transfer in self._notices:
-            self._notices.remove(transfer)
-        self._has_changed = True
+        if transfer in self._present.notices:
+            self._present.notices.remove(transfer)
+        self._present.has_changed = True
         for observer in self.observers:
             observer.transfer_ended(transfer.number, delivered)
         return delivered
@@ -292,7 +306,7 @@ class Engine:
         self.abort(transfer)
         if transfer.owner.hears_drops:
             transfer.was_dropped = True
-            self._notices.append(transfer)
+            self._present.notices.append(transfer)
 
     def drop_at(self, host: int) -> None:
         """End all transfers from and to a host and forget its connections.
@@ -303,7 +317,7 @@ class Engine:
         for transfer in self.in_flight():
             route = transfer.connection.route
             if host == route.source or host == route.target:
-                waits_for_sent = transfer.tells_sent or transfer in self._notices
+                waits_for_sent = transfer.tells_sent or transfer in self._present.notices
                 self.drop(transfer)
                 if not transfer.owner.hears_drops:
                     again.append((transfer, waits_for_sent))
@@ -326,7 +340,7 @@ class Engine:
 
     def next_due(self) -> float:
         """The earliest instant at which anything happens by itself; infinity if nothing does."""
-        if self._has_changed or self._delivered or not self.rates.is_settled:
+        if self._present.has_changed or self._present.delivered or not self.rates.is_settled:
             return self.now
         return max(min(self._heap.least(), self._timers.least()), self.now)
 
@@ -352,7 +366,7 @@ class Engine:
                 counts.num_events += 1
                 self.show_time(now)
                 timer.ring()
-            elif self._has_changed or self._heap.least() <= now:
+            elif self._present.has_changed or self._heap.least() <= now:
                 self._turn()
             elif not self.rates.is_settled:
                 self._settle()
@@ -365,15 +379,15 @@ class Engine:
 
     def _turn(self) -> None:
         """Handle all transfers that are due, then call owners."""
-        self._has_changed = False
+        present = self._present
+        present.has_changed = False
         self.take_due()
-        delivered = self._delivered
-        notices = self._notices
+        delivered, notices = present.delivered, present.notices
         if not (delivered or notices):
             return
         self.show_time(self.now)
-        self._delivered = []
-        self._has_changed = True  # owners may act at this instant, and more may be due
+        present.delivered = []
+        present.has_changed = True  # owners may act at this instant, and more may be due
         if len(delivered) > 1:
             delivered.sort(key=order_of)
         for transfer in delivered:
@@ -384,7 +398,7 @@ class Engine:
                 for observer in self.observers:
                     observer.transfer_ended(transfer.number, transfer.size)
         if notices:
-            self._notices = []
+            present.notices = []
             notices.sort(key=order_of)
             self._notify(notices, delivered)
         else:
@@ -423,7 +437,7 @@ class Engine:
             heap.move(transfer, inf)
             if not (self._continue(transfer, now) if transfer.drains else self._begin(transfer, now)):
                 self._leave(transfer, transfer.size)
-                self._delivered.append(transfer)
+                self._present.delivered.append(transfer)
 
     def _begin(self, transfer: Transfer, now: float) -> bool:
         """The first byte arrives; returns whether there is anything to drain."""
@@ -480,16 +494,16 @@ class Engine:
         self._heap.move(transfer, min(now + (left - window.stop) / rate if rate else inf, window.timer))
         if transfer.tells_sent and self._fits_buffer(transfer, left):
             transfer.tells_sent = False
-            self._notices.append(transfer)
+            self._present.notices.append(transfer)
 
     def _leave(self, transfer: Transfer, delivered: float) -> None:
         """Take a transfer out; the next of its connection follows if it was the first."""
         connection = transfer.connection
         route = connection.route
         owner = transfer.owner
-        route.delivered_bytes += delivered
+        route.delivered.all += delivered
         if connection.is_background:
-            route.background_bytes += delivered
+            route.delivered.background += delivered
         self.counts.num_in_flight -= 1
         if isinstance(owner, Outside):
             del self.singles[owner.id]
@@ -548,7 +562,7 @@ class Engine:
         """Give a link another capacity, in bytes per second of payload; at zero, transfers on it stall."""
         self.rates.resize(link, payload)
         self.queues.resize(link, payload)
-        self._has_changed = True
+        self._present.has_changed = True
         if payload:
             self.dead.links.discard(link)
             for transfer in sorted(self.dead.held, key=order_of):
@@ -560,7 +574,7 @@ class Engine:
 
     def follow(self, changed: list[Route]) -> None:
         """Apply another round trip, loss or weight of routes to their transfers and windows."""
-        self._has_changed = True
+        self._present.has_changed = True
         routes = set(changed)
         for connection in self.connections.kept():
             if connection.route in routes:
@@ -651,7 +665,7 @@ class Engine:
     def resume(self, host: int) -> None:
         """Continue the processes of a host; under TCP a connection that was idle for long starts slowly."""
         self.paused.hosts.discard(host)
-        self._has_changed = True
+        self._present.has_changed = True
         for transfer in sorted(self.paused.transfers, key=order_of):
             if not self.paused.stops(transfer.connection):
                 self._go_on(transfer, self.paused.transfers.pop(transfer))
@@ -673,7 +687,7 @@ class Engine:
         self.paused.transfers[transfer] = left
         transfer.timer = inf
         self._heap.move(transfer, inf)
-        self._has_changed = self.has_called_out = True
+        self._present.has_changed = self.has_called_out = True
 
     def _go_on(self, transfer: Transfer, left: float) -> None:
         """Resume a stopped transfer with `left` seconds of its timer."""
@@ -708,13 +722,18 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """True if something happens at this instant, or a timer is set."""
-        if self._has_changed or self._delivered or self._notices or self._timers.first is not None:
+        if (
+            self._present.has_changed
+            or self._present.delivered
+            or self._present.notices
+            or self._timers.first is not None
+        ):
             return True
         return not self.rates.is_settled
 
     def mark_changed(self) -> None:
         """Recompute rates at the end of this instant."""
-        self._has_changed = True
+        self._present.has_changed = True
 
 
 @final

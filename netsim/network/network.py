@@ -260,7 +260,8 @@ class Network:
         import numpy as np
 
         routes = self.engine.connections.routes
-        by_route = [route.background_bytes if is_background else route.delivered_bytes for route in routes]
+        sums = [route.delivered for route in routes]
+        by_route = [each.background if is_background else each.all for each in sums]
         for transfer in self.engine.in_flight() if self.engine.counts.num_in_flight else ():
             connection = transfer.connection
             if transfer.drains and (connection.is_background or not is_background):
@@ -293,7 +294,7 @@ class Network:
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
         """Count `pair_bytes` between members on `hosts` as sent: (source, target, bytes), by position."""
         for src, dst, num_bytes in pair_bytes:
-            self.engine.route(hosts[src], hosts[dst]).delivered_bytes += num_bytes
+            self.engine.route(hosts[src], hosts[dst]).delivered.all += num_bytes
 
     def credit_links(self, link_bytes: FloatArray) -> None:
         """Count bytes as having crossed links; shape (links,)."""

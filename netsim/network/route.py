@@ -34,6 +34,20 @@ class NarrowestLink:
 
 
 @final
+class Delivered:
+    """Payload of finished transfers.
+
+    Attributes:
+        all: bytes.
+        background: of these, background traffic's.
+    """
+
+    def __init__(self) -> None:
+        self.all = 0.0
+        self.background = 0.0
+
+
+@final
 class Route:
     """Links from one host to another, and what they are like at present.
 
@@ -51,7 +65,7 @@ class Route:
         acks: bytes of acknowledgements relative to those of packets as long as the protocol's.
         window_limit: bytes that the socket's buffer lets be in flight.
         narrowest: the link that carries least.
-        delivered_bytes, background_bytes: payload of finished transfers; of these, background traffic's.
+        delivered: payload of finished transfers.
     """
 
     def __init__(self, index: int, source: int, target: int, links: list[int], back: list[int]) -> None:
@@ -69,5 +83,4 @@ class Route:
         self.acks = 1.0
         self.window_limit = inf
         self.narrowest = NarrowestLink()
-        self.delivered_bytes = 0.0
-        self.background_bytes = 0.0
+        self.delivered = Delivered()

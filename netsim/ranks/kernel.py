@@ -295,6 +295,20 @@ class RankSeconds:
         self.waiting_since: dict[int, float] = {}
 
 
+class _Ranks(NamedTuple):
+    """Ranks that have not ended.
+
+    Attributes:
+        running: all of them.
+        held: those that pause until others have gone on, with the event that resumes each.
+        asking: those that wait for an answer, with the question in words.
+    """
+
+    running: set[int]
+    held: dict[int, simpy.Event]
+    asking: dict[int, str]
+
+
 class _Handlers(NamedTuple):
     """Handlers of requests, by class: served at once, in virtual time, and in virtual time with an answer."""
 
@@ -378,9 +392,8 @@ class Kernel:
             `on_done(member)` is called at the instant that the member has finished.
         clock: shared with the network.
         collectives_in_flight: the number of collectives of one group that a rank runs at once, in order.
-        blame: names the fault that stops the network for ever; "" if there is none.
-        cannot_progress: False while events on the clock can help a rank that waits, asked before each step;
-            None: any event can.
+        find_stop: names the fault that stops the network for ever, "" if there is none, where no event on the clock can
+            help a rank that waits, else returns None; called before each step. By default any event can.
         downtime: downtimes of hosts: their ranks pause, and the work that they were computing begins again.
         hosts: the host of each rank, with `downtime`.
         reach: reachability between ranks, and downloads; None: every rank reaches every other, in no time.
@@ -401,8 +414,7 @@ class Kernel:
         start: StartCall = start_at_once,
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
-        blame: Callable[[], str] = lambda: "",
-        cannot_progress: Callable[[], bool] | None = None,
+        find_stop: Callable[[], str | None] | None = None,
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
         reach: Reach | None = None,
@@ -413,9 +425,7 @@ class Kernel:
         self.seconds = RankSeconds(num_ranks)
         self.until_seconds = math.inf
         self._source, self._sink = source, sink
-        self._held: dict[int, simpy.Event] = {}  # ranks that pause until others have gone on
-        self._blame = blame
-        self._cannot_progress = cannot_progress or (lambda: math.isinf(self.clock.peek()))
+        self._find_stop = find_stop or (lambda: "" if math.isinf(self.clock.peek()) else None)
         self._spans = _SpanLog(self.clock, sink.on_span)
         cores = None
         if shared_cores is not None and shared_cores < num_ranks:
@@ -426,11 +436,7 @@ class Kernel:
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls, sink)
         self._uptime.on_lost = self._meetings.crashed
-        self._asking: dict[int, str] = {}
-        self._passed: dict[
-            Hashable, int
-        ] = {}  # by group, the last point that a rank passed before `Ask.until`
-        self._running = set(range(num_ranks))
+        self._ranks = _Ranks(set(range(num_ranks)), {}, {})
         self._failure: BaseException | None = None
         self._handlers = _Handlers(
             at_once={
@@ -475,22 +481,22 @@ class Kernel:
         """
         for rank in range(len(self.streams)):
             self._uptime.processes.append(self.clock.process(self._rank(rank)))
-        upcoming = self.clock.upcoming
-        while self._running:
+        upcoming, (running, held, _) = self.clock.upcoming, self._ranks
+        while running:
             # A rank that continues next shows progress, as nearly always.
             goes_on = upcoming and upcoming[0][1] in BY_RANKS and upcoming[0][3].callbacks
-            if not goes_on and self._cannot_progress():
-                if not (self._held and self._source.recall()):
-                    self.give_up(self._blame())
+            if not goes_on and (stop := self._find_stop()) is not None:
+                if not (held and self._source.recall()):
+                    self.give_up(stop)
             elif upcoming and upcoming[0][0] > self.until_seconds:
                 return
             else:
                 self.clock.step()
-            if self._held and self._failure is None:
+            if held and self._failure is None:
                 self._source.settle()
-                for rank in sorted(self._held):
+                for rank in sorted(held):
                     if self.streams[rank] or self._source.can_run(rank):
-                        self._held.pop(rank).succeed()
+                        held.pop(rank).succeed()
             # SimPy fails a rank's process at the end of the instant; other ranks must not continue until then.
             if self._failure is not None:
                 raise self._failure
@@ -503,11 +509,11 @@ class Kernel:
         """
         if self._meetings.is_under_way or self._mailboxes.let_one_go():
             return
-        ended = set(range(len(self.streams))) - self._running - self._uptime.lost
+        ended = set(range(len(self.streams))) - self._ranks.running - self._uptime.lost
         if (
             ended
             and self._meetings.have_met
-            and self._uptime.paused | self._meetings.waiting == self._running
+            and self._uptime.paused | self._meetings.waiting == self._ranks.running
         ):
             self._uptime.lost |= self._meetings.waiting
             for rank in sorted(self._uptime.paused):
@@ -521,8 +527,8 @@ class Kernel:
         """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._uptime.paused, "on a crashed host")
-        doing |= self._asking
-        doing |= dict.fromkeys(self._held, "off the clock")
+        doing |= self._ranks.asking
+        doing |= dict.fromkeys(self._ranks.held, "off the clock")
         if not doing:  # all compute while their calls are in flight
             doing = self._calls.unfinished()
         ranks = sorted(doing)
@@ -570,7 +576,7 @@ class Kernel:
         while True:
             request = stream.popleft() if stream else self._read(rank)
             if request is None:
-                held = self._held[rank] = self.clock.event()
+                held = self._ranks.held[rank] = self.clock.event()
                 yield from self._wait(rank, "others", _until(held))
                 served(rank, HoldUntil(self.clock.now))
                 continue
@@ -585,7 +591,7 @@ class Kernel:
             if kind is Exit:
                 self.seconds.end[rank] = self.clock.now
                 self._progress(rank, Progress.STOPS)
-                self._running.discard(rank)
+                self._ranks.running.discard(rank)
                 self._calls.gone(rank)
                 self._uptime.unkept.pop(rank, None)
                 self._meetings.leave(rank)
@@ -609,10 +615,7 @@ class Kernel:
         elif ask.until is None:
             self._sink.answer(rank, self._calls.is_done(rank, ask.key))
         else:
-            group, number = ask.key.group, cast("int", ask.key.number)
-            if self.clock.now < ask.until:
-                self._passed[group] = max(self._passed.get(group, number), number)
-            self._sink.answer(rank, number > self._passed.get(group, -1))
+            self._sink.answer(rank, self._meetings.ends_at(ask.key, ask.until))
 
     def _compute(self, rank: int, advance: Advance) -> Generator[simpy.Event, None, None]:
         if not 0 <= advance.seconds < math.inf:
@@ -633,7 +636,7 @@ class Kernel:
         name = type(question).__name__.lower()
         if isinstance(question, Await):
             name = self._calls.op(question.key)
-        self._asking[rank] = f"in {name}"
+        self._ranks.asking[rank] = f"in {name}"
         begin, in_flight = self.clock.now, self._mailboxes.seconds_in_flight(rank)
         waiting = self._handlers.questions[type(question)](rank, question)
         answer = yield from self._wait(
@@ -644,7 +647,7 @@ class Kernel:
         elif isinstance(question, Take):  # while its message was in flight, or one to it
             self.seconds.network[rank] += self._mailboxes.seconds_in_flight(rank) - in_flight
             self._sink.taken(rank, question, cast("tuple[MailboxMessage, ...]", answer))
-        del self._asking[rank]
+        del self._ranks.asking[rank]
         if answer is None:  # of a Fetch
             self._uptime.lost.add(rank)
         if not question.is_past:
@@ -688,7 +691,7 @@ class Kernel:
     @property
     def running(self) -> frozenset[int]:
         """The ranks that have not come to their `Exit`."""
-        return frozenset(self._running)
+        return frozenset(self._ranks.running)
 
     def exposed_until(self, rank: int, instant: float) -> tuple[float, float]:
         """Exposed and network seconds of a rank, with what it waits for at this moment up to `instant`."""

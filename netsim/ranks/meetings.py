@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.ranks.deadlines import ArrivalDelays, Deadline
@@ -374,6 +374,16 @@ class Meetings:
         self._states: dict[Hashable, _State] = {}
         self._overdue: list[Callable[[], None]] = []  # calls that wait until a member is up
         self._series: dict[Hashable, _Series] = {}
+        self._passed: dict[
+            Hashable, int
+        ] = {}  # the last point that a rank of the group passed before `Ask.until`
+
+    def ends_at(self, key: Key, until: float) -> bool:
+        """Whether the ranks of a group end at a point of their programs: the first that none passes before `until`."""
+        group, number = key.group, cast("int", key.number)
+        if self._clock.now < until:
+            self._passed[group] = max(self._passed.get(group, number), number)
+        return number > self._passed.get(group, -1)
 
     # --- meetings of whoever comes next -----------------------------------------------------------------
 

@@ -332,31 +332,32 @@ class Faults:
         """Advance the clock until `is_over()`; call `on_stuck` if progress is impossible."""
         env = self._network.env
         while not is_over():
-            is_stuck = self.cannot_progress()
+            stop = self.find_stop()
             if is_over():  # the network has had a turn
                 return
-            if is_stuck:
-                self.on_stuck(self.blame())
+            if stop is not None:
+                self.on_stuck(stop)
                 return
             env.step()
 
-    def cannot_progress(self) -> bool:
-        """Return whether no future event can help a waiting transfer or rank; to be called before the clock advances.
+    def find_stop(self) -> str | None:
+        """Describe, as `blame`, why no future event can help a waiting transfer or rank; None while one can.
 
-        Weather and background traffic, which never end, may still be on the clock. The network completes this instant,
-        in which transfers may arrive.
+        To be called before the clock advances. Weather and background traffic, which never end, may still be on the
+        clock. The network completes this instant, in which transfers may arrive.
         """
         env = self._network.env
         if math.isinf(env.peek()):
-            return True
+            return self.blame()
         # Without weather that is all. Transfers of a steady sender follow each other for ever: before the network has
         # had its turn in the instant of the next one, everything seems to move.
         if not self._num_entries or not env.settle() or env.peek() <= env.now:
-            return False
+            return None
         if not env.only_weather_is_next() or self._moves():
-            return False
+            return None
         downtime = self._network.downtime
-        return not self.may_come_back(self._network.dead_links, {*+downtime.awaited, *downtime.paused})
+        may_resume = self.may_come_back(self._network.dead_links, {*+downtime.awaited, *downtime.paused})
+        return None if may_resume else self.blame()
 
     def blame(self) -> str:
         """Describe the links and hosts that block transfers for good; "" if there are none."""

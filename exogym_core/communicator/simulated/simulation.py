@@ -327,8 +327,7 @@ class Simulation(RankSource, RankSink):
             start=self._start if network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
-            blame=faults.blame if faults is not None else lambda: "",
-            cannot_progress=faults.cannot_progress if faults is not None else None,
+            find_stop=faults.find_stop if faults is not None else None,
             downtime=network.downtime if network is not None else None,
             hosts=world.hosts,
             reach=Reach(

@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Drawing",
+    "NetworkSection",
     "Strip",
     "WeatherStrips",
-    "draw_network",
     "draw_weather",
     "link_use",
     "low_spans",
     "mean_rates",
-    "network_matrix",
     "strip_columns",
     "weather_of",
 ]
@@ -57,7 +56,7 @@ def _sketch(network: Topology | None) -> Sketch | None:
     return sketch if sketch is not None and 1 < len(sketch.places) <= _MAX_PLACES else None
 
 
-def network_matrix(topology: Any) -> dict[str, Any] | None:
+def _matrix(topology: Any) -> dict[str, Any] | None:
     """Bandwidth and one-way latency between regions (hosts, where there are none) as rows of texts.
 
     None without a topology, or where it has more places than a page can show.
@@ -128,7 +127,7 @@ _BOXES = {"wide": (960, 420), "narrow": (340, 400)}
 _MARGINS = {"wide": (110, 45), "narrow": (60, 44)}
 
 
-def draw_network(topology: Any) -> list[Drawing]:
+def _drawings(topology: Any) -> list[Drawing]:
     """The drawing for a page, and that for a telephone; none without a topology, or with too many places."""
     sketch = _sketch(_network(topology))
     if sketch is None:
@@ -165,6 +164,27 @@ def draw_network(topology: Any) -> list[Drawing]:
                 halves.append(Half(*at[end], x, y, width_of_line, f"{link.source}->{link.target}", title))
         drawings.append(Drawing(name, width, height, marks, halves))
     return drawings
+
+
+class NetworkSection(NamedTuple):
+    """Section of a page on a network.
+
+    Attributes:
+        matrix: bandwidths and latencies between its places; None: it has too many, or there is no network.
+        drawings: one for a page, and one for a telephone.
+        use: use of links, see `link_use`.
+    """
+
+    matrix: Mapping[str, Any] | None = None
+    drawings: Sequence[Drawing] = ()
+    use: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(
+        cls, topology: Any, histories: Sequence[tuple[str, Sequence[Mapping[str, float]]]] = ()
+    ) -> NetworkSection:
+        """Section on the topology of a resolved experiment; `histories` as of `link_use`."""
+        return cls(_matrix(topology), _drawings(topology), link_use(histories, topology))
 
 
 def link_use(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import PROGRAM_TASK, visible
@@ -14,7 +14,7 @@ from exogym_core.results.reading import WALL_CLOCK, Results
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.facts import head_facts, methods, options_text, run_facts, search_methods
 from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
-from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
+from exogym_core.results.report.network import NetworkSection, weather_of
 from exogym_core.results.report.table import ResultTable, comparison_table, target_table
 from exogym_core.results.report.verdict import verdict
 from exogym_core.results.templates import asset, base64_text, latex_text, rendered
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import StrategyResult
     from exogym_core.results.report.figures import Picture
-    from exogym_core.results.report.network import Drawing
     from exogym_core.results.run_folder import RunFolder
 
 
@@ -97,15 +96,14 @@ class Page:
         title: of the page.
         facts: names and values that all rows of the table share.
         verdict: the sentence; empty where there is none.
-        headings, rows: the table; a row is a flag for winners and its cells.
+        results: the table.
         note: how the table is to be read.
         status: sentence on a run that still trains, or was stopped before its end; empty where it has ended.
         figures: static pictures.
         curves: data of the interactive ones (`exogym_core.results.report.curves`); None: there are none.
         notes: sentences on rows, below the figures.
         tables: further ones.
-        network: its matrix (`network_matrix`), and drawings of it.
-        use: use of links, a run each (`link_use`).
+        network: the section below them.
         trace: the name of a file next to the page, and the same base64, where it is small enough.
         methods: a paper's paragraph on how the run was made.
         experiments: files that run again, and environments.
@@ -115,17 +113,14 @@ class Page:
     title: str
     facts: Sequence[tuple[str, Any]]
     verdict: str
-    headings: Sequence[str]
-    rows: Sequence[tuple[bool, Sequence[str]]]
+    results: ResultTable
     note: str
     status: str = ""
     figures: Sequence[Figure] = ()
     curves: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
     tables: Sequence[TextTable] = ()
-    network: Mapping[str, Any] | None = None
-    drawings: Sequence[Drawing] = ()
-    use: Sequence[Mapping[str, Any]] = ()
+    network: NetworkSection = field(default_factory=NetworkSection)
     trace: tuple[str, str | None] | None = None
     methods: str = ""
     experiments: Sequence[Listing] = ()
@@ -141,7 +136,7 @@ def render_page(page: Page) -> str:
         own = "\n".join(_asset(f"scripts/{name}.js") for name in _SCRIPTS)
         library = f"/*!\n{_asset('uplot/LICENSE').strip()}\n*/\n{_asset('uplot/uPlot.iife.min.js')}"
         scripts = [library, f'(() => {{\n"use strict";\n\n{own}}})();\n']
-    data = {"curves": page.curves, "use": page.use, "trace": page.trace and page.trace[0]}
+    data = {"curves": page.curves, "use": page.network.use, "trace": page.trace and page.trace[0]}
     return rendered(
         f"{_FOLDER}/page.html",
         page=page,
@@ -314,7 +309,6 @@ class RunReport(Report):
         is_real = results.clock == WALL_CLOCK
         # Real ranks have a network of their own, whatever the experiment names for simulation.
         topology = None if is_real else results.settings.get("topology")
-        table = self.table.filled()
         num, drawn = len(results.strategies), len(shown.results.strategies)
         best = "those first at the target, then those of the lowest loss"
         left_out = f" Drawn are {drawn} of {num} strategies: {best}." if drawn < num else ""
@@ -334,8 +328,7 @@ class RunReport(Report):
             methods=self.methods,
             facts=head_facts(results),
             verdict=self.verdict,
-            headings=table.headings,
-            rows=table.rows,
+            results=self.table.filled(),
             note=(_NOTE_OF_REAL if is_real else _NOTE) + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
             status=status,
             figures=[
@@ -344,9 +337,7 @@ class RunReport(Report):
             ],
             curves=interactive_curves(results, shown.weather, align),
             tables=self._tables(),
-            network=network_matrix(topology),
-            drawings=draw_network(topology),
-            use=link_use(histories, topology),
+            network=NetworkSection.of(topology, histories),
             trace=trace_of(self._folder.path),
             experiments=[
                 Listing("experiment.yaml", results.experiment_yaml),

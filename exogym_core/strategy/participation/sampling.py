@@ -159,7 +159,7 @@ class Sampling(Everyone):
         self.number, self._round = 0, 0
         self.is_out = False
         self._news: dict[str, Any] = {}
-        self._seconds = strategy.shared_state.step_seconds if strategy.clients.balance else ()
+        self._seconds = strategy.shared_state.run.step_seconds if strategy.clients.balance else ()
 
     @property
     def num_steps(self) -> Mapping[int, int]:
