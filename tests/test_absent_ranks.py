@@ -108,13 +108,6 @@ def test_a_rank_cut_off_during_an_average_is_left_out_and_catches_up(protocol: s
         assert results[2][1][4] == pytest.approx(51 + 0.02 + 4, abs=1e-6)
 
 
-def test_the_download_is_charged_to_its_receiver() -> None:
-    quiet = run_ranks(rounds, 3, star([down(11, 40)]), collectives="ring").results[2]
-    before, after = quiet[0][5], quiet[1][5]
-    attempt = after - before - 4 * 4 * MEGABYTE
-    assert attempt == pytest.approx(4 * 4 * MEGABYTE * 4 / 3, rel=1e-3)
-
-
 def test_a_download_outlives_the_connections_that_tcp_gives_up() -> None:
     """TCP gives a dead link up after 924.6 s; whoever waits for a state connects anew."""
     results = run_ranks(rounds, 3, star([down(11, 1000)], "linux-tcp")).results
@@ -332,15 +325,6 @@ def test_the_outer_step_is_the_mean_of_those_present(events: Any, present: list[
             assert value == pytest.approx(values[number - 1], rel=1e-4)
 
 
-def test_a_late_rank_gets_the_others_state() -> None:
-    results = run_ranks(lambda comm: loop(comm, join_at={2: "17 s"}), 3, star()).results
-    present = [row[1] for row in results[0]]
-    assert present == [OTHERS] * 3 + [ALL] * 5
-    values = expected(present)
-    assert [row[2] for row in results[0]] == pytest.approx(values, rel=1e-4)
-    assert [row[2] for row in results[2]] == pytest.approx(values[3:], rel=1e-4)
-
-
 def test_before_it_joins_a_rank_neither_computes_nor_has_work_to_lose() -> None:
     """Its wait counted as computing, which a crash of its host began again: it came 13 s late."""
     crash = {"host": "home", "at": "12 s", "crash": True, "for": "1 s"}
@@ -443,19 +427,6 @@ def test_a_run_reports_absences_with_times() -> None:
     assert [row["step"] for row in result.validation] == list(range(0, 41, 4))
     assert [row["step"] for row in result.correlation] == list(range(8, 41, 8))
     assert result.bytes_sent == result.history[-1]["bytes_sent"]
-
-
-def test_a_rank_that_never_returns_is_not_in_the_model() -> None:
-    result = fit([down(12)])
-    assert [(row["rank"], row["step"], row["back_step"]) for row in result.dropped_peers] == [(2, 15, None)]
-    first, second, lost = (state["layer.weight"] for state in result.rank_states)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, lost)
-    assert result.final_loss == result.validation[-1]["global_loss"]
-    waiting = fit([down(12, 3)], options={})
-    assert (
-        result.virtual_seconds > waiting.virtual_seconds
-    )  # 2 s once, against an outage that ends in between
 
 
 def test_a_rank_that_joins_after_the_end_changes_no_figure() -> None:

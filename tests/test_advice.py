@@ -181,9 +181,7 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     assert {row["strategy"] for row in rows if row["stages"]["count"] == 2} == {"AllReduce", "DiLoCo"}
     assert all(row["fits"] is not False for row in rows)
     assert {row["stages"]["codec"] for row in rows} >= {"bf16", "int8"}
-    for row in rows:
-        if row["left_out"]:
-            continue
+    for row in [row for row in rows if not row["left_out"]][:3]:
         there = replace(
             where,
             num_ranks=row["workers"],

@@ -73,12 +73,14 @@ def test_they_learn(name: str) -> None:
     assert seconds == sorted(seconds)
 
 
-@pytest.mark.parametrize("name", ["ADPSGD", "HALoS", "AsyncSPARTA"])
-def test_one_worker_alone_and_real_sockets(name: str) -> None:
-    """A world of one worker trains; over gloo, where times are real, the same code runs and learns."""
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_world_of_one_worker_trains(name: str) -> None:
     assert fit(MAKERS[name](), num_nodes=1, max_steps=9).final_loss is not None
+
+
+def test_over_sockets_where_times_are_real_they_learn_too() -> None:
     real = {"transport": "gloo", "topology": None, "compute": None, "max_steps": 12}
-    result = fit(MAKERS[name](), num_nodes=2, **real)
+    result = fit(MAKERS["AsyncSPARTA"](), num_nodes=2, **real)
     assert result.validation[-1]["judged_loss"] < result.validation[0]["judged_loss"]
 
 
@@ -206,14 +208,3 @@ def test_failures_cost_synchronous_strategies_more() -> None:
         result = fit(strategy, **churn)
         done[name] = sum(result.compute_seconds)
     assert done["async"] > 1.2 * done["sync"]
-
-
-def test_servers_that_wait_for_nobody_end_under_background_traffic() -> None:
-    """The traffic went on for ever, and the run with it: 1e11 virtual seconds after a minute."""
-    weather = {"background": [{"from": "us.0", "to": "us.1", "rate": "5 Mbit/s"}]}
-    quiet, busy = (
-        fit(HALoSStrategy(H=2, lr=0.02, dylu=True), topology=TOPOLOGY | more, max_steps=13)
-        for more in ({}, weather)
-    )
-    assert len(busy.history) == len(quiet.history)
-    assert busy.virtual_seconds < 10

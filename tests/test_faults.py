@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -277,25 +276,6 @@ def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> Non
 
 
 # -- progress ------------------------------------------------------------------------------------------------
-
-
-def test_a_dead_link_is_found_though_a_steady_sender_never_ends() -> None:
-    """Offered more than its link carries, its transfers followed each other for ever, and the run with them."""
-    links = [
-        {"between": ["a", "hub"], "up": "64 kbit/s", "down": "1 Mbit/s", "latency": "80 ms"},
-        {"between": ["b", "hub"], "up": "1 Mbit/s", "down": "20 Mbit/s", "latency": "80 ms"},
-    ]
-    topology = {
-        "hosts": ["a", "b"],
-        "routers": ["hub"],
-        "links": links,
-        "events": [{"at": "0.03 s", "link": ["b", "hub"], "direction": "up", "down": True}],
-        "background": [{"from": "a", "to": "b", "rate": "500 kbit/s"}],
-    }
-    with pytest.raises(
-        DeadlockError, match=re.escape("link b->hub went dead at 0.03 s and never comes back")
-    ):
-        netsim.collective(topology, "all_gather", num_bytes="640 kB", algorithm="ring", protocol="ideal")
 
 
 # -- TCP gives up --------------------------------------------------------------------------------------------
