@@ -161,7 +161,7 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     monkeypatch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
     monkeypatch.setattr(advise_module, "STAGED", (("AllReduce", {}), ("DiLoCo", {"H": 3})))
     compute = Compute.parse({"flops": {"device": "a100"}})
-    model = planned_model("llama-2m", 64, num_layers=6)
+    model = planned_model("llama-2m", 64, num_layers=4)
     network = {
         "routers": ["exchange"],
         "hosts": {f"home{i}": {} for i in range(4)},
