@@ -59,7 +59,6 @@ def assert_same(planned: Plan, run: FitResult, *, rounds: bool = True) -> None:
 OVERLAPPED: list[tuple[str, dict[str, Any]]] = [
     ("AllReduce", {"bucket_bytes": 400}),
     ("StreamingDiLoCo", {"H": 6, "tau": 2, "num_fragments": 3, "codec": "int8"}),
-    ("EagerDiLoCo", {"H": 3}),
     ("AsyncSPARTA", {"delay": 2, "interval": 4, "index_selector": "partitioned"}),
 ]
 
@@ -153,7 +152,6 @@ CHANCE: dict[str, tuple[dict[str, Any], Any]] = {
     [
         *(("AllReduce", chance) for chance in CHANCE),
         ("StreamingDiLoCo", "others"),
-        ("SPARTA", "drift"),
     ],
 )
 def test_a_short_budget_meets_the_draws_that_training_meets(name: str, chance: str) -> None:

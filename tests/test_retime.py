@@ -269,6 +269,7 @@ def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_
     assert times[0] == times[1]
 
 
+@pytest.mark.thorough
 def test_a_stopped_sweep_retimes_what_was_trained_before(tmp_path: Path) -> None:
     study = swept(tmp_path, 1, topology=["lan", "wan-4-regions"])
     before = results_of(study / "points/0001")

@@ -19,7 +19,6 @@ from exogym_core.strategy import (
     AsyncDiLoCoStrategy,
     DeMoStrategy,
     DiLoCoStrategy,
-    FedAvgStrategy,
     OptimSpec,
     Strategy,
     StreamingDiLoCoStrategy,
@@ -163,13 +162,9 @@ ROWS: dict[str, Callable[[], Strategy]] = {
     "all-reduce": AllReduceStrategy,
     "clipped, with a schedule": partial(AllReduceStrategy, max_norm=0.5, lr_scheduler="lambda_cosine"),
     "DiLoCo": partial(DiLoCoStrategy, H=3),
-    "averages by samples": partial(FedAvgStrategy, H=4),
     "streaming": partial(StreamingDiLoCoStrategy, H=4, num_fragments=2),
     "DeMo, whose optimizer is its own": partial(DeMoStrategy, compression_chunk=8, compression_topk=4),
     "without rounds": partial(AsyncDiLoCoStrategy, H=3),
-    "SGD with momentum": partial(
-        DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.SGD, lr=0.05, momentum=0.9)
-    ),
     "Lion": partial(DiLoCoStrategy, H=3, optim_spec=OptimSpec("lion", lr=0.003, weight_decay=0.1)),
 }
 

@@ -254,17 +254,6 @@ def test_codecs_of_boundaries_by_hand(codec: Any, message: int, is_exact: bool) 
     assert is_exact or losses[1] != losses[0]
 
 
-def test_the_same_bits_in_processes() -> None:
-    def run(**options: Any) -> tuple[FitResult, dict[str, Tensor]]:
-        return fit(tied_gpt(), TEXT, STRATEGIES["DiLoCo"](), {"count": 2, "microbatches": 4}, **options)
-
-    once, weights = run()
-    apart, others = run(workers={"kind": "processes", "processes": 2})
-    assert (apart.history, apart.validation) == (once.history, once.validation)
-    for name, value in weights.items():
-        assert torch.equal(value, others[name])
-
-
 def test_a_retimed_run_is_the_run() -> None:
     stages = {"count": 2, "microbatches": 4}
     near, _ = fit(tied_gpt(), TEXT, STRATEGIES["AllReduce"](), stages)

@@ -401,6 +401,7 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
 
 
+@pytest.mark.thorough
 def test_a_search_whose_experiment_was_changed_is_that_of_the_new_one(
     tuned_file: Path, planted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

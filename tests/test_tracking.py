@@ -105,6 +105,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     wandb.teardown()
 
 
+@pytest.mark.thorough
 def test_wandb_itself_takes_an_offline_run(offline: Path) -> None:
     with open_loggers(experiment("[wandb]"), RunFolder(offline), "AllReduce") as (logger,):
         for step in (1, 2):

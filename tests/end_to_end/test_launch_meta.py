@@ -143,7 +143,9 @@ def launched(launch_here: Launch, folder: Path, *options: str) -> tuple[dict[str
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["gpt", "diloco", pytest.param("sharded", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["diloco", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt", "sharded"))]
+)
 def test_figures_are_those_of_launching_with_values(launch_here: Launch, name: str, tmp_path: Path) -> None:
     """Times, calls, bytes and computing are equal to the bit; losses are unknown; the requests can be timed again."""
     num_ranks, text = PROGRAMS[name]

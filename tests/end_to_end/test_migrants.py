@@ -209,7 +209,12 @@ def ported(script: str) -> str:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks of a process with threads
 @pytest.mark.parametrize(
     ("script", "num_runs"),
-    [(MNIST, 3), (NANOGPT, 6), (PLAYGROUND, 1), (IMAGES, 1)],
+    [
+        (MNIST, 3),
+        pytest.param(NANOGPT, 6, marks=pytest.mark.thorough),
+        (PLAYGROUND, 1),
+        pytest.param(IMAGES, 1, marks=pytest.mark.thorough),
+    ],
     ids=["mnist", "nanogpt_train", "playground", "image_train"],
 )
 def test_exo_gyms_examples_run_by_the_table_alone(

@@ -112,7 +112,7 @@ PARTS = {
         frozen_commands.names,
         frozen_commands.answer,
         {"json": _TIMES},
-        _some(1, 3),
+        _some(1, 5),
     ),
 }
 

@@ -60,7 +60,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("EagerDiLoCo", {"H": 3}),
 ]
 # Those of each commit: a codec with an error, sites, a stop inside a round, and ranks at their own pace.
-AT_EACH_COMMIT = {0, 3, 8, 12, 16}
+AT_EACH_COMMIT = {3, 8, 16}
 # And every other strategy, in short rounds: with those of its defaults no round would end here.
 OPTIONS += [
     (name, {"H": 2} if "H" in accepted_arguments(kind) else {})

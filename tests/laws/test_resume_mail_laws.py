@@ -43,9 +43,11 @@ def whole(name: str, options: str) -> Any:
 
 _CASES: dict[str, dict[str, Any]] = {"far": WAN, "by the clock": TIMED, "failing": FAILING}
 _RUNS = [
-    *((name, "far") for name in ("ADPSGD", "AsyncDiLoCo", "DecoupledDiLoCo")),
-    ("HeLoCo", "by the clock"),
+    ("ADPSGD", "far"),
     ("HALoS", "failing"),
+    pytest.param("AsyncDiLoCo", "far", marks=pytest.mark.thorough),
+    pytest.param("DecoupledDiLoCo", "far", marks=pytest.mark.thorough),
+    pytest.param("HeLoCo", "by the clock", marks=pytest.mark.thorough),
 ]
 
 

@@ -125,7 +125,7 @@ def test_a_training_timed_on_another_network_is_one_trained_there(number: int, n
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(number, id=name, marks=[pytest.mark.thorough] if number % 5 else [])
+        pytest.param(number, id=name, marks=[pytest.mark.thorough] if number % 8 else [])
         for number, (name, _) in enumerate(OPTIONS)
     ],
 )

@@ -85,7 +85,7 @@ def test_the_laws_know_the_operations_by_their_definitions(op: str, data: st.Dat
 
 
 @pytest.mark.parametrize(("op", "algorithm"), ROWS)
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_bytes_between_regions_are_those_of_the_messages(
     op: str, algorithm: str, data: st.DataObject

@@ -117,7 +117,7 @@ PLANTED: list[Any] = [
     pytest.param(
         echoing_broadcast, "broadcast", "to member 0: it holds them already", marks=pytest.mark.thorough
     ),
-    (detour, "scatter", "no result depends on them"),
+    pytest.param(detour, "scatter", "no result depends on them", marks=pytest.mark.thorough),
     pytest.param(
         miscounted_ring, "all_gather", r"`sent_bytes` of its phases|at least", marks=pytest.mark.thorough
     ),
