@@ -22,7 +22,10 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.run.loop import take_step
 from exogym_core.run.optimizer import DiLoCoOptimizer
+from exogym_core.strategy import AllReduceStrategy
+from exogym_core.strategy.base import StepContext
 from netgym.cli.main import main
 from netgym.sites.communicator import SiteCommunicator, SiteRankCommunicator, site_link
 from netgym.sites.groups import moved
@@ -206,6 +209,63 @@ def test_a_site_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_sim
     expected = simulated({"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True})
     kept = {number: expected[2][number] for number in expected[2] if number > 3}
     check(found, [*expected[:2], kept], [ALL, ALL, OTHERS, ALL, ALL, ALL])
+
+
+def test_steps_of_gradients_go_on_without_a_killed_site_and_heal_the_one_that_comes_again() -> None:
+    """Each goes towards its own value: the mean of a step is over the sites that are in it."""
+    gates = Gates()
+
+    def steps(comm: Communicator, hold: Callable[[int], None]) -> dict[int, tuple[list[int], float]]:
+        strategy = AllReduceStrategy(
+            {"name": "sgd", "lr": 0.1, "momentum": 0.5}, averaging_timeout=30, timeout_waiting_for_peers=30
+        )
+        model = nn.Linear(50, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        strategy.setup(model, comm, 12, 0)
+        found = {}
+
+        def gradients(step: None, context: StepContext) -> float:
+            model.weight.grad = model.weight.detach() - (1.0 + comm.rank)
+            return 0.0
+
+        while strategy.local_step < 12:
+            number = strategy.local_step
+            if not strategy.workers.take_place(number):
+                strategy.skip_step()
+                continue
+            hold(number)
+            take_step(strategy, gradients, None, StepContext(number, 1))
+            place = strategy.round_place()
+            if place is not None and place.averaged_ranks:
+                found[number + 1] = (place.averaged_ranks, float(model.weight[0, 0].detach()))
+            gates.tell(comm.rank, number + 1)
+        return found
+
+    def hold(rank: int, number: int) -> None:
+        if rank == 2 and number == 4:
+            raise KilledError
+        if rank < 2 and number == 8:
+            gates.until("again", 1)
+
+    with meeting(wait_seconds=30) as at:
+
+        def body(rank: int) -> dict[int, tuple[list[int], float]]:
+            with suppress(KilledError), site(at, rank) as comm:
+                return steps(comm, partial(hold, rank))
+            gates.until(0, 7)
+            with site(at, rank) as comm:
+                return steps(comm, lambda number: gates.tell("again", 1))
+
+        first, second, again = checked(together(*(partial(body, rank) for rank in range(3))))
+    value = velocity = 0.0
+    for ranks, seen in first.values():
+        velocity = 0.5 * velocity + sum(value - (1 + rank) for rank in ranks) / len(ranks)
+        value -= 0.1 * velocity
+        assert seen == pytest.approx(value, rel=1e-5)
+    assert first == second
+    assert [ranks for ranks, _ in first.values()][:8] == [ALL] * 4 + [OTHERS] * 4
+    assert again
+    assert again == {number: first[number] for number in again}
 
 
 def test_a_site_that_joins_late_gets_what_the_others_have_as_in_simulation() -> None:

@@ -422,7 +422,8 @@ class Absence(Everyone):
         self._publish()
 
     def _note_round(self) -> None:
-        self._news = {"averaged_ranks": self.present, "num_alive": self._comm.state.num_alive}
+        # Beside the news of a rank that has joined in front of the step.
+        self._news |= {"averaged_ranks": self.present, "num_alive": self._comm.state.num_alive}
 
     def _mine(self) -> list[Tensor]:
         """State published by this rank: empty if another rank of its site publishes the same."""
@@ -448,6 +449,7 @@ class Absence(Everyone):
         else:
             self.number, tensors = fetched
             self._take_over(tensors)
+        missed = min(missed, self._news.get("missed_round", missed))  # late again for its first round
         self._news = {"missed_round": missed, "back_in_round": None if fetched is None else self.number + 1}
 
     def round_place(self, step: int) -> RoundPlace:

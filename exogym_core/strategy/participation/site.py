@@ -433,12 +433,11 @@ class Division(Options):
         if not self.divides:
             return Site(None, comm)
         is_whole = size == comm.world_size
-        if is_whole and comm.members_change and strategy.patience.of_steps:
-            raise InputError(
-                f"{where}: exchanges gradients at each step, which real sites that come and go do not; use a strategy "
-                "with rounds and time-outs, such as DiLoCo or FedAvg with averaging_timeout"
-            )
-        return Site(comm, comm.group([comm.rank])) if is_whole else Site.of(comm, size, where)
+        if not is_whole:
+            return Site.of(comm, size, where)
+        # Real sites that come and go make no groups; nothing is averaged with other sites.
+        waits = strategy.patience.of_steps and strategy.patience.patience(where) is not None
+        return Site(comm, comm if comm.members_change and waits else comm.group([comm.rank]))
 
     def filled(self, site: Site, strategy: Strategy) -> Site:
         """A site that is `connected`, with the parameters of a strategy and the average of their gradients."""
