@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,8 +62,24 @@ _aten = torch.ops.aten
 #: Operators that give numbers by counting: a program decides by them.
 _COUNTING = {_aten.arange, _aten.linspace, _aten.logspace, _aten.scalar_tensor}
 
+#: Operators, with all views, whose results torch's own kernels shape; a FakeTensorMode takes six times as long.
+_BY_KERNEL = {_aten.mm.default, _aten.bmm.default, _aten._unsafe_view.default}
+
+#: Operators whose results are like their operands, where these are alike.
+_BY_ELEMENT = {_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.sqrt.default}
+
+#: Operators that overwrite their first operand, and return it.
+_IN_PLACE = {_aten.add_.Tensor, _aten.sub_.Tensor, _aten.mul_.Tensor, _aten.div_.Tensor} | {
+    *(_aten.addcmul_.default, _aten.addcdiv_.default, _aten.lerp_.Scalar),
+    *(_aten.zero_.default, _aten.fill_.Scalar),
+}
 
 _DEVICE = torch.ops.prim.device.default
+
+
+@functools.cache
+def _is_by_kernel(func: Any) -> bool:
+    return func in _BY_KERNEL or (func.namespace == "aten" and func.is_view)
 
 
 def run_without_values() -> None:
@@ -133,6 +150,10 @@ class _ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._shapes = FakeTensorMode(allow_non_fake_inputs=True)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Execute an operator, or find the shapes of its results."""
         kwargs = kwargs or {}
@@ -140,11 +161,13 @@ class _ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # by its parts, which come here too
         if is_shape_inference():
             return func(*args, **kwargs)
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # nearly half of all
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         given = list(_tensors([*args, *kwargs.values()]))
+        if (made := self._soon(func, args, kwargs, given)) is not None:
+            return made
         if all(map(has_values, given)):
-            if not given and func.overloadpacket not in _COUNTING:
+            if not given and func.namespace != "profiler" and func.overloadpacket not in _COUNTING:
                 made = self._shapes.dispatch(func, types, args, kwargs)
                 if isinstance(made, Tensor) and made.numel() > 1 and made.is_floating_point():
                     return made
@@ -160,6 +183,39 @@ class _ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise _refused(f"the values of a tensor decide the result of {func} here") from None
         return self._overwritten(func, args, kwargs, made) if func._schema.is_mutable else made
+
+    def _soon(self, func: Any, args: Sequence[Any], kwargs: Any, given: Sequence[Any]) -> Any:
+        """Result of an operator on alike tensors, or of a view; None where the FakeTensorMode is asked."""
+        is_in_place, is_by_element = func in _IN_PLACE, func in _BY_ELEMENT
+        if not (is_in_place or is_by_element or _is_by_kernel(func)) or not isinstance(args[0], FakeTensor):
+            return None
+        own = args[0]
+        if any(
+            isinstance(each, FakeTensor)
+            and (each.constant is not None or each.fake_device != own.fake_device)
+            for each in given
+        ):
+            return None
+        if is_in_place:
+            are_alike = own.is_floating_point() and all(each.shape in (own.shape, ()) for each in given)
+            return own if are_alike else None
+        if not all(isinstance(each, FakeTensor) for each in given):
+            return None
+        if is_by_element and (
+            len(given) < len(args)
+            or not own.is_floating_point()
+            or any(each.shape != own.shape or each.dtype != own.dtype for each in given)
+            or not all(each.is_contiguous() for each in given)
+        ):
+            return None
+        with in_kernel_invocation_manager(self._shapes):
+            if is_by_element:
+                made: Any = torch.empty(own.shape, dtype=own.dtype, device="meta")
+            else:
+                made = func(*args, **kwargs)
+        if isinstance(made, Tensor):
+            return FakeTensor(self._shapes, made, own.fake_device)
+        return [FakeTensor(self._shapes, each, own.fake_device) for each in made]
 
     def _overwritten(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> Any:
         """Note which known tensors an operator has overwritten; returns its result."""
