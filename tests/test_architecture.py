@@ -235,7 +235,7 @@ FRONTS = {
     ),
     "netsim.ranks": (
         "Advance Answer Arrival ArrivalDelays Ask Await Call CallEnding Cancel Confirm Deadline Enter Exit "
-        "FROM_ROOT Fetch Fetched FirstSent Gathered HEARTBEAT_SECONDS HoldUntil "
+        "FROM_ROOT Fetch Fetched FirstSent Gathered GroupPart HEARTBEAT_SECONDS HoldUntil "
         "Join JoinNext Keep Kernel Key MailboxMessage Mark MessageGroup Met Post Progress Publish Put "
         "Question RankSink RankSource Reach Request SLOW_TIMES StampedRow Take Wait Withdraw call_at gives_time "
         "group_of largest_mesh "

@@ -17,6 +17,7 @@ from worlds import star_form
 import netgym
 from exogym_core import FitResult, Trainer
 from exogym_core.config import yaml_text
+from exogym_core.stages.faults import StageRoute
 from exogym_core.stages.options import Stages, actions
 from exogym_core.stages.split import Cut, StagePart
 from exogym_core.strategy import (
@@ -282,19 +283,35 @@ def test_gloo_trains_the_same() -> None:
         st.integers(2, 3),
     ),
     num_micro=st.integers(1, 12),
+    present=st.lists(st.lists(st.booleans(), min_size=3, max_size=3).filter(any), min_size=5, max_size=5),
 )
-def test_schedules_compute_everything_once_and_never_wait_in_a_circle(stages: Stages, num_micro: int) -> None:
-    """Ranks take their next pass as soon as what it needs is there: all come to their ends."""
-    orders = [actions(stages, position, num_micro) for position in range(stages.count)]
-    every = {(forward, stage, micro) for order in orders for forward, stage, micro in order}
-    assert len(every) == sum(map(len, orders)) == 2 * stages.num_stages * num_micro
-    done: set[tuple[bool, int, int]] = set()
+def test_schedules_compute_everything_once_and_never_wait_in_a_circle(
+    stages: Stages, num_micro: int, present: list[list[bool]]
+) -> None:
+    """Ranks take their next pass as soon as what it needs is there: all come to their ends; whoever is absent."""
+    count = stages.count
+    members = [
+        worker * count + place for worker in range(3) for place in range(count) if present[place][worker]
+    ]
+    route = StageRoute(members, 3, count)
+    orders = [
+        [
+            each._replace(worker=worker)
+            for each in actions(stages, rank % count, num_micro)
+            for worker in route.workers_of(rank)
+        ]
+        for rank in members
+    ]
+    every = {each for order in orders for each in order}
+    assert len(every) == sum(map(len, orders)) == 3 * 2 * stages.num_stages * num_micro
+    done: set[tuple[bool, int, int, int]] = set()
     last = stages.num_stages - 1
 
-    def can_go(forward: bool, stage: int, micro: int) -> bool:
+    def can_go(forward: bool, stage: int, micro: int, worker: int) -> bool:
         if forward:
-            return stage == 0 or (True, stage - 1, micro) in done
-        return (True, stage, micro) in done and (stage == last or (False, stage + 1, micro) in done)
+            return stage == 0 or (True, stage - 1, micro, worker) in done
+        is_back = stage == last or (False, stage + 1, micro, worker) in done
+        return (True, stage, micro, worker) in done and is_back
 
     while any(orders):
         ready = [order for order in orders if order and can_go(*order[0])]

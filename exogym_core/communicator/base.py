@@ -495,11 +495,13 @@ class Communicator(ABC):
         number: int | None = None,
         awaited: Sequence[int] | None = None,
         deadline: Deadline = FIXED,
+        num_positions: int = 1,
     ) -> JointWork:
         """Meet as in `among_present`; the caller then does the work itself, as where it begins in a backward pass.
 
         Args:
             seconds, averaging_seconds, weight, number, awaited, deadline: as for `among_present`.
+            num_positions: rank r is at position r modulo this; the ranks wait while a position has none.
 
         Raises:
             InputError: as `among_present`.
@@ -538,6 +540,10 @@ class Communicator(ABC):
     def keep_state(self) -> None:
         """Keep this rank's state: a crash of its host loses what is computed later, which is then computed again."""
         raise self._not_here("keep_state")
+
+    def of_part(self, part: int) -> Communicator:
+        """The same group, which publishes and fetches the state of a part of the model."""
+        raise self._not_here("of_part")
 
     def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
         """Average `tensor` over the ranks that arrive in time, in place for them; returns these ranks.

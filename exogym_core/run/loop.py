@@ -106,7 +106,7 @@ def take_step(
     if announce is not None:
         announce(loss)
     end_step(strategy)
-    return loss
+    return loss if context.loss is None else context.loss
 
 
 def end_step(strategy: Strategy) -> None:
@@ -388,7 +388,7 @@ class Loop(Role):
             loss = take_step(strategy, self.learner.gradients, step, context, announce if has_news else None)
             self._is_off_clock |= self.comm.state.num_off_clock > num_off_clock
             place = strategy.round_place() if workers.has_absences else None
-            self.comm.mark(self._step_done(loss, step.samples, learning_rate, context.count, place))
+            self.comm.mark(self._step_done(loss, context.samples, learning_rate, context.count, place))
         self.local_step += 1
         self.snapshots.after_step(self.local_step)
 

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 
     from exogym_core.checkpoints.checkpoint import StoredCheckpoint
     from exogym_core.communicator.base import Communicator
+    from exogym_core.data.samples import StepSamples
     from exogym_core.events import Finding
     from exogym_core.run.recording import Recording
     from exogym_core.run.request import FitRequest
@@ -274,6 +275,19 @@ class DataSets:
             return size
         readers = self.request.num_nodes if self.is_shared else 1
         return min(size, math.ceil(dataset_length(dataset) / readers))
+
+    @property
+    def has_places(self) -> bool:
+        """True if `samples_at` finds the samples of any rank and step."""
+        return self._order is not None
+
+    def samples_at(self, rank: int, step: int) -> StepSamples:
+        """Samples of a rank in a step of a shared training set with a length, counted from 0."""
+        source = self.shared_source(rank)
+        source.sit_out(step)
+        samples = source.next_step()
+        assert samples is not None  # epochs have no end there
+        return samples
 
     def fingerprint(self) -> str | None:
         """Digest of a training set for all ranks; None where each rank has its own."""
@@ -490,6 +504,11 @@ class Program:
                 other = self.data.sample_batch(samples - 1) if samples > 1 else None
                 other = other and (move_batch(other[0], device), other[1])
                 self.cut = Cut.of(request.stages, *about, other)
+            if request.waits_for_some and not self.data.has_places:
+                raise InputError(
+                    "fit: stages with waiting times need one training set with a length for all workers, of which a "
+                    "rank reads an absent one's samples: pass a torch Dataset, or leave the waiting times out"
+                )
         by_flops = self.compute is not None and self.compute.flops is not None
         measured = self.compute is not None and self.compute.measured is not None
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
@@ -661,7 +680,7 @@ class Program:
         if self.cut is not None:
             assert request.stages is not None
             held = self.cut.held_by(model, comm.rank % request.stages.count)
-            role["stage"] = stage = StageRank(self.cut, comm, held)
+            role["stage"] = stage = StageRank(self.cut, comm, held, self.data.samples_at)
         of_worker = comm if stage is None else stage.peers
         self.data.batches = self.batches
         data = self.data.source(of_worker, remarks, keeps=self.checkpoints.home is not None)

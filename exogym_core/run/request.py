@@ -235,8 +235,9 @@ class FitRequest(RunConfig):
             f"checkpoints under pipedream over {self.transport!r}, where messages in flight are not kept": (
                 keeps and self.stages.is_asynchronous and not self.carrier.has_clock
             ),
+            "checkpoints of steps with waiting times": keeps and self.waits_for_some,
         }
-        refuse_with_stages("fit", self.strategy, self.autocast, self.val_seconds, others)
+        refuse_with_stages("fit", self.strategy, self.autocast, self.val_seconds, others, self.stages)
 
     def _settle_servers(self) -> None:
         """Give a strategy that has servers as many as were asked for."""
@@ -266,6 +267,11 @@ class FitRequest(RunConfig):
         self.topology = replace(topology, weather=topology.weather.with_events(crashes))
 
     # --- what follows from them ----------------------------------------------------------------------------
+
+    @property
+    def waits_for_some(self) -> bool:
+        """True if the strategy goes on without absent ranks."""
+        return self.strategy.patience.patience(self.strategy.where) is not None
 
     @property
     def num_training(self) -> int:

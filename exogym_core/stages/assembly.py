@@ -40,6 +40,9 @@ class Assembly:
     def take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
         """Take the snapshot of a rank; its tensors may be reused afterwards."""
         worker, position = divmod(rank, self._count)
+        worker = list(snapshot.present).index(
+            worker
+        )  # of ranks in order: some may be absent at other positions
         rest = iter(tensors)
         sections = {
             name: {
@@ -63,7 +66,8 @@ class Assembly:
             layouts[name], packed = pack_named(ordered)
             flats += packed
         extra = {key: value for each, _ in parts.values() for key, value in each.extra.items()}
-        self._take(worker, snapshot._replace(layouts=layouts, extra=extra), flats)
+        present = range(len(snapshot.present))
+        self._take(worker, snapshot._replace(layouts=layouts, extra=extra, present=present), flats)
 
     def _place(self, name: str) -> int:
         return self._order[name.partition("[")[0]]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import clip_grads_with_norm_
 from torch.utils._pytree import tree_map_only
 
 from exogym_core.data.batches import loss_and_count, move_batch
 from exogym_core.learner import TorchLearner
+from exogym_core.stages.faults import StageAbsence
 from exogym_core.stages.messages import ChainMessages
 from exogym_core.stages.options import StagePass, actions
 from exogym_core.stages.split import tensors_of
@@ -22,11 +24,14 @@ from exogym_core.workers.streams import FORWARD_SHARE
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding, StepDurations
     from exogym_core.data.samples import StepSamples
+    from exogym_core.stages.faults import StageRoute
     from exogym_core.stages.split import Cut, HeldPart
     from exogym_core.strategy.base import StepContext, Strategy
 
@@ -42,29 +47,41 @@ class StageRank:
         cut: of the model.
         comm: connects all ranks of the run.
         held: its part of the model.
+        read: samples of a worker in a step of a 0-based number; needed where ranks may be absent.
 
     Attributes:
+        run: connects all ranks of the run.
         worker, position: of the rank.
         chain: connects the ranks of its worker.
         peers: connects the ranks at its position, which are workers for its strategy.
         shared: its parameters that other ranks of the chain hold, too, and the connection to these.
+        counted: parameters whose gradients this rank counts in the norm of a whole model's.
+        norms: of the gradients of this step, where it is known before they are clipped.
     """
 
-    def __init__(self, cut: Cut, comm: Communicator, held: HeldPart) -> None:
-        self.cut, self.held = cut, held
+    def __init__(
+        self,
+        cut: Cut,
+        comm: Communicator,
+        held: HeldPart,
+        read: Callable[[int, int], StepSamples] | None = None,
+    ) -> None:
+        self.cut, self.held, self.run, self.read = cut, held, comm, read
         count = cut.stages.count
         self.worker, self.position = divmod(comm.rank, count)
         first = self.worker * count
         self.chain = comm.group(range(first, first + count))
         self.peers = comm.group(range(self.position, comm.world_size, count))
         named = dict(held.model.named_parameters())
-        self.shared: list[tuple[Tensor, Communicator]] = []
+        self.shared: list[tuple[Tensor, Communicator, Sequence[int]]] = []
         groups: dict[tuple[int, ...], Communicator] = {}
         for name, parameter in named.items():
             ranks = cut.ranks_of(name)
             if len(ranks) > 1 and parameter.requires_grad:
                 group = groups.setdefault(ranks, self.chain.group(ranks, reuse=True))
-                self.shared.append((parameter, group))
+                self.shared.append((parameter, group, ranks))
+        self.counted: Sequence[Tensor] = ()
+        self.norms: list[Tensor] = []
 
     @property
     def has_loss(self) -> bool:
@@ -73,20 +90,40 @@ class StageRank:
 
     def sum_shared(self) -> None:
         """Sum the gradients of parameters that several stages hold."""
-        for parameter, group in self.shared:
+        for parameter, group, _ in self.shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             group.all_reduce(parameter.grad)
 
+    def sum_shared_along(self, route: StageRoute, team: Communicator, share: float) -> None:
+        """Sum the gradients of parameters that several stages hold where ranks may be absent.
+
+        Without one, among all ranks that hold them: their mean then, of which this rank's gradient is a `share`.
+        """
+        for parameter, _, positions in self.shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if not route.is_whole:
+                parameter.grad *= share
+            ranks = [
+                place
+                for place, (worker, position) in enumerate(
+                    divmod(each, self.cut.stages.count) for each in route.members
+                )
+                if position in positions and (worker == self.worker or not route.is_whole)
+            ]
+            team.group(ranks).all_reduce(parameter.grad)
+
     def clip_together(self, strategy: Strategy) -> None:
         """Have a strategy that is set up clip gradients by the norm over all stages."""
         site = strategy.site
-        counted = [
+        self.counted = [
             each
             for each in site.held
-            if all(each is not other or group.rank == 0 for other, group in self.shared)
+            if all(each is not other or group.rank == 0 for other, group, _ in self.shared)
         ]
-        strategy.site = _ChainSite(**{**vars(site), "chain": self.chain, "counted": counted})
+        about = {"chain": self.chain, "counted": self.counted, "norms": self.norms}
+        strategy.site = _ChainSite(**{**vars(site), **about})
 
 
 @dataclass(frozen=True)
@@ -96,14 +133,19 @@ class _ChainSite(Site):
     Attributes:
         chain: the ranks of the worker.
         counted: parameters whose gradients this rank counts.
+        norms: the norm, where it is known.
     """
 
     chain: Communicator | None = None
     counted: Sequence[Tensor] = ()
+    norms: list[Tensor] = field(default_factory=list)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of all stages' gradients together; returns the norm before."""
         assert self.chain is not None
+        if self.norms:
+            clip_grads_with_norm_(self.held, max_norm, self.norms[0])
+            return self.norms.pop()
         return clip_norm_across(self.counted, self.held, self.chain, max_norm)
 
 
@@ -139,7 +181,14 @@ class StageLearner(TorchLearner):
         autocast: as for `TorchLearner`.
         coding: virtual time of codecs; None where it is free.
         keeps: the run makes checkpoints.
+
+    Attributes:
+        defers: `gradients` leaves the passes to a later `take_passes`.
+        step: samples of the rank's worker in the step under way, where passes are deferred.
     """
+
+    defers = False
+    step: StepSamples | None = None
 
     def __init__(
         self,
@@ -153,31 +202,86 @@ class StageLearner(TorchLearner):
         keeps: bool = False,
     ) -> None:
         stages = rank.cut.stages
+        waits_for_all = strategy.patience.patience(strategy.where) is None
         overlaps = strategy.overlaps_backward and stages.num_stages == stages.count and not rank.shared
+        overlaps = overlaps and waits_for_all
         super().__init__(rank.held.model, comm, strategy.before_backward, cost, autocast, overlaps)
-        self._rank, self._overlaps = rank, overlaps
+        self._rank, self._overlaps, self._strategy = rank, overlaps, strategy
         self.has_loss = rank.has_loss
         self._messages = ChainMessages(rank.cut, rank.chain, self._device, coding)
         self._keeps = keeps and stages.lag(rank.position) > 0
         self._num_taken = 0  # micro-batches of all steps so far
-        self._sizes: dict[int, tuple[int, float]] = {}  # by micro-batch: samples, and share of its step's
+        # By micro-batch and worker: samples, and share of its step's.
+        self._sizes: dict[tuple[int, ...], tuple[int, float]] = {}
         self._copies: dict[int, Tensor] = {}  # of this step's parameters, by their id
         self._begun: dict[int, _PassBegun] = {}  # by micro-batch in flight
-        self._entered: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by stage and micro-batch
-        self._left: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        # By stage, micro-batch and worker.
+        self._entered: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
+        self._left: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
 
     def gradients(self, step: StepSamples, context: StepContext) -> float:
         """Leave the gradients of all micro-batches in `.grad`; return their mean loss, 0 where it is not known."""
-        seconds = 0.0 if self._cost is None else self._cost.seconds(context.number, step.samples)
+        if self.defers:
+            self.step = step
+            return 0.0
+        loss = self.take_passes({0: step}, context)
+        self._rank.sum_shared()
+        return loss
+
+    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """Have a strategy that goes on without absent ranks do so for all stages together."""
+        strategy = self._strategy
+        if strategy.workers.has_absences:
+            membership = StageAbsence(strategy, self._rank, self)
+            for each in (strategy, *strategy.acting):
+                each.workers = membership
+
+    def go_along(self, route: StageRoute, team: Communicator) -> None:
+        """Exchange with the ranks of a route, connected by `team`, from now on."""
+        place = {rank: number for number, rank in enumerate(route.members)}
+        self._messages.join(team, lambda worker, position: place[route.rank_of(worker, position)])
+
+    def kept(self) -> tuple[list[Tensor], dict[Hashable, Tensor]]:
+        """What passes change: buffers, and values that codecs owe."""
+        return [each.clone() for each in self._model.buffers()], dict(self._messages.residuals)
+
+    @torch.no_grad()
+    def restore(self, kept: tuple[list[Tensor], dict[Hashable, Tensor]]) -> None:
+        """Restore what `kept` returned."""
+        for buffer, value in zip(self._model.buffers(), kept[0], strict=True):
+            buffer.copy_(value)
+        self._messages.residuals = kept[1]
+
+    def take_passes(
+        self, steps: Mapping[int, StepSamples], context: StepContext, unit: float | None = None
+    ) -> float:
+        """Take the passes of a step over the samples of these workers, and return their mean loss.
+
+        Gradients that go from rank to rank are sums over samples divided by a `unit`, equal on all ranks; by default
+        by the samples of the only worker. Those left in `.grad` are means over the samples of this rank.
+
+        Each pass of the schedule is taken for one worker after the other. So no ranks wait for each other in a circle:
+        whatever a pass needs comes of earlier passes of the schedule for the same worker.
+        """
         stages, position, messages = self._rank.cut.stages, self._rank.position, self._messages
-        first, number = self._num_taken if stages.is_asynchronous else 0, len(step.micro_batches)
+        first = self._num_taken if stages.is_asynchronous else 0
+        number = max(len(step.micro_batches) for step in steps.values())
+        total = sum(step.samples for step in steps.values())
         lag = stages.lag(position)
-        self._sizes = {micro: size for micro, size in self._sizes.items() if micro >= first - lag}
-        for micro, (_, samples) in enumerate(step.micro_batches, first):
-            self._sizes[micro] = samples, samples / step.samples
+        self._sizes = {key: size for key, size in self._sizes.items() if key[0] >= first - lag}
+        seconds_of = dict.fromkeys(steps, 0.0)
+        for worker, step in steps.items():
+            if self._cost is not None:
+                seconds_of[worker] = self._cost.seconds(context.number, step.samples)
+            for micro, (_, samples) in enumerate(step.micro_batches, first):
+                self._sizes[micro, worker] = samples, samples / step.samples
         self._num_taken = first + number
-        passes = actions(stages, position, number)
-        order = [each._replace(micro=first + each.micro) for each in passes if first + each.micro >= 0]
+        order = [
+            each._replace(micro=first + each.micro, worker=worker)
+            for each in actions(stages, position, number)
+            for worker, step in steps.items()
+            if first + each.micro >= 0 and each.micro < len(step.micro_batches)
+        ]
         if lag:
             self._copies = {
                 id(each): each.detach().clone().requires_grad_(each.requires_grad)
@@ -186,14 +290,19 @@ class StageLearner(TorchLearner):
         loss = 0.0
         for index, action in enumerate(order):
             for coming in order[index : index + 2]:
-                messages.expect(coming, self._sizes[coming.micro][0])
-            samples, weight = self._sizes[action.micro]
+                messages.expect(coming, self._sizes[coming[2:]][0])
+            step, seconds = steps[action.worker], seconds_of[action.worker]
+            samples, weight = self._sizes[action[2:]]
             share = self._rank.cut.shares[action.stage] * weight
+            weight *= step.samples / total  # in the mean of this rank
+            weight_in_unit = weight * total / (unit or total)
             place = action.micro % number
             if action.is_forward:
                 behind = action.micro - stages.lag(min(position + 1, stages.count - 1))
                 if stages.is_asynchronous and behind >= 0:  # the next rank's backward pass of now
-                    messages.expect(action._replace(is_forward=False, micro=behind), self._sizes[behind][0])
+                    messages.expect(
+                        action._replace(is_forward=False, micro=behind), self._sizes[behind, 0][0]
+                    )
                 batch = step.micro_batches[action.micro - first][0]
                 loss += self._forward_pass(action, batch, samples, context) * weight
                 self._charge(seconds, step.samples, share * FORWARD_SHARE)
@@ -208,7 +317,7 @@ class StageLearner(TorchLearner):
             share *= 1 - FORWARD_SHARE
             if clock is not None:
                 clock.begin_backward(seconds, step.samples, share)
-            self._backward_pass(action, samples, weight)
+            self._backward_pass(action, samples, weight_in_unit)
             if clock is not None:
                 clock.end()
             else:
@@ -223,7 +332,10 @@ class StageLearner(TorchLearner):
         for parameter in self._rank.held.model.parameters() if stages.is_asynchronous else ():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._rank.sum_shared()
+        if unit is not None:
+            for parameter in self._rank.held.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= unit / total
         return loss
 
     def _charge(self, seconds: float, samples: int, share: float) -> None:
@@ -236,7 +348,7 @@ class StageLearner(TorchLearner):
         """Pass of a micro-batch through a stage; returns its loss, 0 where it is not the last."""
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
-        key, boundaries = (action.stage, action.micro), self._rank.cut.boundaries
+        key, boundaries = action[1:], self._rank.cut.boundaries
         received: Any = self._messages.receive(action, samples) if action.stage else batch
         if self._copies:
             self._begun[action.micro] = begun = _PassBegun(self._copies)
@@ -274,7 +386,7 @@ class StageLearner(TorchLearner):
         if action.stage:
             for tensor, boundary in zip(received, cut.boundaries[action.stage], strict=True):
                 tensor.requires_grad_(boundary.has_gradient)
-            self._entered[action.stage, action.micro] = received
+            self._entered[action[1:]] = received
             # Parts may change what they get in place, which leaves of a graph do not allow, nor a later restart.
             entering = tuple(each.clone() for each in received)
             value = entering if len(entering) > 1 else entering[0]
@@ -297,7 +409,7 @@ class StageLearner(TorchLearner):
 
     def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
         """Backward pass of a micro-batch through a stage."""
-        left = self._left.pop((action.stage, action.micro))
+        left = self._left.pop(action[1:])
         copies = self._begun.pop(action.micro, _PassBegun({})).copies
         if action.stage == self._rank.cut.stages.num_stages - 1:
             (left[0] * weight).backward()  # type: ignore[no-untyped-call]
@@ -352,5 +464,5 @@ class StageLearner(TorchLearner):
             with torch.enable_grad():
                 self._left[action[1:]] = tensors_of(self._through(action, begun.received, None))
         self._messages.load_state_dict(
-            state["messages"], {micro: size for micro, (size, _) in self._sizes.items()}
+            state["messages"], {key: size for key, (size, _) in self._sizes.items()}
         )

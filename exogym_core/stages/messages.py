@@ -8,7 +8,7 @@ from exogym_core.stages.boundaries import boundary_codec
 from exogym_core.stages.options import StagePass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import torch
     from torch import Tensor
@@ -52,8 +52,16 @@ class ChainMessages:
         self._codec, self._coding = boundary_codec(cut.stages.codec), coding
         if self._codec is not None and coding is not None:
             coding.seconds(self._codec.name, "encode", 0)  # raises now, not in the first step
+        self._rank_at: Callable[[int, int], int] = lambda _, position: position
         self._received: dict[StagePass, _Crossing] = {}
         self._sent: list[tuple[StagePass, _Crossing]] = []
+
+    def join(self, comm: Communicator, rank_at: Callable[[int, int], int]) -> None:
+        """Exchange with the ranks of `comm` from now on; `rank_at(worker, position)` is the one with such a stage."""
+        self._chain, self._rank_at = comm, rank_at
+
+    def _peer(self, action: StagePass, stage: int) -> int:
+        return self._rank_at(action.worker, stage % self._cut.stages.count)
 
     def expect(self, action: StagePass, samples: int, calls: Sequence[int] | None = None) -> None:
         """Post the receives of what a pass needs from another rank, unless they are posted.
@@ -66,14 +74,14 @@ class ChainMessages:
         ends = 0 if action.is_forward else self._cut.stages.num_stages - 1
         if action in self._received or action.stage == ends:
             return
-        peer = (self._chain.rank + (-1 if action.is_forward else 1)) % self._chain.world_size
+        peer = self._peer(action, action.stage + (-1 if action.is_forward else 1))
         messages: list[Tensor] = []
         for boundary in self._needed_by(action):
             like, codec = boundary.empty(samples, self._device), self._codec_of(boundary.dtype)
             messages.append(like if codec is None else codec.message_like(like))
         again = self._chain.noting_calls() if calls is None else self._chain.calls_again(calls)
         with again as noted:
-            handles = [self._chain.irecv(message, peer, _tag(action)) for message in messages]
+            handles = [self._chain.irecv(message, peer, self._tag(action)) for message in messages]
         self._received[action] = _Crossing(handles, noted)
 
     def receive(self, action: StagePass, samples: int) -> tuple[Tensor, ...]:
@@ -119,8 +127,7 @@ class ChainMessages:
         self._sent.append((towards, _Crossing(handles, calls, values, since)))
 
     def _isend(self, value: Tensor, towards: StagePass) -> Handle[None]:
-        peer = (self._chain.rank + (1 if towards.is_forward else -1)) % self._chain.world_size
-        return self._chain.isend(value, peer, _tag(towards))
+        return self._chain.isend(value, self._peer(towards, towards.stage), self._tag(towards))
 
     def deliver(self, before: int) -> None:
         """Wait until what was sent before the pass of a micro-batch has been delivered."""
@@ -141,10 +148,24 @@ class ChainMessages:
             self._chain.advance(self._coding.seconds(codec.name, way, values.numel()))
             self._chain.state.traffic.charged_values += values.numel()
 
+    def _tag(self, action: StagePass) -> int:
+        """Tag of what enters a stage: activations and gradients of each worker are told apart."""
+        return 2 * (action.worker * self._cut.stages.num_stages + action.stage) + (not action.is_forward)
+
+    @property
+    def residuals(self) -> dict[Hashable, Tensor]:
+        """Values that codecs still owe."""
+        return {} if self._codec is None else self._codec.residuals
+
+    @residuals.setter
+    def residuals(self, owed: Mapping[Hashable, Tensor]) -> None:
+        if self._codec is not None:
+            self._codec.residuals = dict(owed)
+
     def state_dict(self) -> dict[str, Any]:
         """Values that codecs still owe, and messages in flight."""
         return {
-            "residuals": {} if self._codec is None else self._codec.residuals,
+            "residuals": self.residuals,
             "received": [(tuple(action), posted.calls) for action, posted in self._received.items()],
             "sent": [
                 (tuple(towards), posted.since, posted.calls, list(posted.values))
@@ -152,25 +173,19 @@ class ChainMessages:
             ],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], sizes: Mapping[int, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], sizes: Mapping[tuple[int, ...], int]) -> None:
         """Restore what `state_dict` returned.
 
         Args:
             state: the saved.
             sizes: samples of micro-batches in flight.
         """
-        if self._codec is not None:
-            self._codec.residuals = dict(state["residuals"])
+        self.residuals = state["residuals"]
         for action, calls in state["received"]:
-            self.expect(StagePass(*action), sizes[action[2]], calls)
+            self.expect(StagePass(*action), sizes[action[2:]], calls)
         for action, since, calls, values in state["sent"]:
             towards = StagePass(*action)
             # The next rank has taken all activations of a step by its end; gradients are ahead of their receiver.
             with self._chain.calls_again(calls, are_taken=towards.is_forward):
                 handles = [self._isend(value, towards) for value in values]
             self._sent.append((towards, _Crossing(handles, calls, values, since)))
-
-
-def _tag(action: StagePass) -> int:
-    """Tag of what enters a stage: activations and gradients are told apart."""
-    return 2 * action.stage + (not action.is_forward)

@@ -180,11 +180,13 @@ class StagePass(NamedTuple):
         is_forward: forward or backward pass.
         stage: number of the stage in the model.
         micro: number of the micro-batch in the step; below 0 it is of an earlier one.
+        worker: whose micro-batch it is, where a rank computes those of several.
     """
 
     is_forward: bool
     stage: int
     micro: int
+    worker: int = 0
 
 
 def actions(stages: Stages, position: int, num_micro: int) -> list[StagePass]:
@@ -226,12 +228,32 @@ def actions(stages: Stages, position: int, num_micro: int) -> list[StagePass]:
     return order
 
 
+def _waiting_times(strategy: Strategy, stages: Stages | None) -> dict[str, bool]:
+    """True what of a strategy's waiting times does not go with stages."""
+    patience, name = strategy.patience, type(strategy).__name__
+    if patience == type(patience)():
+        return {}
+    if stages is None:
+        return {f"the waiting times of {name}": True}
+    return {
+        f"the waiting times of {name}, whose workers' models differ (AllReduce and others that exchange gradients "
+        "have equal ones)": not patience.of_steps,
+        f"waiting times under {stages.schedule} (take gpipe or 1f1b)": stages.schedule
+        not in ("gpipe", "1f1b"),
+        "join_at and min_ranks": bool(patience.join_at) or patience.min_ranks is not None,
+        f"waiting times and max_norm of {name}, which clips gradients before they are exchanged": (
+            strategy.max_norm is not None and "clip_gradients" in vars(type(strategy))
+        ),
+    }
+
+
 def refuse_with_stages(
     where: str,
     strategy: Strategy | None = None,
     autocast: object = None,
     val_seconds: object = None,
     others: Mapping[str, bool] = {},
+    stages: Stages | None = None,
 ) -> None:
     """Refuse what does not go with stages.
 
@@ -240,6 +262,7 @@ def refuse_with_stages(
         strategy: of the workers; None: not known yet.
         autocast, val_seconds: as for `fit`.
         others: true what is given of other things.
+        stages: the options, where ranks may be absent from steps; None: they may not.
 
     Raises:
         InputError: something of it is given.
@@ -252,7 +275,7 @@ def refuse_with_stages(
         name, sites, clients = type(strategy).__name__, strategy.sites, strategy.clients
         refused |= {
             f"{name}, whose workers go at their own pace": not strategy.is_synchronous,
-            f"the waiting times of {name}": strategy.patience != type(strategy.patience)(),
+            **_waiting_times(strategy, stages),
             f"{name} with ranks_per_worker or sharding": (sites.ranks_per_worker or 1) > 1
             or sites.sharding != "NO_SHARD",
             "clients_per_round, fraction or balance": clients.are_drawn or clients.balance,

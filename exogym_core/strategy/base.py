@@ -75,6 +75,7 @@ class StepContext:
             complete from the `last_micro_batch` on.
         is_skipped: the update was skipped, as gradients had overflowed.
         is_unscaled: gradients have been unscaled by `Strategy.unscale_gradients`.
+        loss: mean loss of the samples, where passes are taken as part of the exchange; else None.
     """
 
     number: int = 0
@@ -87,6 +88,7 @@ class StepContext:
     is_skipped: bool = False
     count: float | None = None
     data_sizes: Sequence[int] = ()
+    loss: float | None = None
     _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
 
     @property

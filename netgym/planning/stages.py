@@ -85,7 +85,7 @@ class _PlannedLearner(StageLearner):
     """Learner whose passes compute nothing."""
 
     def _forward_pass(self, action: StagePass, batch: Any, samples: int, context: StepContext) -> float:
-        boundaries, key = self._rank.cut.boundaries, (action.stage, action.micro)
+        boundaries, key = self._rank.cut.boundaries, action[1:]
         if action.stage:
             self._entered[key] = self._messages.receive(action, samples)
         if action.stage < len(boundaries) - 1:
@@ -101,7 +101,7 @@ class _PlannedLearner(StageLearner):
         for parameter in reversed(own):
             if parameter.requires_grad:
                 arrive(parameter)
-        for tensor in self._entered.get((action.stage, action.micro), ()):
+        for tensor in self._entered.get(action[1:], ()):
             if tensor.is_floating_point():
                 tensor.requires_grad_()
                 tensor.grad = tensor.detach()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from netsim.collectives.operations import OPERATIONS, Side
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.network.trace import Span
-from netsim.ranks.requests import Call, CallEnding, Key, MessageGroup, Post
+from netsim.ranks.requests import Call, CallEnding, GroupPart, Key, MessageGroup, Post
 from netsim.units import format_list
 
 if TYPE_CHECKING:
@@ -78,8 +78,10 @@ class _InFlight:
 
 
 def group_of(group: Hashable) -> Hashable:
-    """Group of the ranks whose collectives (`group` itself) or messages (a `MessageGroup`) have this name."""
-    return group.group if isinstance(group, MessageGroup) else group
+    """Whole group of collectives (`group` itself), messages (a `MessageGroup`) or a `GroupPart` of this name."""
+    while isinstance(group, MessageGroup | GroupPart):
+        group = group.group
+    return group
 
 
 def needs_nobody(op: str, is_root: bool, is_empty: bool) -> bool:

@@ -459,7 +459,7 @@ class Kernel:
             questions={
                 Join: lambda rank, request: self._meetings.join(request),
                 JoinNext: self._join_next,
-                Confirm: lambda rank, request: self._meetings.confirm(request),
+                Confirm: self._meetings.confirm,
                 Fetch: self._meetings.fetch,
                 Take: self._mailboxes.take,
                 FirstSent: lambda rank, request: self._calls.sent.first(request.box),
@@ -620,6 +620,8 @@ class Kernel:
     def _compute(self, rank: int, advance: Advance) -> Generator[simpy.Event, None, None]:
         if not 0 <= advance.seconds < math.inf:
             raise InputError(f"rank {rank}: advance: got {advance.seconds} seconds; give a finite time")
+        if rank in self._meetings.undone:
+            return
         seconds = on_grid(advance.seconds)
         self.seconds.compute[rank] += seconds
         if seconds:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
+from netsim.ranks.calls import group_of
 from netsim.ranks.deadlines import ArrivalDelays, Deadline
 from netsim.ranks.requests import (
     Arrival,
@@ -268,6 +269,10 @@ class _Meeting:
     def quorum(self) -> int:
         return min(self.deadline.quorum, len(self.first.ranks))
 
+    def can_begin(self, ranks: Collection[int]) -> bool:
+        """True if these ranks are a quorum, with one at each position."""
+        return len(ranks) >= self.quorum and self.first.has_all_positions(ranks)
+
 
 @dataclass(slots=True, eq=False)
 class _Series:
@@ -331,6 +336,7 @@ class _State:
     holders: list[int] = field(default_factory=list)
     awaited: list[simpy.Event] = field(default_factory=list)
     published: float = 0.0  # when the newest came to be
+    wanted: dict[int, int] = field(default_factory=dict)  # rank that waits -> the oldest number of use to it
     in_use: dict[int, int] = field(default_factory=dict)  # rank -> the number that it fetches
     fetched: dict[int, tuple[int, float]] = field(
         default_factory=dict
@@ -355,6 +361,7 @@ class Meetings:
     Attributes:
         waiting: ranks that wait for a state.
         have_met: whether any rank has joined a meeting, or waits for the state of one that may end without it.
+        undone: ranks whose joint work has ended undone, until they confirm it: they compute no more of it.
     """
 
     def __init__(
@@ -366,6 +373,7 @@ class Meetings:
     ) -> None:
         self.waiting: set[int] = set()
         self.have_met = False
+        self.undone: set[int] = set()
         self._clock, self._reach = clock, reach
         self._calls, self._sink = calls, sink
         self._meetings: dict[Key, _Meeting] = {}
@@ -526,7 +534,8 @@ class Meetings:
         if meeting.settled.triggered:
             return
         come = _ranks(meeting.first, meeting.arrivals)
-        meeting.lacks = meeting.quorum > 1 and len(self._reach.together(come)) < meeting.quorum
+        needs_others = meeting.quorum > 1 or meeting.first.num_positions > 1
+        meeting.lacks = needs_others and not meeting.can_begin(self._reach.together(come))
         if meeting.lacks:
             return
         grace = meeting.deadline.grace_seconds
@@ -554,15 +563,21 @@ class Meetings:
         wanted |= self._returning(meeting)
         if wanted.issubset(come):
             together = self._reach.together(come)
-            if wanted.issubset(together) and len(together) >= meeting.quorum:
+            if wanted.issubset(together) and meeting.can_begin(together):
                 self._settle(meeting)
 
     def _back(self, join: Join) -> list[tuple[int, float]]:
         """Ranks that got the state of this number by downloading it, and how much later than the others."""
-        state = self._states.get(join.key.group)
-        if state is None:
-            return []
-        return [(rank, later) for rank, (number, later) in state.fetched.items() if number == join.key.number]
+        return [
+            (rank, later)
+            for state in self._states_of(join.key.group)
+            for rank, (number, later) in state.fetched.items()
+            if number == join.key.number
+        ]
+
+    def _states_of(self, group: Hashable) -> list[_State]:
+        """Published states of a group and its parts."""
+        return [state for name, state in self._states.items() if group_of(name) == group]
 
     def _returning(self, meeting: _Meeting) -> set[int]:
         """Ranks that download the state of this number, or have just done so.
@@ -570,23 +585,30 @@ class Meetings:
         They are waited for longer than others, by as much as they got the state later.
         """
         group, number = meeting.first.key
-        state = self._states.get(group)
-        if state is None:
-            return set()
         found = {rank for rank, later in self._back(meeting.first) if self._clock.now < meeting.due + later}
         found |= {
             rank
+            for state in self._states_of(group)
             for rank, theirs in state.in_use.items()
             if theirs == number and self._reach.is_downloading(rank)
         }
-        return {rank for rank in found if self._clock.now >= state.slow.get(rank, (0, 0.0))[1]}
+        # A download that begins at this instant: the state has just been published.
+        found |= {
+            rank
+            for state in self._states_of(group)
+            if state.newest == number
+            for rank, at_least in state.wanted.items()
+            if at_least <= number
+        }
+        slow = self._states[group].slow
+        return {rank for rank in found if self._clock.now >= slow.get(rank, (0, 0.0))[1]}
 
     def _settle(self, meeting: _Meeting) -> None:
         """Close the meeting: later ranks are late."""
         if meeting.settled.triggered:
             return
         together = self._reach.together(_ranks(meeting.first, meeting.arrivals))
-        if len(together) < meeting.quorum:  # crashed since, or cut off from each other
+        if not meeting.can_begin(together):  # crashed since, or cut off from each other
             self._overdue.append(partial(self._settle, meeting))
             return
         present = self._kept(meeting.first, meeting.arrivals, together)
@@ -617,7 +639,7 @@ class Meetings:
 
     # --- joint work ------------------------------------------------------------------------------
 
-    def confirm(self, confirm: Confirm) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
+    def confirm(self, rank: int, confirm: Confirm) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
         """Finish the joint work; return the ranks that remain."""
         team = self._teams[confirm.key, confirm.attempt]
         team.num_asked += 1
@@ -635,6 +657,7 @@ class Meetings:
             )  # no post of theirs can come late any more
         if not team.ended.processed:
             yield team.ended
+        self.undone.discard(rank)
         return team.left
 
     def _begin(self, join: Join, attempt: int, present: tuple[Arrival, ...]) -> None:
@@ -654,15 +677,22 @@ class Meetings:
             self._at_end(due - self._clock.now, partial(self._end, team))
             return
         left = self._reach.together(team.ranks)
-        team.is_overdue = not left
-        if not left:
+        if team.is_overdue and len(left) == len(team.present) and team.join.num_positions > 1:
+            # The only rank of a position is back, and goes on with what it was doing.
+            team.is_overdue, team.since = False, self._clock.now
+            self._at_end(team.join.averaging_seconds, partial(self._end, team))
+            return
+        team.is_overdue = not team.join.has_all_positions(left)
+        if team.is_overdue:
             self._overdue.append(partial(self._end, team))
             return
         if len(left) == len(team.present):
             left = self._reach.without_slowest(team.ranks)
+            left = left if team.join.has_all_positions(left) else ()
             self._are_slow(team.join, set(team.ranks) - set(left))
         team.left = self._kept(team.join, team.present, left)
         self._calls.dissolve((team.join.key.group, team.ranks))
+        self.undone.update(team.ranks)
         if team.left:
             self._begin(team.join, team.attempt + 1, team.left)
         team.ended.succeed()
@@ -670,8 +700,11 @@ class Meetings:
     def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
         """Ignore downloads of ranks that were too slow twice, for a while: they would delay all others."""
         state = self._states.setdefault(join.key.group, _State())
+        fetched = {
+            rank: got for each in self._states_of(join.key.group) for rank, got in each.fetched.items()
+        }
         for rank in ranks:
-            num_slow, later = state.slow.get(rank, (0, 0.0))[0], state.fetched.get(rank, (0, 0.0))[1]
+            num_slow, later = state.slow.get(rank, (0, 0.0))[0], fetched.get(rank, (0, 0.0))[1]
             held_off = SLOW_TIMES * (join.averaging_seconds + later) if num_slow else 0.0
             state.slow[rank] = (num_slow + 1, self._clock.now + held_off)
 
@@ -712,24 +745,30 @@ class Meetings:
             while (
                 state.newest < fetch.at_least
                 or fetch.source not in (None, *state.holders)
-                or (fetch.is_open and self._is_under_way(fetch.group, state.newest))
+                or (fetch.is_open and self._is_under_way(group_of(fetch.group), state.newest))
             ):
                 event = self._clock.event()
                 state.awaited.append(event)
-                if not (yield event):
+                state.wanted[rank] = fetch.at_least
+                is_there = yield event
+                del state.wanted[rank]
+                if not is_there:
                     return None
             number, num_bytes = state.newest, state.num_bytes
             state.in_use[rank], published = number, state.published
             done = self._clock.event()
             sources = tuple(state.holders) if fetch.source is None else (fetch.source,)
             self._reach.download(rank, sources, num_bytes, done.succeed)
+            meeting = self._meetings.get(Key(group_of(fetch.group), number))
+            if meeting is not None and not done.triggered:
+                self._settle_if_complete(meeting)  # where the download cannot begin
             source = yield done
             yield self._clock.at(on_grid(self._clock.now))
             del state.in_use[rank]
-            meeting = self._meetings.get(Key(fetch.group, number))
+            meeting = self._meetings.get(Key(group_of(fetch.group), number))
             if source is not None and source != AGAIN:
                 for team in self._teams.values():
-                    if rank in team.ranks and team.join.key.group == fetch.group:
+                    if rank in team.ranks and team.join.key.group == group_of(fetch.group):
                         team.since = self._clock.now
                 later = self._clock.now - published
                 state.fetched[rank] = (number, later)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from netsim.ranks.deadlines import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Collection, Hashable
 
 __all__ = [
     "Advance",
@@ -25,6 +25,7 @@ __all__ = [
     "Fetched",
     "FirstSent",
     "Gathered",
+    "GroupPart",
     "HoldUntil",
     "Join",
     "JoinNext",
@@ -118,6 +119,18 @@ class MessageGroup(NamedTuple):
         return self if self.source == self.target else (self.group, self.target, self.tag)
 
 
+class GroupPart(NamedTuple):
+    """Part of a group: calls of some of its ranks, which end with the group's, or the state of a part of a model.
+
+    Attributes:
+        group: the whole.
+        part: ranks, or the number of the part.
+    """
+
+    group: Hashable
+    part: Hashable
+
+
 class Post(NamedTuple):
     """Start the call `key` now, as its member number `member`.
 
@@ -175,6 +188,8 @@ class Join(NamedTuple):
         awaited: ranks to wait for; None: all. Ranks that fetched the group's state of this number are, too.
         is_past: it was answered in an earlier part of the run, and is not asked again.
         deadline: learned deadline, quorum and grace; its first member's counts.
+        num_positions: member m is at position m modulo this; neither the meeting nor its work goes on while a position
+            has no member.
     """
 
     key: Key
@@ -186,6 +201,11 @@ class Join(NamedTuple):
     awaited: tuple[int, ...] | None = None
     is_past: bool = False
     deadline: Deadline = Deadline()
+    num_positions: int = 1
+
+    def has_all_positions(self, ranks: Collection[int]) -> bool:
+        """True if each position has one of these ranks."""
+        return len({self.ranks.index(rank) % self.num_positions for rank in ranks}) == self.num_positions
 
 
 class Met(NamedTuple):

@@ -45,6 +45,7 @@ from netsim.ranks import (
     Fetched,
     FirstSent,
     Gathered,
+    GroupPart,
     HoldUntil,
     Join,
     JoinNext,
@@ -320,6 +321,7 @@ class SimulatedCommunicator(Communicator):
         self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
         self._first_call = 0
         self._store: tuple[str, ...] | None = None
+        self._part: int | None = None
 
     def through_store(self, store: tuple[str, ...]) -> SimulatedCommunicator:
         self._book.check_store(store)
@@ -554,6 +556,7 @@ class SimulatedCommunicator(Communicator):
         number: int | None = None,
         awaited: Sequence[int] | None = None,
         deadline: Deadline = FIXED,
+        num_positions: int = 1,
     ) -> SimulatedJointWork:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("average_present")
@@ -562,7 +565,8 @@ class SimulatedCommunicator(Communicator):
         key = Key(group, counted)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
         about = (seconds, averaging_seconds, weight, wanted)
-        met: Met = self._ask(Join(key, self.rank, self._ranks, *about, deadline=deadline))
+        join = Join(key, self.rank, self._ranks, *about, deadline=deadline, num_positions=num_positions)
+        met: Met = self._ask(join)
         self.state.num_alive = met.num_alive
         return SimulatedJointWork(self, key, met.present, averaging_seconds)
 
@@ -605,7 +609,13 @@ class SimulatedCommunicator(Communicator):
     @property
     def _states(self) -> Hashable:
         """Name of the meetings of this group, and of its published states."""
-        return ("present", self._group_id)
+        states = ("present", self._group_id)
+        return states if self._part is None else GroupPart(states, self._part)
+
+    def of_part(self, part: int) -> SimulatedCommunicator:
+        made = copy(self)
+        made._part = part
+        return made
 
     def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
         self._check_on_clock("publish")
@@ -646,6 +656,10 @@ class SimulatedCommunicator(Communicator):
     ) -> SimulatedCommunicator:
         members = self._check_members(ranks)
         of_run = tuple(self._ranks[rank] for rank in members)
+        if self._num_calls is not None:  # of joint work, with which its calls end
+            made = self._with(of_run, members.index(self.rank), GroupPart(self._group_id, of_run))
+            made._num_calls, made._first_call = self._num_calls, self._first_call
+            return made
         # A group is its name: where calls are counted and connections kept. Those made again count from 0.
         if reuse:
             return self._with(of_run, members.index(self.rank), (of_run, -1), number)

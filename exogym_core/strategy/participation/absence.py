@@ -272,6 +272,7 @@ class Absence(Everyone):
         self.number = 0
         self._has_begun = False
         self._news: dict[str, Any] = {}
+        self._states = self._meeting  # ranks with the same state, when they have met
 
     @property
     def present(self) -> list[int]:
@@ -433,7 +434,7 @@ class Absence(Everyone):
         return packed
 
     def _publish(self) -> None:
-        self._meeting.publish(self.number, self._mine())
+        self._states.publish(self.number, self._mine())
 
     def _take_over(self, state: list[Tensor]) -> None:
         if self._steps is not None:
@@ -443,7 +444,7 @@ class Absence(Everyone):
         self.strategy.site.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
-        fetched = self._meeting.fetch(at_least, is_open=self._steps is not None)
+        fetched = self._states.fetch(at_least, is_open=self._steps is not None)
         if fetched is None:
             self.number = LOST
         else:

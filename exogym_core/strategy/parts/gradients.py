@@ -34,6 +34,7 @@ __all__ = [
     "clip_norm",
     "clip_norm_across",
     "dense_gradient",
+    "norm_across",
     "received_gradient",
 ]
 
@@ -73,6 +74,14 @@ def clip_norm(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
     return clip_grad_norm_(parameters, max_norm)
 
 
+def norm_across(counted: Sequence[Tensor], comm: Communicator, share: float = 1.0) -> Tensor:
+    """Norm of the gradients of `counted` on all ranks of `comm` together; their squares count by `share`."""
+    norm = get_total_norm([each.grad for each in counted if each.grad is not None])
+    squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2 * share
+    comm.all_reduce(squares)
+    return squares.sqrt()
+
+
 def clip_norm_across(
     counted: Sequence[Tensor], clipped: Sequence[Tensor], comm: Communicator, max_norm: float
 ) -> Tensor:
@@ -87,10 +96,7 @@ def clip_norm_across(
     if any(each.is_meta for each in counted[:1]):  # of plans, which have no values
         dtype = torch.promote_types(counted[0].dtype, torch.float32)
         return comm.all_reduce(torch.empty((), dtype=dtype, device="meta"))  # type: ignore[no-any-return]
-    norm = get_total_norm([each.grad for each in counted if each.grad is not None])
-    squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
-    comm.all_reduce(squares)
-    total = squares.sqrt()
+    total = norm_across(counted, comm)
     clip_grads_with_norm_(clipped, max_norm, total)
     return total
 
