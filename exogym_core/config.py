@@ -178,13 +178,11 @@ def _seconds(name: str | None, value: Any) -> float:
     return seconds
 
 
-def _duration(value: object, info: ValidationInfo) -> float | None:
-    return None if value is None else _seconds(info.field_name, value)
+def _duration(value: object, info: ValidationInfo) -> float:
+    return _seconds(info.field_name, value)
 
 
-def _failures(value: object, info: ValidationInfo) -> Mapping[str, float] | None:
-    if value is None:
-        return None
+def _failures(value: object, info: ValidationInfo) -> Mapping[str, float]:
     if not isinstance(value, Mapping) or "mtbf" not in value or set(value) - {"mtbf", "repair"}:
         raise InputError(
             f"fit: {info.field_name} is {shown_value(value)}; give {{mtbf: 8 h, repair: 10 min}}"
@@ -234,8 +232,8 @@ Truth = Annotated[bool, Expected("True or False")]  # "no" would count as true
 Finite = Annotated[float, Field(allow_inf_nan=False), Expected("a finite number")]
 Text = Annotated[str, Expected("text")]
 Patience = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0")]
-Duration = Annotated[float | str | None, BeforeValidator(_duration)]
-Failures = Annotated[Mapping[str, Any] | None, BeforeValidator(_failures)]
+Duration = Annotated[float | str, BeforeValidator(_duration)] | None
+Failures = Annotated[Mapping[str, Any], BeforeValidator(_failures)] | None
 
 
 class Named(Schema):
@@ -266,10 +264,10 @@ StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]
 OpenDevice = Annotated[Device, BeforeValidator(open_device)]
 OpenDevices = Annotated[Devices, BeforeValidator(open_device)]
 Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives), Expected("the name of an algorithm")]
-Costs = Annotated[ComputeLike, BeforeValidator(lambda value: None if value is None else Compute.parse(value))]
+Costs = Annotated[ComputeLike, BeforeValidator(Compute.parse)] | None
 Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
 if not TYPE_CHECKING:
-    StagesLike = Annotated[Any, BeforeValidator(Stages.parse)]
+    StagesLike = Annotated[Any, BeforeValidator(Stages.parse)] | None
 TransportName = Annotated[Text, AfterValidator(_transport)]
 # Types of keys of experiment files: values as written, which the resolved form repeats.
 NameList = Annotated[list[str], Field(min_length=1)]

@@ -333,8 +333,8 @@ class _Builder:
         except InputError as error:
             self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
         weather = read_weather(self.file, net, folder, self._problem)
-        absences = availability_events(self.file.availability, net, folder, self._problem)
-        if absences:
+        if self.file.availability:
+            absences = availability_events(self.file.availability, net, folder, self._problem)
             weather = weather.with_events(absences)
         self._raise_problems()
         return replace(net, explicit_routes=routes, weather=weather)

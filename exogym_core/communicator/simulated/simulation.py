@@ -18,7 +18,7 @@ from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
 from netsim.collectives.choice import Choices, parse_collectives
 from netsim.collectives.schedules.store import store_exchange
 from netsim.collectives.start import start_all_to_all
-from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach, start_at_once
+from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach
 from netsim.topology.graph import Storage
 from netsim.topology.protocol import WindowLimit, window_limit
 
@@ -307,41 +307,40 @@ class Simulation(RankSource, RankSink):
         self._once_noted = lru_cache(maxsize=_MOST_NOTED)(self._note_windows)  # each kind of collective
         self.exchange = Exchange(world.num_ranks, self._serve, reduce)
         clock = Clock()
-        self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
-        if recorder is not None and self.network is not None:
-            recorder.watch(self.network)
-        self.link_history = LinkHistory(self.network) if self.network is not None else None
+        self.network: Network | None = None
+        self.link_history: LinkHistory | None = None
+        on_network: dict[str, Any] = {}
+        if world.topology is not None:
+            network = self.network = Network(clock, world.topology, world.protocol)
+            if recorder is not None:
+                recorder.watch(network)
+            self.link_history = LinkHistory(network)
+            faults = Faults(network)
+            network.on_give_up = partial(self._given_up, network.on_give_up)
+            on_network = {
+                "start": self._start,
+                "find_stop": faults.find_stop,
+                "downtime": network.downtime,
+                "hosts": world.hosts,
+                "reach": Reach(network, world.hosts, faults.may_come_back),
+            }
         self.on_span = recorder.spans.append if recorder is not None else None
-        self.kernel = self._kernel(clock, recorder)
-        for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
-            stream.extend(requests)
-
-    def _kernel(self, clock: Clock, recorder: Recorder | None) -> Kernel:
-        """The kernel, joined to the exchange, the network and its weather."""
-        world, network = self.world, self.network
-        faults = Faults(network) if network is not None else None
-        kernel = Kernel(
+        in_flight, cores = world.protocol.collectives_in_flight, world.shared_cores
+        self.kernel = Kernel(
             world.num_ranks,
             self,
             self,
-            start=self._start if network is not None else start_at_once,
             clock=clock,
-            collectives_in_flight=world.protocol.collectives_in_flight,
-            find_stop=faults.find_stop if faults is not None else None,
-            downtime=network.downtime if network is not None else None,
-            hosts=world.hosts,
-            reach=Reach(
-                network, world.hosts, faults.may_come_back if faults is not None else lambda links: False
-            ),
-            shared_cores=world.shared_cores,
+            collectives_in_flight=in_flight,
+            shared_cores=cores,
+            **on_network,
         )
+        if world.topology is not None:
+            faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
         if recorder is not None:
-            recorder.unfinished_spans = kernel.unfinished_spans
-        if faults is not None:
-            faults.on_stuck, faults.on_change = kernel.give_up, kernel.network_changed
-        if network is not None:
-            network.on_give_up = partial(self._given_up, network.on_give_up)
-        return kernel
+            recorder.unfinished_spans = self.kernel.unfinished_spans
+        for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
+            stream.extend(requests)
 
     def _given_up(self, otherwise: Callable[[Waiting], None], waiting: Waiting) -> None:
         """End calls over a lost connection: with a time-out they end undone, without one the run ends."""
