@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections import Counter, namedtuple
 
@@ -424,9 +425,10 @@ def test_loader_arguments_that_a_stream_does_not_use_are_reported():
         fit_noisy(OfLength(40), **options)
 
 
-def test_loader_workers_of_forked_ranks_read_after_those_of_threads():
+def test_loader_workers_of_forked_ranks_read_after_those_of_threads_and_end_with_the_run():
     """A thread that sends tensors to loader workers is started once a process: forked ranks had none."""
     options = {"num_nodes": 1, "max_steps": 1, "dataloader_kwargs": {"num_workers": 1}}
     kinds = ("threads", {"kind": "processes", "processes": 1})
     first, second = (weights(fit_noisy(NoisyPairs(), workers=kind, **options)) for kind in kinds)
     assert torch.equal(first, second)
+    assert not multiprocessing.active_children()
