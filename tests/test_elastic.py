@@ -80,7 +80,7 @@ def train(
     width: int = VALUES,
     sizes: Sequence[int] = (),
 ) -> list[Seen]:
-    """A second a step; every rank goes towards a value of its own."""
+    """A second a step; every rank goes towards values of its own."""
     model = nn.Linear(width, 1, bias=False)
     nn.init.zeros_(model.weight)
     strategy.setup(model, comm, steps, 0)
@@ -88,7 +88,7 @@ def train(
 
     def gradients(step: None, context: StepContext) -> float:
         comm.advance(1.0)
-        model.weight.grad = model.weight.detach() - (1.0 + comm.rank)
+        model.weight.grad = model.weight.detach() - (1.0 + comm.rank) * torch.linspace(1.0, 2.0, width)
         return 0.0
 
     while strategy.local_step < steps:
@@ -156,6 +156,9 @@ LOSSY: dict[str, Callable[..., Strategy]] = {
     "DGC": lambda **options: DGCStrategy(lr=0.1, momentum=0.0, density=0.5, **options),
     "SignSGD": lambda **options: SignSGDStrategy(lr=0.1, **options),
     "int8": lambda **options: AllReduceStrategy("sgd", lr=0.1, codec="int8", error_feedback=True, **options),
+    "int8 in rounds": lambda **options: DiLoCoStrategy(
+        "sgd", lr=0.1, H=1, codec="int8", error_feedback=True, **options
+    ),
     "DeMo": lambda **options: DeMoStrategy(weight_decay=0.5, compression_topk=2, **options),
     "OneBitAdam": lambda **options: OneBitAdamStrategy(lr=0.1, freeze_step=2, **options),
     "SNOO": lambda **options: SNOOStrategy("sgd", lr=0.1, H=2, **options),
