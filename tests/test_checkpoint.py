@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import hashlib
@@ -246,6 +247,38 @@ def resealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     body = json.loads(path.read_text())["body"]
     change(body)
     path.write_text(checkpoint.manifest_text(body))
+
+
+FORGED = [
+    ("step",),
+    ("identity",),
+    ("identity", "world size"),
+    ("files",),
+    ("files", "rank-0000.json"),
+    ("logs",),
+]
+FORGED += [("logs", 0), *(("logs", 0, key) for key in ("name", "num_bytes", "sha256", "lengths", "observed"))]
+
+
+@pytest.mark.parametrize("place", FORGED)
+def test_a_forged_manifest_is_refused_in_a_line(place: tuple[Any, ...], saved: Path) -> None:
+    """Any part of it replaced, and its SHA-256 made anew: no other error than ours, and no path elsewhere."""
+    whole = (saved / "manifest.json").read_text()
+    (saved.parents[1] / "outside").write_text("")
+    for value in (None, -1, 1.5, "x", "../../outside", [], {}, [[0, 1]], [10**12] * 2):
+
+        def change(body: dict[str, Any], value: Any = value) -> None:
+            for key in place[:-1]:
+                body = body[key]
+            body[place[-1]] = value
+
+        (saved / "manifest.json").write_text(whole)
+        resealed(saved, change)
+        with contextlib.suppress(RecordError, InputError):
+            load(saved)
+        with contextlib.suppress(RecordError, InputError):
+            stored = StoredCheckpoint.open(saved)
+            assert "/" not in "".join((*stored.files, *(log.name for log in stored.logs)))
 
 
 def test_crafted_files_cost_no_memory_and_are_named(saved: Path) -> None:
