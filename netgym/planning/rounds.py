@@ -83,7 +83,7 @@ class RoundFigures:
         coded_values: of each rank, after each round, that it has encoded or decoded.
         coding: what `coding_report` says of each rank.
         server_wan_bytes: payload that servers sent to other regions.
-        absences: number of ranks without which each round continued.
+        absences: number of ranks without which each round continued; parts where a rank missed some of its steps.
         num_computed: see `compute_seconds`.
     """
 
@@ -102,7 +102,7 @@ class RoundFigures:
     peers: list[Hashable] = field(default_factory=list)
     rank_ends: list[list[float]] = field(default_factory=list)
     server_wan_bytes: int = 0
-    absences: list[int] = field(default_factory=list)
+    absences: list[float] = field(default_factory=list)
     num_computed: int = 0
 
 
@@ -449,10 +449,13 @@ class SimulatedRounds:
             if not is_measured and not keeps_state:
                 runner.still_optimizers()
 
-            has_states = False
+            has_states, place, num_missed = False, mine.round_place(), 0
 
             def after_step(step: int) -> None:
-                nonlocal has_states
+                nonlocal has_states, place, num_missed
+                if mine.workers.step_rounds is not None or step % rounds.period == 0:
+                    place = mine.round_place()
+                    num_missed += place is not None and not place.are_drawn and place.averaged_ranks is None
                 if is_measured and (step in (1, rounds.period) or (step == 2 and not has_states)):
                     # Its optimizers make their states when they step for the first time: one step is enough, or two
                     # where the first one's gradients are still on their way.
@@ -465,7 +468,9 @@ class SimulatedRounds:
                     runner.still_optimizers()
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
-                traffic, place = comm.traffic, mine.round_place()
+                traffic = comm.traffic
+                missed = num_missed / (rounds.period if mine.workers.step_rounds is not None else 1)
+                num_missed = 0
                 comm.mark(
                     {
                         "payload_bytes": traffic.payload_bytes,
@@ -474,6 +479,7 @@ class SimulatedRounds:
                         "coded_values": traffic.charged_values,
                         "coding": coding_report(traffic, mine.trainable),
                         "took_part": place is None or place.are_drawn or place.averaged_ranks is not None,
+                        "missed": missed,
                     }
                 )
 
@@ -655,9 +661,7 @@ class SimulatedRounds:
             peers=self._recording.peers() if self._recording is not None else [],
             rank_ends=rank_ends,
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
-            absences=[
-                sum(not each.row["took_part"] for each in marked) for marked in zip(*rows, strict=True)
-            ],
+            absences=[sum(each.row["missed"] for each in marked) for marked in zip(*rows, strict=True)],
             num_computed=len(ends) - filling,
         )
 
