@@ -15,7 +15,7 @@ from experiments import json_of
 
 from netgym.cli.main import main
 from netgym.planning import plan as plan_module
-from netgym.planning.sweep import break_even, placed, sooner_throughout, step_ratio_lines
+from netgym.planning.sweep import placed, step_ratio_lines
 
 SITES = """
 topology:
@@ -233,33 +233,6 @@ def row(strategy: str, tokens_per_second: float, **point: str) -> dict[str, Any]
     return {"strategy": strategy, "tokens_per_second": tokens_per_second, "point": swept}
 
 
-def test_variants_of_one_strategy_break_even_too() -> None:
-    """int8 is sooner on narrow lines and fp32 on wide ones; AllReduce is compared with both, and not with itself."""
-    rows = [
-        row("DiLoCo", 1.0, codec="fp32", bandwidth="1 Gbit/s"),
-        row("DiLoCo", 2.0, codec="int8", bandwidth="1 Gbit/s"),
-        row("DiLoCo", 4.0, codec="fp32", bandwidth="100 Gbit/s"),
-        row("DiLoCo", 2.0, codec="int8", bandwidth="100 Gbit/s"),
-        *(
-            row("AllReduce", 1.5, codec=c, bandwidth=b)
-            for c in ("fp32", "int8")
-            for b in ("1 Gbit/s", "100 Gbit/s")
-        ),
-    ]
-    lines = break_even(rows, BANDWIDTH)
-    assert [(line["first"], line["second"]) for line in lines] == [
-        ("DiLoCo codec=fp32", "DiLoCo codec=int8"),
-        ("DiLoCo", "AllReduce"),
-    ]
-    variants, others = lines
-    assert variants["at"] == pytest.approx(1e10)  # half-way, on the logarithm
-    assert (variants["sooner_below"], variants["sooner_above"]) == ("DiLoCo codec=int8", "DiLoCo codec=fp32")
-    assert (others["sooner_above"], others["point"]) == ("DiLoCo", {CODEC: "fp32"})
-    assert sooner_throughout(rows, BANDWIDTH) == [
-        {"sooner": "DiLoCo", "later": "AllReduce", "key": BANDWIDTH, "point": {CODEC: "int8"}}
-    ]
-
-
 def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A path is taken from the current folder, as of --topology; both at once are refused."""
     words = WORDS.replace("--topology wan-4-regions ", "").replace("--strategy AllReduce ", "").split()
@@ -354,36 +327,3 @@ def test_places_count_each_plan_once_and_equal_rows_stay_behind_none() -> None:
     assert [row["place"] for row in placed(rows)] == [1, 1, 2, 2]
     ratios = {(line["faster"], line["slower"]) for line in step_ratio_lines(rows)}
     assert ratios == {("AllReduce", "DiLoCo")}
-
-
-@pytest.mark.thorough
-def test_a_swept_table_says_each_thing_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A column a key, by its last word; a strategy that a key does not concern has a row less; a limit a strategy."""
-    from matplotlib.figure import Figure  # here, where it is needed: forks of all other tests are cheaper
-
-    below = set[bool]()
-
-    def savefig(figure: Figure, *arguments: Any, **options: Any) -> None:
-        save(figure, *arguments, **options)
-        for axes in figure.axes:
-            legend, plot = axes.get_legend().get_window_extent(), axes.get_window_extent()
-            below.add(legend.y1 < plot.y0)
-
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    sweeps = " --sweep strategies.DiLoCo.H=5,10 --sweep wan.bandwidth=10Mbit/s,100Gbit/s --out " + str(
-        tmp_path
-    )
-    assert main((WORDS + sweeps).split()) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (heading,) = (line for line in lines if line.split()[:3] == ["H", "wan.bandwidth", "strategy"])
-    assert "dollars" not in heading, "no price is given, so no row has dollars"
-    assert sum("AllReduce" in line and " any " in f" {line} " for line in lines) == 2
-    assert sum("limited by" in line for line in lines) == 2
-    assert any("DiLoCo H=10 is sooner than DiLoCo H=5" in line or "times the steps" in line for line in lines)
-    page = (tmp_path / "plan.html").read_text()
-    assert page.count("limited by") == 6
-    assert (tmp_path / "utilisation.png").stat().st_size > 1000
-    assert below == {True}, "legends cover no curve"

@@ -35,7 +35,6 @@ from netsim import Topology
 from netsim.collectives import estimate
 from netsim.errors import InputError
 from netsim.files.documents import Document
-from netsim.units import format_seconds
 
 NETWORK = regions_form({"a": 2, "b": 2}, latency="1 ms", wan="10 Mbit/s", protocol="ideal")
 
@@ -578,27 +577,6 @@ def test_coding_takes_its_time() -> None:
         free.coding_bytes / 1000, rel=1e-4
     )
     assert charged.bytes_per_worker == free.bytes_per_worker
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "coding", "coding_bytes"),
-    [
-        ("AllReduce", {}, None, 0),
-        ("AllReduce", {"codec": "bf16"}, "not charged", 3.25),
-        ("DeMo", {}, "not charged", 2),
-        ("PowerSGD", {}, "not charged", 2),
-    ],
-)
-def test_coding_that_is_not_charged_is_named(
-    name: str, options: dict[str, Any], coding: str | None, coding_bytes: float
-) -> None:
-    """The field, and a remark with the time at a speed; none where values travel as they are."""
-    made = measure(build_strategy(name, **options), setting())
-    assert made.coding == coding
-    assert made.coding_bytes == pytest.approx(coding_bytes * made.memory["weights"], rel=0.1)
-    remarks = [remark for remark in made.remarks if "coding is not charged" in remark]
-    assert len(remarks) == (coding is not None)
-    assert all(f"{format_seconds(made.coding_bytes / 2e9)} at 2 GB/s" in remark for remark in remarks)
 
 
 def test_limits_name_what_to_change() -> None:

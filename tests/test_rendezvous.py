@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,6 @@ from netgym.sites.membership import START, Membership
 from netgym.sites.rounds import PendingRounds
 from netgym.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
-from netsim.files.signed import PeerError
 
 SECRET = b"known to these tests"
 H, ROUNDS = 5, 6
@@ -454,22 +452,6 @@ def test_a_site_with_another_experiment_is_refused_and_present_sites_print_it(
         first.close()
 
 
-def test_a_site_with_a_longer_file_is_reported_with_the_sites_present() -> None:
-    """It would train on alone when they are through."""
-    lines: list[str] = []
-    output: queue.SimpleQueue[str] = queue.SimpleQueue()
-    with meeting(num_sites=2, say=lines.append) as at:
-        first = SiteLink(at.address, SECRET, 0, run="r", facts={"max_steps": "300"})
-        other = SiteLink(at.address, SECRET, 1, run="r", facts={"max_steps": "600"})
-        other.on_line = output.put
-        other.watch(lambda rank, row: None)
-        line = _first(output, "another file")
-        for link in (first, other):
-            link.close()
-    assert line in lines
-    assert line == "site 1 has another file than the sites present: max_steps is 600, theirs 300"
-
-
 def _first(lines: queue.SimpleQueue[str], words: str) -> str:
     while words not in (line := lines.get(timeout=30)):
         pass
@@ -551,20 +533,6 @@ def test_finished_sites_wait_for_a_late_one_and_give_it_the_final_state() -> Non
     assert sent[-1] == (0, {"id": 99}), "now it may leave"
 
 
-def test_a_site_that_joins_after_the_others_have_left_gets_an_error() -> None:
-    sent: list[tuple[int, dict[str, Any]]] = []
-    members = one_ahead(sent)
-    members.depart(0, "session 0", 4.0)
-    message = (
-        "this run is over: site 0 has finished it, its folder has the model; for another run name it, NETGYM_RUN=..., "
-        "or restart the rendezvous"
-    )
-    join(members, 1, START, 5.0)
-    assert (1, {"id": 2, "refused": message}) in sent
-    members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
-    assert (1, {"id": 5, "refused": message}) in sent
-
-
 def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous_learns_so() -> None:
     """Its question was dropped with the meeting when the others came to their next round: it waited for ever."""
     members, sent = members_of(3, has_begun=True, newest=12)
@@ -577,21 +545,6 @@ def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous
     for site in range(2):
         members.publish(site, 14, 2.2)
     assert (2, {"id": 3, "present": [[0, 1.0], [1, 1.0]], "group": ""}) in sent
-
-
-def test_a_site_that_comes_to_a_restarted_rendezvous_before_those_that_train_is_late() -> None:
-    """It waited for a begin of the run that nobody else took part in, for 600 s."""
-    sent: list[tuple[int, dict[str, Any]]] = []
-    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
-    members.arrive(0, "session 0", {"where": "host 0"}, 0.0)
-    join(members, 0, START, 1.0)
-    members.update(2.0)
-    assert sent == []
-    members.arrive(1, "session 1", {"where": "host 1", "has_begun": True, "newest": 12}, 2.5)
-    members.update(2.5)
-    assert sent == [(0, {"id": 1, "present": [], "group": ""})]
-    members.fetch(0, 5, {"at_least": 0, "without": []}, 2.6)
-    assert [message.get("number") for _, message in sent[1:]] == [12, 12], "one serves, the other downloads"
 
 
 # --- sites of several processes: each process a thread here -------------------------------------------------
@@ -770,27 +723,6 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
 # --- what never begins --------------------------------------------------------------------------------------
 
 LINK = "netgym.sites.link"
-
-
-def test_where_no_rendezvous_answers_a_line_tells_it_every_30_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """How long it is tried in all, and what to do; before, one line was followed by ten minutes of silence."""
-
-    def nobody(*_: Any) -> None:
-        raise PeerError("rendezvous 10.0.0.1:29400: cannot be reached")
-
-    seconds = count(step=10)
-    monkeypatch.setattr(f"{LINK}.connect_peer", nobody)
-    monkeypatch.setattr(f"{LINK}._SECONDS_BETWEEN_TRIES", 0.0)
-    monkeypatch.setattr(f"{LINK}.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    with pytest.raises(RankError, match="start it there with netgym rendezvous"):
-        SiteLink(("10.0.0.1", 29400), b"secret", 0, patience_seconds=95.0)
-    assert capsys.readouterr().err.splitlines() == [
-        f"rendezvous 10.0.0.1:29400: cannot be reached; retrying for {left} s: start `netgym rendezvous ...` "
-        "there, or check NETGYM_RENDEZVOUS (unset it for ranks on this machine)"
-        for left in (85, 55, 25)
-    ]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RankError("rendezvous: cannot be reached", 0)])

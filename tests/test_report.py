@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 import re
@@ -114,21 +113,6 @@ class TestTable:
     )
     def test_ratio(self, baseline: float, value: float | None, text: str) -> None:
         assert ratio(baseline, value) == text
-
-    @pytest.mark.parametrize("width", [50, 120])
-    def test_a_narrow_terminal_gets_fewer_columns_but_whole_cells(self, tmp_path: Path, width: int) -> None:
-        results = Results.load(run_folder(tmp_path, [*two(), entry("SPARTA+DiLoCo")]))
-        table, left_out = comparison_table(results).rich(width)
-        console = Console(width=width, file=io.StringIO())
-        console.print(table)
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-        assert "\N{HORIZONTAL ELLIPSIS}" not in text
-        assert len(text.splitlines()) == 3 + 3 + 2, "a row of the table is one line"
-        shown = set(range(10)) - {headings_of(results).index(heading) for heading in left_out}
-        for cells in cells_of(results):
-            assert any(line.split() == " ".join(cells[each] for each in sorted(shown)).split()
-                       for line in text.splitlines())  # fmt: skip
-        assert bool(left_out) == (width < 102)
 
 
 @pytest.mark.parametrize("row", VERDICTS["one seed"].values(), ids=VERDICTS["one seed"])
@@ -453,26 +437,6 @@ def test_losses_that_a_logarithm_does_not_take_have_a_page(tmp_path: Path, losse
     assert report.table.rows[0][1][2] == ("nan" if last is None else "0.0000")
     page = report.write().read_text()
     assert ("<td>nan</td>" in page) == (last is None)
-
-
-@pytest.mark.thorough
-@pytest.mark.pictures
-def test_a_page_of_many_strategies_stays_small(tmp_path: Path) -> None:
-    """150 names and lines in each picture made 13 MB."""
-    count = 150
-    entries = [
-        entry(f"DiLoCo number {place}", virtual_seconds_to_target=200.0 - place) for place in range(count)
-    ]
-    report = RunReport(run_folder(tmp_path, entries))
-    assert [each.name for each in report.few().results.strategies][-1] == "DiLoCo number 149", (
-        "the best are there"
-    )
-    page = report.write()
-    assert page.stat().st_size < 5e6
-    assert (
-        "Drawn are 24 of 150 strategies: those first at the target, then those of the lowest loss."
-        in page.read_text()
-    )
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "verdict.md"

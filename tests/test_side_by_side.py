@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,12 +65,6 @@ def refuse(report: Any) -> None:
     raise InputError("steps: 0 is too few")
 
 
-def send_much(report: Any) -> None:
-    """Large frames, so that an interruption comes in the middle of one."""
-    while True:
-        report.step(bytes(4_000_000))
-
-
 def test_cuda_is_not_started_before_jobs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Forks of a process that has asked CUDA's runtime cannot use it, and torch's optimizers ask in each step."""
     parent, asked = os.getpid(), []
@@ -105,36 +97,6 @@ def test_calls_side_by_side_return_in_order_and_raise() -> None:
     assert call_each(squared, [3], 1) == [(os.getpid(), 9)]
     with pytest.raises(InputError, match=r"-2: is negative"):
         call_each(squared, [1, -2], 2)
-
-
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    """No garbage collection: hypothesis' callback, here and in forked processes, would swallow an interruption."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_gc")
-@pytest.mark.timeout(60)
-def test_an_interruption_leaves_no_part_of_a_message() -> None:
-    """What is left of it would be read as the length of the next: an error without a word, and the ends lost."""
-
-    class Interrupting:
-        def __init__(self, seconds: float) -> None:
-            self.seconds, self.num_received = seconds, 0
-
-        def step(self, content: bytes) -> None:
-            assert len(content) == 4_000_000
-            self.num_received += 1
-            if self.num_received == 1:
-                threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-    for number in range(3):
-        report = Interrupting(0.006 * number)
-        with pytest.raises(KeyboardInterrupt):
-            list(run_jobs(iter([Job("a", send_much, report), Job("b", send_much, report)]), 2))
-        assert report.num_received
 
 
 class UnsendableError(Exception):

@@ -23,7 +23,6 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-from netsim.errors import InputError
 
 
 class Classifier(nn.Module):
@@ -57,50 +56,6 @@ class WithBranch(Classifier):
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         loss = super().forward(batch)
         return loss * 2 if loss > 0.5 else loss
-
-
-class Restless(Classifier):
-    """Does something at a later pass, one for all replicas, and leaves its last layer out of another."""
-
-    does: Callable[[Any], object] = staticmethod(lambda model: None)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_passes = 0
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        self.num_passes += self.training
-        if self.num_passes == 6:
-            self.does(self)
-        return super().forward(batch) if self.num_passes != 8 else self.first(batch[0]).square().mean()
-
-
-class Silenced(Restless):
-    @staticmethod
-    def does(model: Any) -> None:
-        torch.nn.functional.dropout(torch.ones(3))
-
-
-class Measuring(Restless):
-    """Keeps a mean in a buffer after a warm-up, of its own batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(()))
-
-    @staticmethod
-    def does(model: Any) -> None:
-        model.mean += 1
-
-
-class Widening(Restless):
-    """Trains its last layer from the fourth pass on."""
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        self.num_passes += self.training
-        return (
-            Classifier.forward(self, batch) if self.num_passes > 3 else self.first(batch[0]).square().mean()
-        )
 
 
 class Scaled(Classifier):
@@ -182,25 +137,6 @@ def test_stacked_replicas_have_the_clock_and_the_losses_of_threads(
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (Silenced, "torch.vmap cannot vectorise it: RuntimeError: vmap: called random operation"),
-        (Measuring, "it changes buffers"),
-        (Widening, r"it trains 'last\.bias', which the first one leaves out"),
-    ],
-)
-def test_a_later_pass_that_cannot_be_stacked_says_so_in_one_line(
-    samples: TensorDataset, model: type[nn.Module], reason: str
-) -> None:
-    line = (
-        f"workers: stacked: a later pass of the model cannot be stacked: {reason}.*; write workers: threads"
-    )
-    with pytest.raises(InputError, match=line):
-        train(samples, AllReduceStrategy(), "stacked", model)
-    assert train(samples, AllReduceStrategy(), "threads", model).max_steps == 12
-
-
 @pytest.mark.parametrize(("model", "autocast"), [(Scaled, False), (Attending, "bf16")])
 def test_models_of_all_shapes_are_stacked(
     samples: TensorDataset, model: type[nn.Module], autocast: bool | str
@@ -253,28 +189,6 @@ def test_batches_of_several_sizes_and_last_ones_that_are_not_full(
     assert stacked.virtual_seconds == single.virtual_seconds
     assert [row["step"] for row in stacked.validation] == [row["step"] for row in single.validation]
     assert stacked.final_loss == pytest.approx(single.final_loss, rel=1e-4)
-
-
-def halve(parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    parameter.grad.mul_(0.5)
-
-
-@pytest.mark.parametrize("sees", ["gradients", "parameters"])
-def test_hooks_of_a_strategy_change_gradients(samples: TensorDataset, sees: str) -> None:
-    class Hooked(AllReduceStrategy):
-        def setup(self, *args: Any, **options: Any) -> None:
-            super().setup(*args, **options)
-            for parameter in self.trainable:
-                if sees == "gradients":
-                    parameter.register_hook(lambda gradient: gradient * 0.5)
-                else:
-                    parameter.register_post_accumulate_grad_hook(halve)
-
-    spec = OptimSpec(torch.optim.SGD, lr=0.3)  # Adam would hide it
-    single, stacked = (train(samples, Hooked(optim_spec=spec), kind) for kind in ("threads", "stacked"))
-    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
-    assert stacked.virtual_seconds == single.virtual_seconds
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(

@@ -6,20 +6,16 @@ import csv
 import json
 import math
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from forks import Fork
 from worlds import chain_form
 
 from exogym_core import load_runs
-from exogym_core.results.disk import FolderLock
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.progress import PlainProgress
-from exogym_core.results.report import Results, RunReport, verdict, write_report
+from exogym_core.results.report import RunReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
 from netgym.cli.main import main
@@ -384,44 +380,6 @@ def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert table.column_names == list(rows[0])
     assert [float(row["judged_loss"]) for row in rows] == table["judged_loss"].to_pylist()
-
-
-@pytest.mark.parametrize("text", ["1e400", "nan", "-1", "x"])
-def test_a_changed_table_is_reported_in_a_line(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
-    table = path / "metrics/A.seed-0.csv"
-    table.write_text(table.read_text().replace(",16", f",{text}"))
-    assert main(["report", str(path)]) == 2
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 1
-    assert "metrics/A.seed-0.csv" in errors
-    assert "expected a number from 0 to 1e+24" in errors or "could not convert string to float" in errors
-
-
-def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
-    path = write_run(tmp_path / "a", {"A": [1.0], "B": [2.0]}, seed=0, **plain)
-
-    def hold() -> None:
-        lock, progress = FolderLock(path), PlainProgress(lambda _: None, lambda _: None, path)
-        row = {"kind": "step", "step": 700, "train_loss": 1.0, "virtual_seconds": 1.0}
-        progress.begin("B", 2, 2, 900).event(row)
-        print(lock, flush=True)
-        signal.pause()
-
-    holder = Fork(hold)
-    holder.wait_for(lambda: bool(holder.out))
-    results = Results.load(RunFolder(path))
-    write_report(RunFolder(path))
-    holder.kill()
-    assert verdict(results).text.startswith("This run is in progress (B: step 700 of 900). So far: ")
-    assert verdict(results).winner is None
-    page = (path / "report.html").read_text()
-    assert "Running: B: step 700 of 900." in page
-    assert "stopped before its end" not in page
-    assert Results.load(RunFolder(path)).running is None
 
 
 def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

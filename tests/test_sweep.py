@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import experiments
 import pytest
-import yaml
 from experiments import experiment, json_of
 from forks import Fork
 
@@ -415,28 +413,6 @@ def test_a_search_whose_experiment_was_changed_is_that_of_the_new_one(
     assert changed["digest"] == anew.comparison.digest() != planted.comparison.digest()
 
 
-@pytest.mark.thorough
-def test_a_search_of_ones_own_strategies_resumes_without_their_folder_at_hand(
-    tuned_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their file lies next to the experiment, and is found for points, searches not begun, and the comparison."""
-    source = "from exogym_core.strategy import AllReduceStrategy\n\n\n"
-    source += "".join(f"class {name}(AllReduceStrategy):\n    pass\n\n\n" for name in ("First", "Second"))
-    (tuned_file.parent / "tuned_methods.py").write_text(source)
-    strategies = [{"name": f"tuned_methods:{name}"} for name in ("First", "Second")]
-    document = yaml.safe_load(TUNED) | {"strategies": strategies}
-    tuned_file.write_text(yaml.safe_dump(document))
-    interrupt_at(monkeypatch, 2)
-    over = ["--over", "lr=0.03,0.1", "--seeds", "7,", "--out", "again", "--jobs", "1"]
-    assert main(["tune", "small.yaml", *over]) == 130
-    elsewhere = tuned_file.parent / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    assert main(["tune", "--resume", "../again", "--jobs", "1"]) == 0
-    found = json.loads((tuned_file.parent / "again/tune.json").read_text())
-    assert [each["num_points"] for each in found["chosen"]] == [2, 2]
-
-
 def test_the_key_is_checked_with_its_place(tuned_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned_file.write_text(TUNED + "tune:\n  over: {DiLoCo: {H: [2, 3]}}\n")
     assert main(["validate", "small.yaml"]) == 0
@@ -452,18 +428,3 @@ def test_the_key_is_checked_with_its_place(tuned_file: Path, capsys: pytest.Capt
         )
     with pytest.raises(InputError, match="No such file"):
         netgym.tune("nowhere.yaml")
-
-
-def test_an_option_that_no_point_can_have_is_named_before_the_search(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Other strategies were searched to their end first."""
-    file = tmp_path / "small.yaml"
-    file.write_text(experiment(tune="{seeds: 1, over: {DiLoCo: {lrr: [1]}}}"))
-    assert main(["validate", str(file)]) == 2
-    problem = r"small.yaml:\d+: tune.over.DiLoCo.lrr: .* unknown argument .* 'lrr': did you mean 'lr'"
-    assert re.search(problem, capsys.readouterr().err)
-    file.write_text(
-        experiment(tune="{seeds: 1, over: {DiLoCo: {H: [1, 2]}, '*': {lr: {low: 0.1, high: 1}}}}")
-    )
-    assert main(["validate", str(file)]) == 0

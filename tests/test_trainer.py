@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import itertools
 import random
 import re
-import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from experiments import fit, fitted, mlp, samples
-from forks import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -25,12 +22,11 @@ from exogym_core import FitResult, LocalTrainer, Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
-from exogym_core.events import Evaluated, EvaluationPoint, EvaluationTaken, Grid, StepDone
+from exogym_core.events import Evaluated, EvaluationPoint, Grid, StepDone
 from exogym_core.learner import TorchLearner
 from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
-from exogym_core.uncompiled import without_compiler
 from netgym.tasks import MLP, build_model, build_task
 from netsim.errors import InputError, RankError, UnknownNameError
 from netsim.ranks import StampedRow
@@ -497,32 +493,6 @@ def test_ctrl_c_comes_out_and_leaves_what_was_done():
     assert not trainer.result.complete
 
 
-def test_torchs_compiler_is_imported_when_it_is_used_and_not_before():
-    """Optimizers import it in their first step, which takes a second for nothing where no code is compiled."""
-
-    def dataset(rank, num_nodes, train_dataset):  # called in a rank's process
-        return samples(seed=rank)
-
-    def train():
-        model = mlp()
-        for name in ("torch._dynamo", "torch._dynamo.external_utils"):
-            del sys.modules[name]
-        fit(model, dataset, strategy=sgd(), max_steps=1, workers="processes")
-        assert "torch._dynamo" not in sys.modules
-        with without_compiler():
-            ones = torch.compiler.disable(torch.ones_like)
-            assert ones(torch.zeros(2)).sum() == 2
-            assert not hasattr(sys.modules["torch._dynamo"], "__file__")
-            own = importlib.import_module("torch._dynamo.external_utils")
-            assert sys.modules["torch._dynamo"].external_utils is own is sys.modules[own.__name__]
-            assert own.__spec__.origin == own.__file__
-            assert ones(torch.zeros(2)).sum() == 2
-        assert sys.modules["torch._dynamo"].__file__
-
-    done = Fork(train).end()
-    assert done.returncode == 0, done.stderr
-
-
 # --- on a simulated network ---------------------------------------------------------------------------------
 
 
@@ -766,19 +736,3 @@ def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
     assert (result.target, result.virtual_seconds_to_target) == ("touched", None)  # one other model follows
     result = recorded(3.5, (1, 3.6, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 2, 3), (6, 0.5, 3, 5))
     assert (result.target, result.virtual_seconds_to_target) == ("held", 10.0)
-
-
-def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_first():
-    """Which of the two comes first hangs on threads; the time at which it was judged must not."""
-    for told_first in (False, True):
-        result = FitResult(num_nodes=1, judged="server")
-        recorder = RowRecorder(result, True)
-        taken = marked(1, 5.0, EvaluationTaken(EvaluationPoint(Grid.STEP, 1), 1))
-        if told_first:
-            recorder.add(taken)
-        recorder.observe(evaluation(1, 0.5)._replace(local_loss=None, global_loss=None))
-        recorder.add(step_row(0, 4.0, 1, 1.0))
-        if not told_first:
-            recorder.add(taken)
-        assert [row["judged_virtual_seconds"] for row in result.validation] == [5.0]
-        assert result.validation[0]["global_perplexity"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -66,42 +64,6 @@ class Located(torch.nn.Module):
     def forward(self, batch: Any) -> torch.Tensor:
         (self.folder / str(os.getpid())).touch()
         return (self.weight * batch[0]).square().mean()
-
-
-@pytest.mark.parametrize("problem", [None, InputError("too many"), KeyboardInterrupt()], ids=repr)
-def test_algorithms_are_chosen_once_by_the_main_thread_when_the_first_call_is_made(
-    problem: BaseException | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notes: list[str] = []
-
-    class Noted(torch.nn.Linear):
-        def forward(self, batch: Any) -> torch.Tensor:
-            notes.append("pass")
-            return super().forward(batch[0]).square().mean()
-
-    def choose(*arguments: Any) -> dict[str, str]:
-        notes.append(threading.current_thread().name + (" with gradients" * torch.is_grad_enabled()))
-        if problem is not None:
-            raise problem
-        return {"all_reduce": "tree"}
-
-    monkeypatch.setattr("exogym_core.run.program.choose_algorithms", choose)
-    trainer = Trainer(Noted(1, 1), torch.utils.data.TensorDataset(torch.ones(8, 1)))
-    options: dict[str, Any] = {
-        "num_nodes": 2,
-        "max_steps": 4,
-        "batch_size": 1,
-        "topology": "lan",
-        "compute": "1 ms",
-    }
-    with contextlib.nullcontext() if problem is None else pytest.raises(type(problem)):
-        trainer.fit(strategy=FedAvgStrategy(H=2), **options, workers="threads", progress=False)
-    rest = ["pass"] * 5 if problem is None else []  # FedAvg first averages in its third step
-    assert notes == ["pass", "pass", "pass", "MainThread with gradients", *rest]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
-    if problem is None:
-        assert trainer.result is not None
-        assert trainer.result.collectives == {"all_reduce": ["tree"]}
 
 
 @pytest.mark.thorough

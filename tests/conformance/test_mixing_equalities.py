@@ -180,11 +180,14 @@ UNSHARDED = ["CoCoDC", "EagerDiLoCo"]
 WITH_CODEC = ["StreamingDiLoCo", "DelayedDiLoCo", *UNSHARDED]
 
 
-@pytest.mark.parametrize(
-    ("name", "sharding", "codec"),
-    [(name, "NO_SHARD" if name in UNSHARDED else "SHARD_GRAD_OP", None) for name in MEMBERS]
-    + [(name, "NO_SHARD", "e3m0") for name in WITH_CODEC],
-)
+def members_behind_sites() -> list[Any]:
+    """Every second one at each commit."""
+    plain = [(name, "NO_SHARD" if name in UNSHARDED else "SHARD_GRAD_OP", None) for name in MEMBERS]
+    rows = [*plain, *((name, "NO_SHARD", "e3m0") for name in WITH_CODEC)]
+    return [pytest.param(*row, marks=[pytest.mark.thorough] * (place % 2)) for place, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(("name", "sharding", "codec"), members_behind_sites())
 def test_behind_sites_a_site_is_one_rank_with_the_sites_batch(
     name: str, sharding: str, codec: str | None
 ) -> None:

@@ -715,22 +715,6 @@ def test_a_run_in_which_nothing_was_simulated_fails(
     assert message in err.splitlines()[-1]
 
 
-def test_a_script_that_fails_before_its_ranks_have_joined_is_reported_as_that(
-    launch_here: Launch, tmp_path: Path
-) -> None:
-    """It was reported as a program without calls, with the advice to make some."""
-    script = tmp_path / "program.py"
-    script.write_text("raise KeyError('a port is in use')\n")
-    code, out, err = launch_here(str(script))
-    assert (code, out) == (1, "")
-    assert "KeyError: 'a port is in use'" in err
-    assert re.search(
-        r"^error: .*program\.py has ended \(exit code 1\): no rank had joined: the script's own error is above$",
-        err,
-        re.MULTILINE,
-    )
-
-
 def test_ranks_draw_numbers_of_their_own_and_the_same_each_time(launch_here: Launch, tmp_path: Path) -> None:
     """As the separate processes of torchrun: forks of one process would all have the generators that it had."""
     script = tmp_path / "draws.py"
