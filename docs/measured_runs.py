@@ -1,6 +1,6 @@
 """Writes `measured-runs.md` and the table at the top of `accuracy.md`: every measured run and today's prediction.
 
-python docs/measured_runs.py    # after a change of the model or of a run: half a minute of processor time
+python docs/measured_runs.py    # after a change of the model or of a run: a minute of processor time
 """
 
 from __future__ import annotations

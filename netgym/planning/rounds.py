@@ -443,8 +443,8 @@ class SimulatedRounds:
                 return
             mine = runner.strategy
             self.has_absences = mine.workers.has_absences
-            # Of the first worker, or the first that takes part in the first round.
-            is_measured = comm.rank in mine.workers.present[: setting.ranks_a_worker]
+            # All ranks of the first worker, or of the first that takes part in the first round.
+            is_measured = comm.rank // setting.ranks_a_worker in mine.workers.present[:1]
             keeps_state = mine.workers.has_absences  # which heals others: its size counts on every rank
             if not is_measured and not keeps_state:
                 runner.still_optimizers()
