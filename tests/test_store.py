@@ -169,6 +169,22 @@ def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.
     assert {*spare.split()} & {"r2", "edge"}, spare  # workers send to no other
 
 
+def test_a_plan_names_the_latency_of_a_store_where_it_is_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request of each kind a round: half of twice 20 s is saved."""
+    late = copy.deepcopy(PEERS)
+    late["hosts"]["r2"]["store"]["latency"] = "20 s"
+    network = tmp_path / "peers.yaml"
+    network.write_text(yaml.safe_dump(late))
+    flags = f"plan --json --parameters 100k --strategy DiLoCo --topology {network}"
+    flags += " --tokens 96k --sequence 32 --batch-size 10"
+    asked = ["strategies.DiLoCo.exchange={name: store, host: r2}", "strategies.DiLoCo.H=5", "compute=50 ms"]
+    (row,) = json_of([*flags.split(), *(word for each in asked for word in ("--set", each))], capsys)
+    assert row["limit"]["by"] == "latency of stores"
+    assert row["limit"]["saves_seconds_per_round"] == pytest.approx(20, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("exchange", "changes", "message"),
     [

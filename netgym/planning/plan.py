@@ -52,9 +52,9 @@ class _Doubling(NamedTuple):
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
     """Plan of `strategy`, with its limit.
 
-    The limit is the resource that shortens a round most when it is doubled (latency halved, stragglers removed): later
-    rounds are simulated with each, with the collective algorithms of the plan. Of those that save nearly as much, the
-    cheapest is named: a setting before a link.
+    The limit is the resource that shortens a round most when it is doubled (latencies halved, stragglers removed):
+    later rounds are simulated with each, with the collective algorithms of the plan. Of those that save nearly as much,
+    the cheapest is named: a setting before a link.
 
     Args:
         strategy: not set up.
@@ -173,6 +173,16 @@ def _networks(of: Measured, setting: Setting) -> Iterator[_Doubling]:
     )
     remedy = "sites half as far, or fewer and larger messages"
     yield _Doubling("latency", remedy, waiting, partial(of.later_round, replace(setting, topology=nearer)))
+    hosts = [
+        host
+        if host.store is None
+        else replace(host, store=replace(host.store, latency_seconds=host.store.latency_seconds / _FASTER))
+        for host in setting.topology.hosts
+    ]
+    if hosts != list(setting.topology.hosts):
+        prompt = replace(setting, topology=replace(setting.topology, hosts=tuple(hosts)))
+        remedy = "a store that answers in half the time, or fewer and larger objects"
+        yield _Doubling("latency of stores", remedy, waiting, partial(of.later_round, prompt))
 
 
 def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
