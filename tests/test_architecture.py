@@ -55,13 +55,14 @@ def imports(path: Path) -> set[str]:
     pending: list[ast.AST] = [parsed(path)]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        pending += ast.iter_child_nodes(node)
+        blocks = (ast.stmt, ast.ExceptHandler, ast.match_case)  # no expression imports
+        pending += [each for each in ast.iter_child_nodes(node) if isinstance(each, blocks)]
     return found
 
 

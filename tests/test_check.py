@@ -276,7 +276,11 @@ def test_every_law_has_a_planted_fault() -> None:
 
 # Outer strategies and asynchronous ones: the others keep the same laws in conformance/ and in laws/.
 @pytest.mark.parametrize(
-    ("strategy", "options"), [(Outer, {"optim_spec": "sgd", "lr": 0.02}), ("HALoS", {"H": 2, "K": 1})]
+    ("strategy", "options"),
+    [
+        (Outer, {"optim_spec": "sgd", "lr": 0.02}),
+        pytest.param("HALoS", {"H": 2, "K": 1}, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_sound_strategy_passes(strategy: Any, options: dict[str, Any]) -> None:
     report = check(strategy, options, num_workers=2, num_steps=5)

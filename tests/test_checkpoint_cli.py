@@ -95,6 +95,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
     assert folders == {"checkpoints/AllReduce/step-00000008", "checkpoints/DiLoCo/step-00000008"}
 
 
+@pytest.mark.thorough
 def test_going_on_and_ctrl_c_at_once_lose_no_killed_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: dict[str, bytes]
 ) -> None:

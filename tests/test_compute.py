@@ -527,6 +527,7 @@ def fit(strategy: Strategy, **options: Any) -> Any:
     return fitted(Squares(6, 6), TensorDataset(values, values), **given)
 
 
+@pytest.mark.thorough
 def test_measured_steps_and_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) -> None:
     compute = {"measured": {}, "coding": "measured", "updates": "measured"}
     strategy = DiLoCoStrategy(codec="quantile8bit", H=1, optim_spec="adamw")

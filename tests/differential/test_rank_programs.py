@@ -52,7 +52,7 @@ def early(kind: str) -> RankProgram:
     return RankProgram(ranks, star(*[(100, 5)] * 3))
 
 
-@pytest.mark.parametrize("kind", ["gather", "reduce", "broadcast", "scatter", "all_gather"])
+@pytest.mark.parametrize("kind", ["reduce", "scatter", "all_gather"])
 def test_a_member_without_dependencies_finishes_before_others_come(kind: str) -> None:
     """It was through at 0.5 s in threads and later in processes: when the other's post existed in host time."""
     ends = early(kind).check([3])["ends"]
@@ -109,7 +109,7 @@ def test_times_are_those_of_the_reference(program: RankProgram) -> None:
 
 # Absences, sites and chains, some with several seeds: in threads, stacked and in 1 to 4 processes; stopped, killed.
 @pytest.mark.parametrize(
-    "seed", [13, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 7, 14, 18, 20))]
+    "seed", [20, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 7, 13, 14, 18))]
 )
 def test_experiments_give_the_same_everywhere(seed: int) -> None:
     case = random_experiments.drawn(seed)
