@@ -177,7 +177,7 @@ class Turns:
         seen, since, num_reported, longest = (self._holder, self._num_calls), time.monotonic(), 0, 0.0
         while not ended.wait(SECONDS_OF_SILENCE / 10):
             now, (rank, num_calls) = time.monotonic(), (self._holder, self._num_calls)
-            if (rank, num_calls) != seen or rank == _HOST:
+            if (rank, num_calls) != seen or rank == _HOST or self._task is not None:
                 longest = max(longest, now - since)
                 seen, since, num_reported = (rank, num_calls), now, 0
             elif now - since >= SECONDS_OF_SILENCE * (num_reported + 1):
@@ -273,13 +273,13 @@ class Turns:
             self._release(to)
             self._locks[me].acquire()
             while me == _HOST and self._task is not None:
-                task, self._task = self._task, None
                 try:
-                    task()
+                    self._task()
                 except BaseException:
                     self.aborting = True
                     raise
                 finally:
+                    self._task = None
                     self._task_ended.release()
                 self._locks[me].acquire()
         except BaseException:  # Ctrl-C reaches the host while a rank has the turn: get it back, then unwind
