@@ -489,7 +489,7 @@ def test_a_budget_of_workers_at_their_own_pace_ends_with_the_slowest(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("StreamingDiLoCo", {"H": 6, "num_fragments": 2}),
+        pytest.param("StreamingDiLoCo", {"H": 6, "num_fragments": 2}, marks=pytest.mark.thorough),
         ("DiLoCo", {"H": 2, "ranks_per_worker": 2, "sharding": "FULL_SHARD", "max_norm": 1.0}),
     ],
 )

@@ -14,7 +14,7 @@ from netsim import Topology, shipped_topologies
 from netsim.cli.plot import command, draw
 from netsim.topology.sketch import Sketch
 
-AT_EACH_COMMIT = ("aws-12-regions-64-streams", "home-tiers", "wan-4-regions")
+AT_EACH_COMMIT = ("home-tiers", "wan-4-regions")
 
 
 def regions(count: int) -> Topology:

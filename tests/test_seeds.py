@@ -191,6 +191,7 @@ class TestCompare:
         assert one["models/DiLoCo.safetensors"] == both["models/DiLoCo.seed-2.safetensors"]
         assert both["metrics/DiLoCo.seed-1.csv"] != both["metrics/DiLoCo.seed-2.csv"]
 
+    @pytest.mark.thorough
     def test_a_stopped_run_goes_on_across_seeds(self, small: Path) -> None:
         assert main(["compare", "small.yaml", "--seeds", "2", "--out", "whole"]) == 0
         whole = results_of(small / "whole")

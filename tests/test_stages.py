@@ -83,7 +83,7 @@ def fit(
     return fitted.fit_result, fitted.state_dict()
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(
     model=st.sampled_from(sorted(MODELS)),
     strategy=st.sampled_from(sorted(STRATEGIES)),

@@ -182,6 +182,7 @@ def test_points_of_an_edited_experiment_are_run_again(
     assert again["points"] == new["points"]
 
 
+@pytest.mark.thorough
 def test_points_side_by_side_give_the_sweep_that_runs_one_after_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

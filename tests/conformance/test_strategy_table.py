@@ -56,7 +56,7 @@ def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, probl
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=row.name, marks=[pytest.mark.thorough] if place % 6 else [])
+        pytest.param(row, id=row.name, marks=[pytest.mark.thorough] if place % 12 else [])
         for place, row in enumerate(TABLE)
     ],
 )

@@ -180,7 +180,10 @@ DECISIONS = {
 }
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize(
+    "decision",
+    ["tensor", "received", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("shape", "count"))],
+)
 def test_a_value_that_decides_is_refused_with_its_line(
     launch_here: Launch, decision: str, tmp_path: Path
 ) -> None:

@@ -115,7 +115,9 @@ READS = {  # from line 22 of the program on, and the reason
 }
 
 
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    "read", ["now", "any", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("poll", "time-out"))]
+)
 def test_a_program_that_learns_the_time_is_launched_again(run: Run, read: str, tmp_path: Path) -> None:
     last, reason = READS[read]
     launched(run, tmp_path / "here", "--compute", "marks", last=last)

@@ -108,7 +108,7 @@ networks = st.fixed_dictionaries(
 
 
 @given(st.integers(0, len(OPTIONS) - 1), networks)
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_a_training_timed_on_another_network_is_one_trained_there(number: int, network: Form) -> None:
     encodes = "codec" in OPTIONS[number][1]
     refusal = None
