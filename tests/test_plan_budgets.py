@@ -101,21 +101,21 @@ SLOW_HOST = {
 }
 
 
-def test_a_rank_that_is_late_for_every_round_is_planned_as_trained() -> None:
+@pytest.mark.parametrize(("options", "steps"), [(LATE, 25), ({"H": 5, "clients_per_round": 2}, 75)], ids=str)
+def test_a_late_rank_and_drawn_clients_are_planned_as_trained(options: dict[str, Any], steps: int) -> None:
     """Later rounds do not wait as the second does; steps of a file are planned, not those that make up for absences."""
-    steps = 25
-    run = trained("DiLoCo", LATE, steps, topology=SLOW_HOST, protocol="ideal")
+    run = trained("DiLoCo", options, steps, topology=SLOW_HOST, protocol="ideal")
     where = setting(protocol="ideal")
     where = replace(where, topology=Topology.from_mapping(SLOW_HOST))
     where = replace(where, tokens=float(where.tokens_a_round(steps)), is_of_steps=True)
-    measured = Measured(build_strategy("DiLoCo", **LATE), where)
+    measured = Measured(build_strategy("DiLoCo", **options), where)
     made, figures = measured.plan, measured.figures
     assert made.days * 86_400 == pytest.approx(run.virtual_seconds, abs=1e-9)
     ends = [row["virtual_seconds"] for row in run.history if row["step"] % 5 == 0]
     assert figures.round_seconds == pytest.approx(ends, abs=1e-9)
     assert (made.steps, made.tokens) == (steps, where.tokens - sum(figures.absences) * 5 * 2 * 4)
     sent = [own[-1] - own[0] for own in figures.bytes_sent]
-    assert made.bytes_per_worker == pytest.approx(sum(sent) / 4 / 4)
+    assert made.bytes_per_worker == pytest.approx(sum(sent) / 4 / (steps // 5 - 1))
 
 
 def test_a_schedule_beyond_what_is_simulated_is_refused() -> None:

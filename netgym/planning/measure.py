@@ -578,14 +578,20 @@ class Measured:
         )
 
     def _more_rounds(self, figures: RoundFigures, budget: int | None) -> RoundFigures:
-        """Simulate more rounds while the last two differ, as windows grow or queues drop, and past network changes."""
+        """Simulate more rounds while the last two differ, as windows grow or queues drop, and past network changes.
+
+        Rounds of drawn clients, and those that leave a late worker out, differ for ever: all of a short budget.
+        """
         setting, ends, calls = self.setting, figures.round_seconds, self.rounds.calls_a_round
         is_quiet = not setting.topology.weather and not setting.differs_for_ever()
+        differ = any(figures.absences) or self.strategy.clients.are_drawn
         most = min(_MOST_UNLIKE, budget or _MOST_UNLIKE) if is_quiet else 0
         if not calls:  # every rank runs
+            if differ and most:
+                most = min(max(most, self.rounds.most_live_rounds // 10), budget or most)
             most = 0 if self._is_a_mean else min(most, self.rounds.most_live_rounds)
-        while len(ends) < most and (any(figures.absences) or repeats_from(_lengths(ends), _NEARLY) is None):
-            number, before = most if any(figures.absences) else min(2 * len(ends), most), len(ends)
+        while len(ends) < most and (differ or repeats_from(_lengths(ends), _NEARLY) is None):
+            number, before = most if differ else min(2 * len(ends), most), len(ends)
             if not calls:
                 self.rounds = self.rounds_of(number)
             figures = self.rounds.on(setting, number)
