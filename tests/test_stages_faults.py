@@ -110,6 +110,18 @@ def test_a_loss_and_a_return_take_the_time_and_bytes_that_they_take_by_hand(rank
     assert 0 < form < 1500
 
 
+def test_a_rank_that_cannot_download_is_not_waited_for() -> None:
+    """Its link is cut to the end: all steps from the third on are those of the others."""
+    torch.manual_seed(5)
+    model = Batches(nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)), Mean()))
+    cut = {"at": "1 s", "link": ["h3", "switch"], "down": True, "for": "20 s"}
+    strategy = AllReduceStrategy(optim_spec=SGD, **WAITS)
+    data, stages = TensorDataset(torch.randn(96, 16)), {"count": 2, "microbatches": 4}
+    result, _ = train(model, data, [cut], stages, strategy, val_size=0)
+    ends = [WHOLE, 2 * WHOLE, *(2 * WHOLE + 2 + number * 9 * SLOT for number in range(1, 5))]
+    assert [row["virtual_seconds"] for row in result.history] == pytest.approx(ends, abs=1e-5)
+
+
 def test_the_same_bits_in_processes() -> None:
     def run(**options: Any) -> tuple[FitResult, dict[str, Tensor]]:
         strategy = PowerSGDStrategy(optim_spec=SGD, **WAITS)
