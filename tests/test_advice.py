@@ -207,13 +207,16 @@ def test_changes_that_are_named_make_it_fit(monkeypatch: pytest.MonkeyPatch) -> 
     room = 100e6
     monkeypatch.setattr(Setting, "memory_available", lambda self: room * self.devices_per_worker)
     named: list[list[str]] = []
+    model_of = cache(
+        lambda layers: planned_model("llama-2m", 16, num_layers=layers, width=256, mlp_width=1024)
+    )
+    where_from = Topology.load("wan-4-regions")
 
     def fits(
         memory: str = "", layers: int = 8, devices: int = 1, is_named: bool = False, **sites: Any
     ) -> bool | None:
-        model = planned_model("llama-2m", 16, num_layers=layers, width=256, mlp_width=1024)
         compute = Compute.parse({"flops": {"device": "a100"}})
-        where = Setting(model, Topology.load("wan-4-regions"), compute, 8, 8, memory=tuple(memory.split()))
+        where = Setting(model_of(layers), where_from, compute, 8, 8, memory=tuple(memory.split()))
         strategy = build_strategy("DiLoCo", H=10, **sites)
         where = replace(where, devices_per_worker=devices)
         states = memory_states(strategy, where)

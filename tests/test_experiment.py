@@ -352,8 +352,8 @@ def test_fit_and_the_table_tell_the_same_names_in_the_same_order_with_the_same_d
 
 
 ODD = [
-    True, -1, math.nan, "", "x", b"x", [None], {None: None}, object(), lambda *_: None, np.array([1, 2]),
-    torch.tensor(3), Path("/nonexistent/x"), "a\0b", 1j,
+    True, -1, math.nan, "", "x", [None], {None: None}, object(), lambda *_: None, np.array([1, 2]),
+    Path("/nonexistent/x"), "a\0b",
 ]  # fmt: skip
 
 

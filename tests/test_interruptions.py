@@ -141,6 +141,7 @@ def test_a_command_that_had_not_begun_leaves_nothing(
     assert [path.name for path in folder.iterdir()] == ["small.yaml"]
 
 
+@pytest.mark.thorough
 def test_a_tuning_shows_the_best_points_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
