@@ -1,6 +1,6 @@
 """Make the saved pages again: `python docs/saved_pages.py`.
 
-The study's page keeps its results and gets the style and scripts of today.
+Pages of commands keep their results and get the style and scripts of today.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _OF_THE_CODE = re.compile(
 
 def made() -> dict[Path, str]:
     """Each saved page as the code makes it now."""
-    study = PAGES / "shown-study-page.html"
     page = render_page(Page("", [], "", ResultTable([], []), "", curves={}))
-    parts = iter(_OF_THE_CODE.findall(page))
-    text = _OF_THE_CODE.sub(lambda _: next(parts), study.read_text(encoding="utf-8"))
-    return {study: text}
+    of_the_code, pages = _OF_THE_CODE.findall(page), {}
+    for path in sorted(PAGES.glob("*.html")):
+        parts = iter(of_the_code)
+        pages[path] = _OF_THE_CODE.sub(lambda _, parts=parts: next(parts), path.read_text(encoding="utf-8"))
+    return pages
 
 
 if __name__ == "__main__":
