@@ -18,7 +18,15 @@ from torch.utils.data import TensorDataset
 from exogym_core.data.partition import Partition
 from exogym_core.data.samples import shared_out
 from exogym_core.results.fit_result import FitResult
-from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, SPARTAStrategy
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    GPAStrategy,
+    SNOOStrategy,
+    SPARTAStrategy,
+    Strategy,
+)
 from exogym_core.strategy.participation.sampling import balanced_steps, draw_clients
 from exogym_core.testing.bits import assert_same_bits
 from netgym import Trainer
@@ -376,10 +384,16 @@ def test_workers_of_unequal_speed_arrive_together_with_the_gradients_of_equal_ba
     assert_same_bits(by_speed, resumed)
 
 
-def test_samples_weigh_rounds_of_batches_by_speed() -> None:
+ONE_STEP: list[Strategy] = [
+    DiLoCoStrategy(H=1, optim_spec="sgd", lr=0.05, outer_optim_spec="sgd", outer_lr=1.0, outer_momentum=0.0),
+    SNOOStrategy(H=1, optim_spec="sgd", lr=0.05, outer_lr=1.0, outer_momentum=0.0),
+    GPAStrategy(mu_x=0.0, optim_spec="sgd", lr=0.05),
+]
+
+
+@pytest.mark.parametrize("strategy", ONE_STEP, ids=lambda each: type(each).__name__)
+def test_samples_weigh_rounds_of_batches_by_speed(strategy: Strategy) -> None:
     """Rounds of one step of SGD are steps of the mean gradient of all samples."""
-    outer = {"outer_optim_spec": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
-    strategy = DiLoCoStrategy(H=1, optim_spec="sgd", lr=0.05, **outer)
     run = trained(strategy, 4, **BY_SPEED, batch_by_speed=True)
     gradients = trained(AllReduceStrategy(optim_spec="sgd", lr=0.05), 4, **BY_SPEED)
     mean = gradients.judged_state["layer.weight"]

@@ -50,6 +50,7 @@ class GPAStrategy(Strategy, name="GPA"):
 
     judged = "outer"
     round_steps = 1
+    weighs_by_samples = True
     healed = ("outer", "z", "num_rounds")
     state = State("outer", "z", "num_rounds")
 

@@ -47,6 +47,7 @@ class SNOOStrategy(Strategy, name="SNOO"):
 
     judged = "outer"
     round_steps = property(lambda self: self.H)
+    weighs_by_samples = True
     healed = ("outer", "num_rounds")
     state = State("outer", "num_rounds")
 
