@@ -223,7 +223,8 @@ def test_the_estimate_counts_what_is_trained_and_what_is_retimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Points that retime others wait for the longest training; a busy machine takes longer for all."""
-    measured = Probe(1.0, 1.0, 0.0, 1_000_000, retimed_seconds=(0.5, 0.25), slowdown=3.0)
+    times = {"retimed_seconds": (0.5, 0.25), "page_seconds": 2.0, "slowdown": 3.0}
+    measured = Probe(1.0, 1.0, 0.0, 1_000_000, **times)
     monkeypatch.setattr(sweep_module, "probe", lambda _: measured)
     text = experiment(
         topology="lan",
@@ -239,7 +240,7 @@ def test_the_estimate_counts_what_is_trained_and_what_is_retimed(
         found = estimated(study, jobs)[2]
         assert found is not None
         assert (found.num_runs, found.num_retimed) == (6 * num_strategies, 4 * num_strategies)
-        assert found.seconds == pytest.approx(3.0 * seconds)
+        assert found.seconds == pytest.approx(3.0 * (seconds + 2.0))
     study.folder.release()
 
 

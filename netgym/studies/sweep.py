@@ -31,6 +31,7 @@ from netgym.command_options import first_line
 from netgym.experiment.comparison import TaskCache, TrainedRun, compare, jobs_at_once
 from netgym.experiment.experiment import Experiment, retimable
 from netgym.studies.points import batches_of, point_text
+from netgym.studies.report import StudyReport
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -484,6 +485,7 @@ class Probe:
         others_seconds: the first two of the other strategies, by label.
         task_seconds: of loading data, of a point's own files, and of checks before its first step.
         retimed_seconds: of retiming a run of one step, and of each step more.
+        page_seconds: of drawing and writing the page.
         slowdown: host seconds that a processor second takes, with what else this machine does.
     """
 
@@ -494,6 +496,7 @@ class Probe:
     others_seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     task_seconds: float = 0.0
     retimed_seconds: tuple[float, float] = (0.0, 0.0)
+    page_seconds: float = 0.0
     slowdown: float = 1.0
 
 
@@ -526,7 +529,7 @@ class Estimate:
 
 
 def probe(experiment: Experiment) -> Probe:
-    """Run each strategy for a few steps and time them, with the writing of their files; these are not kept.
+    """Run each strategy for a few steps and time them, with their files and page; these are not kept.
 
     A run of one step of each goes first, so that imports and compilation are not timed. Whole runs are timed: rows of
     several steps may be reported at once.
@@ -552,7 +555,7 @@ def _probe_in(folder: RunFolder, experiment: Experiment) -> Probe:
         began, stamps[:] = cpu_seconds(), [time.perf_counter()]
         result = _train(experiment, first, task, steps, lambda: stamps.append(time.perf_counter()))
         ended, trained = time.perf_counter(), cpu_seconds() - began
-        _write(folder, result)
+        _write(folder, result, str(first.label))
         took.append(cpu_seconds() - began)
         host_seconds += (of_run := ended - stamps[0])
         processor_seconds += trained
@@ -564,20 +567,30 @@ def _probe_in(folder: RunFolder, experiment: Experiment) -> Probe:
     step_seconds = max(sum(took[2:]) / 2 - took[1], 0.0) / max(num_steps - 1, 1)
     start_seconds = max(took[1] - step_seconds - evaluation_seconds, 0.0)
     others_seconds: dict[str, tuple[float, float]] = {}
+    summary = [result.summary(str(first.label), first.name)]
     for entry in others:
-        times = [cpu_seconds()]
+        times, label = [cpu_seconds()], str(entry.label)
         for steps in (1, 1, num_steps):
-            _write(folder, _train(experiment, entry, task, steps, lambda: None))
+            result = _train(experiment, entry, task, steps, lambda: None)
+            _write(folder, result, label)
             times.append(cpu_seconds())
+        summary.append(result.summary(label, entry.name))
         _, of_one, of_all = (later - earlier for earlier, later in pairwise(times))
         step = max(of_all - of_one, 0.0) / max(num_steps - 1, 1)
-        others_seconds[str(entry.label)] = max(of_one - step - evaluation_seconds, 0.0), step
+        others_seconds[label] = max(of_one - step - evaluation_seconds, 0.0), step
     # Memory at the peak of this process, and of as many of its largest child as run at once.
     workers, num_children = experiment.settings.workers, 0
     if workers.kind not in IN_ONE_PROCESS:
         num_children = min(workers.processes or os.cpu_count() or 1, workers.count)
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    folder.write_summary(summary)
+    began = cpu_seconds()
+    with contextlib.suppress(
+        InputError
+    ):  # with the imports of plots, which the curves of more points outweigh
+        StudyReport([folder.path]).html()
+    page_seconds = cpu_seconds() - began
     return Probe(
         start_seconds=start_seconds,
         step_seconds=step_seconds,
@@ -586,6 +599,7 @@ def _probe_in(folder: RunFolder, experiment: Experiment) -> Probe:
         others_seconds=others_seconds,
         task_seconds=task_seconds,
         retimed_seconds=(retimed[1], max(sum(retimed[2:]) / 2 - retimed[1], 0.0) / max(num_steps - 1, 1)),
+        page_seconds=page_seconds,
         slowdown=host_seconds / processor_seconds if processor_seconds else 1.0,
     )
 
@@ -601,14 +615,14 @@ def _retiming_seconds(folder: RunFolder, result: FitResult) -> float:
     began = cpu_seconds()
     with warnings.catch_warnings(), contextlib.suppress(InputError):
         warnings.simplefilter("ignore")
-        _write(folder, result.retime(progress=False))
+        _write(folder, result.retime(progress=False), "retimed")
     return cpu_seconds() - began
 
 
-def _write(folder: RunFolder, result: FitResult) -> None:
+def _write(folder: RunFolder, result: FitResult, label: str) -> None:
     """Write a run's files."""
-    folder.write_result("run", result)
-    folder.write_model("run", result.judged_state)
+    folder.write_result(label, result)
+    folder.write_model(label, result.judged_state)
 
 
 def _train(
@@ -711,5 +725,6 @@ def estimate(
                 )
                 seconds += runs * (start + work * step + evaluations * measured.evaluation_seconds)
         of_points[waits].append(seconds)
-    total = sum(max(sum(each) / at_once, max(each, default=0.0)) for each in of_points.values())
+    total = measured.page_seconds
+    total += sum(max(sum(each) / at_once, max(each, default=0.0)) for each in of_points.values())
     return Estimate(total * measured.slowdown, measured.memory_bytes, num_runs, at_once, num_retimed)
