@@ -190,7 +190,7 @@ def test_transfers_that_a_crash_ends_are_lost_and_reported(flows_folder: Path) -
     )
     code, out, errors = run_flows(flows_folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
     assert code == 0
-    assert out == "start_s,src,dst,bytes,finish_s\n0,h2,h10,1000000,inf\n1,h2,h10,1000000,3.5\n"
+    assert out == "start_s,src,dst,bytes,finish_s\n0,h2,h10,1000000,inf\n1,h2,h10,1000000,3.51\n"
     assert (
         errors
         == "protocol: ideal\n1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
