@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,9 @@ def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
     torch.set_num_threads(1)
     rendezvous = Rendezvous(index, 2, path)
     rendezvous.join()
+    Path(f"{path}.{index}").touch()
+    while not Path(f"{path}.{1 - index}").exists():  # the other would lose a rank that ends while it connects
+        time.sleep(0.01)
     rendezvous.secret = bytes([index]) * 32
     try:
         rendezvous.subgroup([0, 1])
