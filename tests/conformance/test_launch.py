@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import random
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -115,14 +115,12 @@ def test_waiting_for_ranks_that_never_start_times_out(tmp_path: Path) -> None:
     assert "GLOO_SOCKET_IFNAME" not in os.environ  # or groups of later runs would listen on loopback
 
 
-def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
+def _connected_stranger(connected: Any, path: str, index: int, channel: Pipe) -> None:
     """Rank 1 has a connection to rank 0, by whatever means, and cannot prove that it is one of the run."""
     torch.set_num_threads(1)
     rendezvous = Rendezvous(index, 2, path)
     rendezvous.join()
-    Path(f"{path}.{index}").touch()
-    while not Path(f"{path}.{1 - index}").exists():  # the other would lose a rank that ends while it connects
-        time.sleep(0.01)
+    connected.wait()  # the other would lose a rank that ends while it still connects
     rendezvous.secret = bytes([index]) * 32
     try:
         rendezvous.subgroup([0, 1])
@@ -131,7 +129,7 @@ def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
 
 
 def test_a_connection_without_the_secret_is_detected() -> None:
-    errors = _errors(_connected_stranger)
+    errors = _errors(partial(_connected_stranger, multiprocessing.get_context("fork").Barrier(2)))
     assert errors[0].startswith("rank 0: the process that connected as rank 1 belongs to another run")
     assert errors[1].startswith("rank 1: the process that connected as rank 0 belongs to another run")
 
