@@ -270,11 +270,6 @@ class Recording:
         return sum(counts[kind] for kind in self.kinds or range(len(counts)))
 
     @property
-    def calls_some(self) -> bool:
-        """True if a call has fewer members than there are ranks."""
-        return any(len(call.ranks) < self.num_ranks for call in self.calls)
-
-    @property
     def calls(self) -> Counter[Call]:
         """Calls of all streams, and how often each is posted."""
         return Counter(
