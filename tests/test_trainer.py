@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import random
 import re
+import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from experiments import fit, fitted, mlp, samples
+from forks import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -27,6 +30,7 @@ from exogym_core.learner import TorchLearner
 from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
+from exogym_core.uncompiled import without_compiler
 from netgym.tasks import MLP, build_model, build_task
 from netsim.errors import InputError, RankError, UnknownNameError
 from netsim.ranks import StampedRow
@@ -491,6 +495,32 @@ def test_ctrl_c_comes_out_and_leaves_what_was_done():
         )
     assert [row["step"] for row in trainer.result.history] == [1, 2, 3]
     assert not trainer.result.complete
+
+
+def test_torchs_compiler_is_imported_when_it_is_used_and_not_before():
+    """Optimizers import it in their first step, which takes a second for nothing where no code is compiled."""
+
+    def dataset(rank, num_nodes, train_dataset):  # called in a rank's process
+        return samples(seed=rank)
+
+    def train():
+        model = mlp()
+        for name in ("torch._dynamo", "torch._dynamo.external_utils"):
+            del sys.modules[name]
+        fit(model, dataset, strategy=sgd(), max_steps=1, workers="processes")
+        assert "torch._dynamo" not in sys.modules
+        with without_compiler():
+            ones = torch.compiler.disable(torch.ones_like)
+            assert ones(torch.zeros(2)).sum() == 2
+            assert not hasattr(sys.modules["torch._dynamo"], "__file__")
+            own = importlib.import_module("torch._dynamo.external_utils")
+            assert sys.modules["torch._dynamo"].external_utils is own is sys.modules[own.__name__]
+            assert own.__spec__.origin == own.__file__
+            assert ones(torch.zeros(2)).sum() == 2
+        assert sys.modules["torch._dynamo"].__file__
+
+    done = Fork(train).end()
+    assert done.returncode == 0, done.stderr
 
 
 # --- on a simulated network ---------------------------------------------------------------------------------

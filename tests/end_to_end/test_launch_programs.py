@@ -504,6 +504,28 @@ def test_groups_made_by_hand_are_simulated_and_torchruns_store_is_there(
     assert report["virtual_seconds"] > 0.0
 
 
+COMPILED_FOR_CUDA = """
+import torch, torch.distributed as dist, torch.utils.cpp_extension
+dist.init_process_group("nccl")
+compiled = torch.compile(lambda values: torch.tanh(values) * 2, backend="eager")
+values = compiled(torch.zeros(2, device="cuda"))
+dist.all_reduce(values)
+assert torch.equal(torch.cuda.random.get_rng_state("cuda"), torch.get_rng_state())
+assert torch.accelerator.device_count() == 2 and torch.utils.cpp_extension.CUDA_HOME == "/a/toolkit"
+"""
+
+
+@pytest.mark.thorough
+def test_code_compiled_for_cuda_runs_and_its_toolkit_is_found(
+    launch_here: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", "/a/toolkit")
+    script = tmp_path / "program.py"
+    script.write_text(COMPILED_FOR_CUDA)
+    code, _, err = launch_here("-n", "2", "--cuda-as-cpu", "--compute", "marks", str(script))
+    assert code == 0, err
+
+
 def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(InputError, match=r"run it without --max-restarts$"):
@@ -881,6 +903,65 @@ def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None
     assert report["steady_state"]["steps"] == 2
     assert all(rank["startup_seconds"] > 0 for rank in report["ranks"])
     assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])
+
+
+COMPILED = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+@torch.compile(backend="eager")
+def calls(x):
+    y, z = x * 2, torch.zeros_like(x)
+    dist.broadcast(y, 0)
+    dist.all_reduce(y, async_op=True).wait()
+    dist.send(y, 1) if rank == 0 else dist.recv(z, 0)
+    dist.all_reduce(z)
+    return y + z + 1
+
+for _ in range(2):
+    print("called", *calls(torch.ones(3) * (rank + 1)).tolist())
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+compiled = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    loss = compiled(torch.ones(2, 4) * (rank + 1)).sum()
+    loss.backward()
+    optimizer.step()
+    print("loss", step, f"{loss.item():.5f}")
+
+from torch.distributed.fsdp import fully_shard
+inside = torch.nn.parallel.DistributedDataParallel(torch.compile(torch.nn.Linear(4, 4), backend="eager"))
+static = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), static_graph=True)
+sharded = torch.compile(fully_shard(torch.nn.Linear(4, 4)), backend="eager")
+for name, model in (("inside", inside), ("static", static), ("sharded", sharded)):
+    for step in range(2):
+        loss = model(torch.ones(2, 4) * (rank + 1)).square().sum()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+        print("loss", name, step, f"{loss.item():.5f}")
+"""
+
+
+@pytest.mark.thorough
+def test_compiled_code_breaks_its_graph_at_calls_as_on_gloo(tmp_path: Path) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+
+    def printed(text: str) -> list[str]:
+        return sorted(line for line in text.splitlines() if line.startswith(("called", "loss")))
+
+    compiled = torch.compile(torch.neg, backend="eager")
+    real, out = both(2, str(script), lambda: compiled(torch.ones(1)))
+    expected = printed("".join(rank.stdout for rank in real))
+    assert len(expected) == 22
+    assert printed(out) == expected
 
 
 GPU_ANSWERS = """
