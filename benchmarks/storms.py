@@ -98,7 +98,8 @@ KILLS = {"60 s": (5145 / (6249 * 10.9) * 3600, 29.6), "0 to 30 s": (268 / (888 *
 
 def groups_under_kills(kills: str, until: float = 1200.0) -> tuple[float, float]:
     """Committed steps an hour of 30 replica groups, and the mean number of them in a step."""
-    random, events, at = Random(0), [], 0.0
+    random, at = Random(0), 0.0
+    events: list[dict[str, Any]] = []
     while at < until:
         at += 60.0 if kills == "60 s" else random.uniform(0, 30)
         host = f"g{1 + len(events) % (NUM_GROUPS - 1)}"  # theirs left one alone, for its log
