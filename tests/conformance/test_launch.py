@@ -115,17 +115,17 @@ def test_waiting_for_ranks_that_never_start_times_out(tmp_path: Path) -> None:
     assert "GLOO_SOCKET_IFNAME" not in os.environ  # or groups of later runs would listen on loopback
 
 
-def _connected_stranger(connected: Any, path: str, index: int, channel: Pipe) -> None:
+def _connected_stranger(ended: Any, path: str, index: int, channel: Pipe) -> None:
     """Rank 1 has a connection to rank 0, by whatever means, and cannot prove that it is one of the run."""
     torch.set_num_threads(1)
     rendezvous = Rendezvous(index, 2, path)
     rendezvous.join()
-    connected.wait()  # the other would lose a rank that ends while it still connects
     rendezvous.secret = bytes([index]) * 32
     try:
         rendezvous.subgroup([0, 1])
     except RankError as error:
         channel.send(str(error))
+    ended.wait(60)  # the other would lose a rank that ends while it still connects
 
 
 def test_a_connection_without_the_secret_is_detected() -> None:

@@ -121,10 +121,12 @@ def test_every_call_dtype_reduction_and_mistake_ends_as_on_gloo() -> None:
     real = "".join(rank.stdout for rank in ranks(2, run_script, script, "gloo", seconds=100.0))
     code, _, err = launch("-n", "2", "--compute", "marks", "--json", script, "gloo")
     assert code == 0, err[-2000:]
-    tables = [
-        dict(json.loads(line) for line in text.splitlines() if line.startswith(("[0, {", "[1, {")))
-        for text in (real, err)
-    ]
+    tables: list[list[dict[str, object]]] = [[{}, {}], [{}, {}]]
+    for table, text in zip(tables, (real, err), strict=True):
+        for line in text.splitlines():
+            if line.startswith(('[0, "', '[1, "')):
+                rank, name, found = json.loads(line)
+                table[rank][name] = found
     names = list(tables[0][0])
     assert len(names) > 900
     assert [list(table[rank]) for table in tables for rank in (0, 1)] == [names] * 4

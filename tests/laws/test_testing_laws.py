@@ -191,34 +191,34 @@ def test_the_command_names_what_is_no_algorithm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends = "def ends(p):\n    raise SystemExit(3)\ndef two(p, q): ...\n"
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "planted.py").write_text(
         f"from netsim.collectives.schedules.trees import broadcast_tree as star\n{ends}"
     )
     (tmp_path / "ending.py").write_text("import sys; sys.exit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     command = ["check", "--operation", "broadcast", "--cases", "20", "--topology", "lan", "--bytes", "1 MB"]
-    assert main([*command, "mine:star"]) == 0
+    assert main([*command, "planted:star"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "broadcast by mine:star: 20 cases passed (seed 0)"
+    assert out[0] == "broadcast by planted:star: 20 cases passed (seed 0)"
     assert out[2].split()[:3] == ["network", "size", "broadcast_tree"]
     for wrong, line in (
-        ("mine", "mine: expected MODULE:FUNCTION, such as mine:ring"),
+        ("planted", "planted: expected MODULE:FUNCTION, such as mine:ring"),
         ("nowhere:half", "nowhere:half: cannot import 'nowhere' (No module named 'nowhere')"),
-        ("mine:stars", "unknown function of mine 'stars': did you mean 'star'?"),
-        ("mine.py:star", "mine.py:star: is a file: write mine:star"),
+        ("planted:stars", "unknown function of planted 'stars': did you mean 'star'?"),
+        ("planted.py:star", "planted.py:star: is a file: write planted:star"),
         ("ending:star", "ending:star: cannot import 'ending' (SystemExit: 0)"),
         (
-            "mine:two",
+            "planted:two",
             "check_schedule: two: cannot be called with one argument, a Problem (missing a required",
         ),
-        ("mine:__doc__", "mine:__doc__: is NoneType, neither a function nor an Algorithm"),
+        ("planted:__doc__", "planted:__doc__: is NoneType, neither a function nor an Algorithm"),
     ):
         assert main([*command, wrong]) == 2
         assert line in capsys.readouterr().err
-    assert main([*command, "mine:ends"]) == 1
-    assert "error: broadcast by ends: SystemExit at mine.py:3: 3" in capsys.readouterr().err
-    sys.modules.pop("mine")
+    assert main([*command, "planted:ends"]) == 1
+    assert "error: broadcast by ends: SystemExit at planted.py:3: 3" in capsys.readouterr().err
+    sys.modules.pop("planted")
 
 
 def test_without_hypothesis_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
