@@ -125,13 +125,16 @@ WEATHER: dict[str, dict[str, Any]] = {
     ],
 )
 def test_weather_is_planned_until_it_is_over(name: str, weather: str) -> None:
-    """Days are those of training through it, and a round is one after it."""
+    """Days and utilisation are those of training through it, and a round is one after it."""
     options = {
         "AllReduce": {},
         "StreamingDiLoCo": {"H": 6, "tau": 1, "num_fragments": 2},
     }[name]
     planned, run = both(name, options, 60 if name == "AllReduce" else 120, network(**WEATHER[weather]))
     assert_same(planned, run)
+    assert planned.compute_utilisation == pytest.approx(run.compute_utilisation, rel=1e-6)
+    quiet = (planned.seconds_per_round - planned.exposed_seconds_per_round) / planned.steps_per_round
+    assert quiet == pytest.approx(0.05)  # of a step, all of which are computed in a round after it
     assert planned.steady
     assert any("the network changes until" in remark for remark in planned.remarks)
 

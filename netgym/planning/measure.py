@@ -21,6 +21,7 @@ from netgym.planning.setting import Setting
 from netgym.planning.stages import boundary_bytes, bubble, stage_rows
 from netgym.planning.weather import (
     changes_between,
+    last_change_seconds,
     num_rounds_needed,
     rounds_remarks,
     with_failures,
@@ -76,7 +77,8 @@ class Plan:
         seconds_per_step: mean over a round that repeats.
         seconds_per_round: such a round.
         steps_per_round: its length.
-        compute_utilisation: computing / all time, mean over ranks.
+        compute_utilisation: computing / all time, mean over ranks: of a round; where the network changes, of the whole
+            budget, or of all simulated rounds.
         exposed_seconds_per_round: waiting without computing, mean over ranks.
         tokens_per_second: of all workers: over the whole budget if there is one, else in a round that repeats.
         days: of a run of `steps` steps, to the end of what is in flight.
@@ -441,6 +443,13 @@ class Measured:
             worked = (steps - missed * period / setting.num_ranks) * setting.tokens_a_round(1)
             if days:  # cold connections, weather and all
                 per_second = worked / (days * SECONDS_A_DAY)
+        share = pace.computing_seconds / pace.seconds if pace.seconds else 1.0
+        if pace.ends and pace.ends[-1] and last_change_seconds(setting.topology.weather):
+            # As a run computes it: over all of its time, the changes and absences included.
+            count = num_rounds if steps is None else steps / period
+            computed = figures.mean_computing()[: int(count)]
+            computing = sum(computed[-1:]) + (count - len(computed)) * pace.computing_seconds
+            share = computing / (days * SECONDS_A_DAY if days else pace.ends[-1])
         available = setting.memory_available()
         states = self.rounds.memory
         memory, fits = setting.memory_of(states), setting.fits(states)
@@ -463,7 +472,7 @@ class Measured:
             seconds_per_step=pace.seconds / period,
             seconds_per_round=pace.seconds,
             steps_per_round=period,
-            compute_utilisation=pace.computing_seconds / pace.seconds if pace.seconds else 1.0,
+            compute_utilisation=share,
             exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
             tokens_per_second=per_second,
             days=days,

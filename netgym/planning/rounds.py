@@ -71,7 +71,7 @@ class RoundFigures:
 
     Attributes:
         round_seconds: virtual time at which the last rank finished each round.
-        compute_seconds: of each rank, over `num_computed` of them: those in which chains of stages are full.
+        compute_seconds: of each rank, after each round: [rank][round].
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
         end_seconds: when the last rank ended, after what was in flight.
         quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
@@ -84,11 +84,11 @@ class RoundFigures:
         coding: what `coding_report` says of each rank.
         server_wan_bytes: payload that servers sent to other regions.
         absences: number of ranks without which each round continued; parts where a rank missed some of its steps.
-        num_computed: see `compute_seconds`.
+        num_filling: first rounds, in which chains of stages are not full.
     """
 
     round_seconds: list[float]
-    compute_seconds: list[float]
+    compute_seconds: list[list[float]]
     bytes_sent: list[list[int]]
     wan_bytes: list[list[int]]
     payload_bytes: list[list[int]]
@@ -103,7 +103,11 @@ class RoundFigures:
     rank_ends: list[list[float]] = field(default_factory=list)
     server_wan_bytes: int = 0
     absences: list[float] = field(default_factory=list)
-    num_computed: int = 0
+    num_filling: int = 0
+
+    def mean_computing(self) -> list[float]:
+        """Seconds of computing until the end of each round, mean over ranks."""
+        return [sum(each) / len(each) for each in zip(*self.compute_seconds, strict=True)]
 
 
 _SAME_ROUND = 1e-4  # TCP windows keep growing for a while
@@ -187,7 +191,13 @@ def pace_together(
     """
     ends, remarks = [0.0, *figures.round_seconds], []
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
-    computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / figures.num_computed
+    computed = [0.0, *figures.mean_computing()]
+
+    def computing(num_kept: int) -> float:
+        """Seconds of one of the last rounds, without those in which chains of stages fill."""
+        num_kept = min(num_kept, len(figures.round_seconds) - figures.num_filling)
+        return (computed[-1] - computed[-1 - num_kept]) / num_kept
+
     if any(figures.absences) and not has_events:
         period = None if differ else _turn_at_end(figures)
         span = period or max(len(rounds) - 1, 1)
@@ -198,7 +208,9 @@ def pace_together(
                 f"{max(kept):.6g} s): figures are means over {format_count(span, 'simulated round')}"
             )
         a_round = sum(kept) / span
-        return Pace(a_round, min(computing, a_round), ends[1:], period is not None, span, tuple(remarks))
+        return Pace(
+            a_round, min(computing(span), a_round), ends[1:], period is not None, span, tuple(remarks)
+        )
     if are_peers_new:
         rounds, span, added = _of_new_peers(rounds, figures.peers)
         remarks += added
@@ -217,7 +229,8 @@ def pace_together(
     a_round = sum(kept) / len(kept)
     known = ends[1:] if span == 1 else []
     span = len(kept) if span == 1 else span
-    return Pace(a_round, min(computing, a_round), known, steady, span, tuple(remarks))
+    of_round = min(computing(len(figures.round_seconds) if are_peers_new else len(kept)), a_round)
+    return Pace(a_round, of_round, known, steady, span, tuple(remarks))
 
 
 def _turn_at_end(figures: RoundFigures) -> int | None:
@@ -278,8 +291,8 @@ def pace_apart(figures: RoundFigures) -> Pace:
     num_rounds = len(figures.round_seconds)
     a_round = len(rates) / sum(rates)
     computing = [
-        min(seconds / num_rounds * rate, 1.0)
-        for seconds, rate in zip(figures.compute_seconds, rates, strict=True)
+        min(own[-1] / num_rounds * rate, 1.0)
+        for own, rate in zip(figures.compute_seconds, rates, strict=True)
     ]
     fastest, slowest = max(rates), min(rates)
     text = (
@@ -647,11 +660,9 @@ class SimulatedRounds:
             max([each.virtual_seconds for each in marked if each.row["took_part"]], default=math.inf)
             for marked in zip(*rows, strict=True)
         ]
-        filling = max(min(self._setting.rounds_to_fill(self.period), len(ends) - 1), 0)
-        filled = [own[filling - 1].compute_seconds if filling else 0.0 for own in rows]
         return RoundFigures(
             ends,
-            [total - before for total, before in zip(run.compute_seconds, filled, strict=False)],
+            [[each.compute_seconds for each in own] for own in rows],
             **counts,
             coding=[own[-1].row["coding"] if own else None for own in rows],
             end_seconds=run.virtual_seconds or 0.0,
@@ -662,7 +673,7 @@ class SimulatedRounds:
             rank_ends=rank_ends,
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
             absences=[sum(each.row["missed"] for each in marked) for marked in zip(*rows, strict=True)],
-            num_computed=len(ends) - filling,
+            num_filling=max(min(self._setting.rounds_to_fill(self.period), len(ends) - 1), 0),
         )
 
 

@@ -225,7 +225,7 @@ def _own_utilisation(
     def utilisation(gbit_per_second: float) -> float:
         simulated = rounds.on(replace(setting, topology=_line(gbit_per_second)))
         ends = simulated.round_seconds
-        return simulated.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
+        return simulated.compute_seconds[0][-1] / len(ends) / (ends[-1] - ends[-2])
 
     return utilisation
 
