@@ -359,10 +359,16 @@ BY_SPEED = UNEQUAL | {
 
 @given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=8), more=st.integers(0, 200))
 def test_samples_are_shared_out_in_proportion(weights: list[float], more: int) -> None:
-    shares = shared_out(len(weights) + more, weights)
-    assert sum(shares) == len(weights) + more
-    exact = [1 + more * each / sum(weights) for each in weights]
-    assert all(abs(share - each) < 1 + 1e-6 for share, each in zip(shares, exact, strict=True))
+    total = len(weights) + more
+    shares = shared_out(total, weights)
+    assert sum(shares) == total
+    assert min(shares) >= 1
+    exact = [total * each / sum(weights) for each in weights]
+    if min(exact) >= 1:
+        assert all(abs(share - each) < 1 + 1e-6 for share, each in zip(shares, exact, strict=True))
+    ascending = [share for _, share in sorted(zip(weights, shares, strict=True))]
+    assert ascending == sorted(ascending)
+    assert shared_out(64, [4.0, 4.0, 4.0, 1.0]) == [20, 20, 19, 5]
 
 
 def test_workers_of_unequal_speed_arrive_together_with_the_gradients_of_equal_batches(tmp_path: Path) -> None:

@@ -201,14 +201,22 @@ def shared_out(total: int, weights: Sequence[float]) -> list[int]:
     """Whole shares of `total` in proportion to `weights`, at least one each; the largest remainders are rounded up.
 
     >>> shared_out(32, [1.0, 3.0]), shared_out(4, [1.0, 1.0, 100.0])
-    ([9, 23], [1, 1, 2])
+    ([8, 24], [1, 1, 2])
     """
-    left = total - len(weights)  # one is everybody's
-    exact = [left * weight / sum(weights) for weight in weights]
-    whole = [int(share) for share in exact]
-    for rank in sorted(range(len(exact)), key=lambda rank: whole[rank] - exact[rank])[: left - sum(whole)]:
-        whole[rank] += 1
-    return [1 + share for share in whole]
+    shares, left = [1] * len(weights), total
+    ranks, few = list(range(len(weights))), [-1]
+    exact: dict[int, float] = {}
+    while few:  # one sample is more than their proportion, and less is left for the others
+        whole = sum(weights[rank] for rank in ranks)
+        exact = {rank: left * weights[rank] / whole for rank in ranks}
+        few = [rank for rank in ranks if exact[rank] <= 1]
+        ranks, left = [rank for rank in ranks if exact[rank] > 1], left - len(few)
+    for rank in ranks:
+        shares[rank] = int(exact[rank])
+    left = total - sum(shares)
+    for rank in sorted(ranks, key=lambda rank: shares[rank] - exact[rank])[:left]:
+        shares[rank] += 1
+    return shares
 
 
 @lru_cache(maxsize=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from functools import cache
 from importlib import resources
@@ -55,12 +56,25 @@ def _environment(package: str) -> jinja2.Environment:
         "listed": _listed,
         "loss": format_loss,
         "names": lambda strategies: _listed(visible(each.name) for each in strategies),
-        "percent": "{:.1%}".format,
+        "percent": _percent,
         "seconds": format_seconds,
         "visible": visible,
         "whole_seconds": lambda seconds: format_seconds(round(seconds)),
     }
     return environment
+
+
+def _percent(share: float, beside: float | None = None) -> str:
+    """Share in percent, with the decimals that it and its difference from another one need; at least one.
+
+    >>> _percent(0.179, 0.719), _percent(4.72e-6, 0.0), _percent(0.9997, 0.9999)
+    ('17.9%', '0.0005%', '99.97%')
+    """
+    other = share if beside is None else beside
+    apart = abs(share - other)
+    sizes = [share, other, apart if apart > 1e-4 * max(share, other) else 0.0]
+    decimals = max([1, *(math.ceil(-2 - math.log10(each)) for each in sizes if each > 0)])
+    return f"{share:.{decimals}%}"
 
 
 def _listed(words: Iterable[object]) -> str:
