@@ -62,6 +62,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TensorDataset]] = {
     "Llama": (llama, TEXT),
 }
 SGD = OptimSpec(torch.optim.SGD, lr=0.05, momentum=0.9)
+SUBSPACE = {"name": "subspace", "width": 4}
 
 # Strategies that neither draw nor choose values over a whole model.
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
@@ -255,6 +256,37 @@ def test_codecs_of_boundaries_by_hand(codec: Any, message: int, is_exact: bool) 
     assert is_exact or losses[1] != losses[0]
 
 
+@pytest.mark.parametrize(
+    ("make", "schedule", "keep"),
+    [
+        (tied_gpt, "1f1b", True),
+        (llama, "pipedream", ["tokens.weight", "*.output.weight", "*.down.weight"]),
+    ],
+)
+def test_weights_kept_in_the_subspace_lose_nothing_at_boundaries(
+    make: Callable[[], nn.Module], schedule: str, keep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run whose messages have all features has the same losses."""
+    stages = {"count": 2, "microbatches": 1, "schedule": schedule}
+    about = {"num_nodes": 1, "max_steps": 4, "val_size": 0}
+
+    def losses_and_bytes(codec: Any) -> tuple[list[float], int]:
+        strategy = FedAvgStrategy(H=100, optim_spec=OptimSpec(torch.optim.AdamW, lr=1e-2), max_norm=0.3)
+        result, _ = fit(make().double(), TEXT, strategy, stages | {"codec": codec}, **about)
+        return [row["train_loss"] for row in result.history], result.bytes_sent
+
+    lossy, _ = losses_and_bytes(SUBSPACE)
+    kept, kept_bytes = losses_and_bytes(SUBSPACE | {"keep": keep})
+    with monkeypatch.context() as patch:
+        patch.setattr("exogym_core.stages.messages.boundary_codec", lambda _: None)
+        whole, whole_bytes = losses_and_bytes(SUBSPACE | {"keep": keep})
+    assert kept == pytest.approx(whole, rel=1e-12)
+    assert kept[-1] < kept[0]
+    assert lossy != pytest.approx(whole, rel=1e-6)
+    # Messages, samples, tokens, features, bytes; the rest are gradients of tied weights, and norms.
+    assert whole_bytes - kept_bytes == 8 * 8 * 12 * (16 - 4) * 8
+
+
 def test_a_retimed_run_is_the_run() -> None:
     stages = {"count": 2, "microbatches": 4}
     near, _ = fit(tied_gpt(), TEXT, STRATEGIES["AllReduce"](), stages)
@@ -355,6 +387,13 @@ def test_chains_cross_the_longest_hop_least() -> None:
         ({"stages": {"count": 2, "codec": "zip"}}, "unknown stages.codec 'zip'"),
         ({"stages": {"count": 2, "codec": "subspace"}}, "give its width"),
         ({"stages": {"count": 2, "codec": {"name": "subspace", "width": 25}}}, "exceeds the 24 features"),
+        ({"stages": {"count": 2, "codec": {"name": "int8", "keep": True}}}, "keep: is for subspace"),
+        ({"stages": {"count": 2, "codec": SUBSPACE | {"keep": True}}}, "MLP has no stream_writers"),
+        ({"stages": {"count": 2, "codec": SUBSPACE | {"keep": ["*.out"]}}}, "no parameter of MLP matches"),
+        (
+            {"stages": {"count": 2, "codec": SUBSPACE | {"keep": ["*.0.weight", "*.14.*"]}}},
+            r"14.weight of shape \[10, 24\] does not write \[24\] features",
+        ),
         ({"stages": 2, "val_seconds": "1 s"}, "evaluate.every_seconds"),
         ({"stages": 2, "autocast": "fp16"}, "fp16"),
         ({"stages": {"count": 2, "delay": 2}}, "is for schedule: pipedream"),

@@ -40,9 +40,8 @@ class Assembly:
     def take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
         """Take the snapshot of a rank; its tensors may be reused afterwards."""
         worker, position = divmod(rank, self._count)
-        worker = list(snapshot.present).index(
-            worker
-        )  # of ranks in order: some may be absent at other positions
+        # Of ranks in order: some may be absent at other positions.
+        worker = list(snapshot.present).index(worker)
         rest = iter(tensors)
         sections = {
             name: {

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
+from fnmatch import filter as matching
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from exogym_core.strategy.parts.codecs import CODECS
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from torch import Tensor
 
     from exogym_core.stages.options import BoundaryCodecOptions, Stages
+    from exogym_core.stages.split import Boundary
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["BOUNDARY_CODECS", "BoundaryCodec", "boundary_codec", "boundary_trials"]
+__all__ = [
+    "BOUNDARY_CODECS",
+    "BoundaryCodec",
+    "boundary_codec",
+    "boundary_trials",
+    "kept_parameters",
+    "project_features",
+]
 
 #: Codecs of boundaries alone, beside `CODECS`.
 BOUNDARY_CODECS = ("subspace", "top-k")
@@ -104,8 +114,8 @@ class _Subspace:
     """Coordinates in a fixed subspace of the last dimension, shared by all ranks (Ramasinghe et al., arXiv 2506.01260).
 
     Forwards x U, backwards g U, for U of orthonormal columns: the gradients are those of a model that projects by U U^T
-    at its boundaries. The paper also keeps the weights that write into the stream in the subspace, by which nothing is
-    lost; here what lies outside is.
+    at its boundaries. What lies outside is lost: nothing where all parameters that write to the features are kept in
+    the subspace.
     """
 
     name = "subspace"
@@ -150,6 +160,43 @@ def boundary_codec(options: BoundaryCodecOptions | None) -> BoundaryCodec | None
         raise unknown_name("stages.codec", options.name, [*CODECS, *BOUNDARY_CODECS])
     codec = CODECS[options.name]
     return None if codec is None else _Flat(options.name, codec)
+
+
+def project_features(codec: BoundaryCodec, values: Tensor, dim: int) -> Tensor:
+    """Project values on the subspace of a codec along `dim`."""
+    turned = values.movedim(dim, -1)
+    return codec.decode(codec.encode(turned, ""), turned).movedim(-1, dim)
+
+
+def kept_parameters(
+    options: BoundaryCodecOptions | None, model: nn.Module, boundaries: Sequence[Sequence[Boundary]]
+) -> dict[str, int]:
+    """Dimension of the features by parameter that is kept in the subspace.
+
+    It is the first one in an `nn.Linear`, and else the last one: of embeddings, biases, GPT-2's `Conv1D`.
+
+    Raises:
+        InputError: a pattern matches no parameter, or one without the features of all boundaries.
+    """
+    found: dict[str, int] = {}
+    where, kind = "fit: stages.codec.keep", type(model).__name__
+    patterns: Any = [] if options is None else options.keep or []
+    if patterns is True:
+        if not hasattr(model, "stream_writers"):
+            raise InputError(f"{where}: {kind} has no stream_writers: list patterns, as in ['*.down.weight']")
+        patterns = model.stream_writers
+    parameters = dict(model.named_parameters())
+    widths = {each.shape[-1] for row in boundaries for each in row if each.dtype.is_floating_point}
+    for pattern in patterns:
+        names = matching(parameters, pattern)
+        if not names:
+            raise InputError(f"{where}: no parameter of {kind} matches {pattern!r}")
+        for name in names:
+            owner, shape = model.get_submodule(name.rpartition(".")[0]), list(parameters[name].shape)
+            found[name] = 0 if isinstance(owner, nn.Linear) else len(shape) - 1
+            if {*shape[found[name] :][:1]} != widths:
+                raise InputError(f"{where}: {name} of shape {shape} does not write {sorted(widths)} features")
+    return found
 
 
 def boundary_trials(

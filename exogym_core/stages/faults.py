@@ -41,9 +41,7 @@ class StageRoute:
 
     def __init__(self, members: Sequence[int], num_workers: int, count: int) -> None:
         self.members, self._count, self._num_workers = list(members), count, num_workers
-        self.present = [
-            [rank // count for rank in members if rank % count == position] for position in range(count)
-        ]
+        self.present = [[each // count for each in members if each % count == k] for k in range(count)]
         self._holders: list[dict[int, int]] = []
         for own in self.present:
             absent = [worker for worker in range(num_workers) if worker not in own]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from exogym_core.data.batches import loss_and_count, move_batch
 from exogym_core.learner import TorchLearner
+from exogym_core.stages.boundaries import boundary_codec, project_features
 from exogym_core.stages.faults import StageAbsence
 from exogym_core.stages.messages import ChainMessages
 from exogym_core.stages.options import StagePass, actions
@@ -57,6 +60,7 @@ class StageRank:
         shared: its parameters that other ranks of the chain hold, too, and the connection to these.
         counted: parameters whose gradients this rank counts in the norm of a whole model's.
         norms: of the gradients of this step, where it is known before they are clipped.
+        kept: projection on the codec's subspace by parameter that is kept in it, as its gradient is.
     """
 
     def __init__(
@@ -82,6 +86,19 @@ class StageRank:
                 self.shared.append((parameter, group, ranks))
         self.counted: Sequence[Tensor] = ()
         self.norms: list[Tensor] = []
+        self.kept: dict[Tensor, Callable[[Tensor], Tensor]] = {}
+        for name in cut.kept.keys() & named.keys():
+            codec: Any = boundary_codec(cut.stages.codec)
+            project = self.kept[named[name]] = partial(project_features, codec, dim=cut.kept[name])
+            if named[name].requires_grad:
+                named[name].register_hook(project)  # type: ignore[no-untyped-call]
+        self.project_kept()
+
+    @torch.no_grad()
+    def project_kept(self, *_: Any) -> None:
+        """Project parameters on the codec's subspace that are kept in it."""
+        for parameter, project in self.kept.items():
+            parameter.copy_(project(parameter))
 
     @property
     def has_loss(self) -> bool:
@@ -105,11 +122,10 @@ class StageRank:
                 parameter.grad = torch.zeros_like(parameter)
             if not route.is_whole:
                 parameter.grad *= share
+            places = enumerate(divmod(each, self.cut.stages.count) for each in route.members)
             ranks = [
                 place
-                for place, (worker, position) in enumerate(
-                    divmod(each, self.cut.stages.count) for each in route.members
-                )
+                for place, (worker, position) in places
                 if position in positions and (worker == self.worker or not route.is_whole)
             ]
             team.group(ranks).all_reduce(parameter.grad)
@@ -229,8 +245,10 @@ class StageLearner(TorchLearner):
         return loss
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """Have a strategy that goes on without absent ranks do so for all stages together."""
+        """Have a strategy that goes on without absent ranks do so for all stages; keep weights in the subspace."""
         strategy = self._strategy
+        if self._rank.kept:
+            optimizers[0].register_step_post_hook(self._rank.project_kept)
         if strategy.workers.has_absences:
             membership = StageAbsence(strategy, self._rank, self)
             for each in (strategy, *strategy.acting):
@@ -362,9 +380,7 @@ class StageLearner(TorchLearner):
             found = [(each.dtype, tuple(each.shape)) for each in left]
             expected = [(each.dtype, each.sizes(samples)) for each in boundaries[action.stage + 1]]
             if found != expected:
-                texts = [
-                    ", ".join(f"{dtype} {list(sizes)}" for dtype, sizes in each) for each in (found, expected)
-                ]
+                texts = [", ".join(f"{a} {list(b)}" for a, b in each) for each in (found, expected)]
                 raise InputError(
                     f"fit: stages: stage {action.stage} returns {texts[0]} for {samples} samples, where "
                     f"{texts[1]} follows from the first batch: pad samples to one length"
@@ -400,11 +416,8 @@ class StageLearner(TorchLearner):
         """Value of a part, by the copies of its parameters where there are any."""
         if not self._copies:
             return module(*values)
-        every = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        own = {name: self._copies[id(each)] for name, each in every if id(each) in self._copies}
+        every = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        own = {name: self._copies[id(each)] for name, each in chain(*every) if id(each) in self._copies}
         return functional_call(module, own, values)
 
     def _backward_pass(self, action: StagePass, samples: int, weight: float) -> None:
@@ -420,7 +433,8 @@ class StageLearner(TorchLearner):
         for parameter in self._model.parameters() if copies else ():
             copy = copies[id(parameter)]
             if copy.grad is not None:
-                parameter.grad = copy.grad if parameter.grad is None else parameter.grad.add_(copy.grad)
+                gradient = self._rank.kept.get(parameter, Tensor.detach)(copy.grad)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
                 copy.grad = None
 
     # --- checkpoints ---------------------------------------------------------------------------------------
@@ -449,8 +463,8 @@ class StageLearner(TorchLearner):
         named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         versions = [
             {
-                id(named[name]): each.clone().requires_grad_(named[name].requires_grad)
-                for name, each in own.items()
+                id(named[key]): each.clone().requires_grad_(named[key].requires_grad)
+                for key, each in own.items()
             }
             for own in state["weights"]
         ]

@@ -112,11 +112,9 @@ class ChainMessages:
         handles: list[Handle[None]] = []
         with self._chain.noting_calls() as calls:
             for number, (tensor, boundary) in enumerate(zip(tensors, self._needed_by(towards), strict=True)):
-                value = (
-                    boundary.empty(samples, self._device).zero_()
-                    if tensor is None
-                    else tensor.detach().contiguous()
-                )
+                if tensor is None:
+                    tensor = boundary.empty(samples, self._device).zero_()
+                value = tensor.detach().contiguous()
                 if (codec := self._codec_of(value.dtype)) is not None:
                     at = (*towards._replace(micro=place), number)
                     value, like = codec.encode(value, at), value
@@ -167,10 +165,7 @@ class ChainMessages:
         return {
             "residuals": self.residuals,
             "received": [(tuple(action), posted.calls) for action, posted in self._received.items()],
-            "sent": [
-                (tuple(towards), posted.since, posted.calls, list(posted.values))
-                for towards, posted in self._sent
-            ],
+            "sent": [(tuple(to), each.since, each.calls, list(each.values)) for to, each in self._sent],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], sizes: Mapping[tuple[int, ...], int]) -> None:

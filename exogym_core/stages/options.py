@@ -47,12 +47,14 @@ class BoundaryCodecOptions(Schema):
         share: of the values that `top-k` sends.
         width: of the subspace.
         seed: of the subspace.
+        keep: patterns of the names of parameters that are kept in the subspace; `true`: the model's `stream_writers`.
     """
 
     name: str
     share: Annotated[float, Field(gt=0, le=1), BeforeValidator(_share), WithJsonSchema(_NUMBER)] = 0.1
     width: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
+    keep: bool | list[str] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -63,6 +65,8 @@ class BoundaryCodecOptions(Schema):
     def _has_width(self) -> BoundaryCodecOptions:
         if self.name == "subspace" and self.width is None:
             raise InputError("subspace: give its width, as in {name: subspace, width: 64}")
+        if self.keep and self.name != "subspace":
+            raise InputError(f"keep: is for subspace, not for {self.name}; leave it out")
         return self
 
 

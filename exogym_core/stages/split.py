@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from exogym_core.cost.operations import OperationWatch
 from exogym_core.data.batches import autocast_to, device_of, loss_and_count
+from exogym_core.stages.boundaries import kept_parameters
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
@@ -138,6 +139,7 @@ class Cut:
         shares: of a whole step's operations, by stage.
         boundaries: tensors that enter each stage; none for the first.
         holders: by parameter and buffer, the stages that hold it.
+        kept: dimension of the features by parameter that is kept in the codec's subspace.
     """
 
     stages: Stages
@@ -145,6 +147,7 @@ class Cut:
     shares: tuple[float, ...]
     boundaries: tuple[tuple[Boundary, ...], ...]
     holders: dict[str, tuple[int, ...]]
+    kept: dict[str, int]
 
     @classmethod
     def of(
@@ -197,9 +200,8 @@ class Cut:
         if stages.split == "bytes" or not any(costs):
             costs = [float(sum(each.nbytes for each in part.parameters())) for part in parts]
         # Parts without parameters belong to the one before.
-        trained = [
-            place for place, part in enumerate(parts) if any(p.requires_grad for p in part.parameters())
-        ]
+        has_trained = [any(each.requires_grad for each in part.parameters()) for part in parts]
+        trained = [place for place, has_some in enumerate(has_trained) if has_some]
         starts = [0, *trained[1:], len(parts)]
         if len(trained) < number:
             raise InputError(
@@ -218,7 +220,9 @@ class Cut:
             tuple(Boundary.of(*each, other_samples) for each in zip(entering[a], repeat(samples), others[a]))
             for a, _ in spans
         )
-        return cls(stages, edges, shares, boundaries, _holders(replica, [parts[a:b] for a, b in spans]))
+        holders = _holders(replica, [parts[a:b] for a, b in spans])
+        kept = kept_parameters(stages.codec, replica, boundaries)
+        return cls(stages, edges, shares, boundaries, holders, kept)
 
     def with_dtypes(self, entering: Sequence[Sequence[torch.dtype]]) -> Cut:
         """The cut with these dtypes of the tensors that enter each stage."""
@@ -234,12 +238,7 @@ class Cut:
         parts = parts_of(model, self.stages.split, self.stages.num_stages)
         own = range(position, self.stages.num_stages, count)
         modules = {stage: list(parts[self.edges[stage] : self.edges[stage + 1]]) for stage in own}
-        mine = {
-            id(each)
-            for parts_of_stage in modules.values()
-            for part in parts_of_stage
-            for each in _values(part)
-        }
+        mine = {id(each) for own_parts in modules.values() for part in own_parts for each in _values(part)}
         for module in model.modules():
             for values in (module._parameters, module._buffers):
                 values.update({name: None for name, each in values.items() if id(each) not in mine})

@@ -125,6 +125,8 @@ class GPT(Decoder):
     1040768
     """
 
+    stream_writers = ("tokens.weight", "positions.weight", "*.attention.output.*", "*.mlp.2.*")
+
     def __init__(
         self,
         preset: str = "byte",
@@ -259,6 +261,7 @@ class Llama(Decoder):
         width, mlp_width, num_layers, num_heads, num_kv_heads: sizes; query heads share key heads evenly.
     """
 
+    stream_writers = ("tokens.weight", "*.attention.output.weight", "*.down.weight")
     cosine: Tensor
     sine: Tensor
 
