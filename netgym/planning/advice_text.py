@@ -122,7 +122,7 @@ def _options(row: Mapping[str, Any]) -> str:
     left_out = f", without {row['left_out']}" if row["left_out"] else ""
     stages = ""
     if row["stages"]:
-        stages = ", {count} stages of {microbatches} micro-batches".format(**row["stages"])
+        stages = ", {count} stages of {microbatches} micro-batches under {schedule}".format(**row["stages"])
         stages += f" in {row['stages']['codec']}" if row["stages"]["codec"] else ""
     return f"{row['strategy']}({options}){stages}{streams}{algorithm}{left_out}"
 

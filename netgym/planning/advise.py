@@ -69,7 +69,6 @@ _STREAMS = (8, 64)
 _GROUP_STEPS = 30  # steps a round between groups
 _WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
 _BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
-_ABOUT = 50  # plans that are made in all
 _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest routes
 _MORE_LEFT_OUT = 3  # when one is left out already
 _MOST_COMPARED = 8  # routes by which a site's width is judged
@@ -138,7 +137,7 @@ class Advice:
     Args:
         setting: with `tokens`, or with `dollars` and prices.
         ratios: steps to the same loss by strategy, from the user's runs; default: those of `steps_range`.
-        report: called before each plan with the number made, the approximate total, and the next one's name.
+        report: called before each plan with the number made and the next one's name.
 
     Attributes:
         rows: every plan so far, as a mapping; may be read during the search.
@@ -151,7 +150,7 @@ class Advice:
         self,
         setting: Setting,
         ratios: Mapping[str, Ratio] | None = None,
-        report: Callable[[int, int, str], None] | None = None,
+        report: Callable[[int, str], None] | None = None,
     ) -> None:
         self.rows: list[dict[str, Any]] = []
         if setting.num_ranks == 1:
@@ -339,6 +338,7 @@ class Advice:
             and {
                 "count": stages.count,
                 "microbatches": stages.microbatches,
+                "schedule": stages.schedule,
                 "codec": stages.codec and stages.codec.name,
             },
             "workers": setting.num_ranks,
@@ -347,8 +347,7 @@ class Advice:
         }
         if self._report is not None:
             text = ", ".join(f"{key}={value}" for key, value in options.items())
-            number = len(self.rows) + len(self._not_simulated)
-            self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
+            self._report(len(self.rows) + len(self._not_simulated), f"{name}({text})")
         strategy, days = build_strategy(name, **options), 0.0
         try:
             days, low = least_days(strategy, setting)
@@ -444,7 +443,7 @@ class Advice:
 
         Each strategy gets the shortest chains that fit into memory, unless its plan with whole replicas is sooner than
         their lower bound; the best row also with other numbers of micro-batches, with the next longer chains, with
-        codecs on its boundaries, and without the narrowest sites.
+        codecs on its boundaries, under `gpipe`, and without the narrowest sites under both schedules.
         """
         setting, hosts = self._setting, self._setting.num_ranks
         if setting.stages is not None or setting.batch_by_speed:
@@ -499,10 +498,14 @@ class Advice:
         if made:
             row, there = best()
             for codec in _BOUNDARY_CODECS:
-                planned(row["strategy"], row["options"], _coded(there, codec))
+                planned(
+                    row["strategy"], row["options"], _changed(there, codec=BoundaryCodecOptions(name=codec))
+                )
+            row, there = best()
+            planned(row["strategy"], row["options"], _changed(there, schedule="gpipe"))
             row, there = best()
             if len(set(setting.hosts)) == hosts:
-                for name, options, fewer, left_out in self._shorter_chains(row):
+                for name, options, fewer, left_out in self._shorter_chains(row, there):
                     planned(name, options, fewer, left_out=left_out)
             row, there = best()
             stages = {key: value for key, value in row["stages"].items() if value is not None}
@@ -517,10 +520,11 @@ class Advice:
             self._explained.append(f"stages do not fit with these batches; enough would be {smallest}")
 
     def _shorter_chains(
-        self, best: Mapping[str, Any]
+        self, best: Mapping[str, Any], of_best: Setting
     ) -> Iterator[tuple[str, Mapping[str, Any], Setting, str]]:
         """Plans to make of the best row with stages without the narrowest sites; on one worker, of data-parallel."""
         setting = self._setting
+        assert of_best.stages is not None
         sites = _narrowest_first(setting, setting.hosts)
         for share in _CHAINS_WITHOUT:
             outside = sites[: round(len(sites) * share)]
@@ -530,13 +534,15 @@ class Advice:
                 continue
             used = kept[: len(kept) // count * count]
             number = _micro_batches(setting.batch_size * count, count)[0]
-            there = _coded(_in_stages(setting, count, number, used), best["stages"]["codec"])
+            there = _changed(_in_stages(setting, count, number, used), codec=of_best.stages.codec)
             is_alone = there.num_ranks == 1
             name, options = ("AllReduce", {}) if is_alone else (best["strategy"], best["options"])
             with suppress(InputError):
                 (whole,) = memory_states(build_strategy(name, **options), setting) or [{}]
                 if may_fit(there, whole) and least_days_in_stages(there) < best["days"]:
-                    yield name, options, there, " and ".join([*outside, *kept[len(used) :]])
+                    left_out = " and ".join([*outside, *kept[len(used) :]])
+                    yield name, options, there, left_out
+                    yield name, options, _changed(there, schedule="gpipe"), left_out
 
     def _group(self) -> None:
         """Plan rounds between groups of hosts of one region, inside which gradients are averaged at each step."""
@@ -625,11 +631,10 @@ def _in_stages(setting: Setting, count: int, number: int, at: Sequence[str] | No
     return there if at is None else replace(there, placement=at)
 
 
-def _coded(setting: Setting, codec: str | None) -> Setting:
-    """Setting with a codec on the boundaries of its stages."""
+def _changed(setting: Setting, **options: Any) -> Setting:
+    """Setting with other options of its stages."""
     assert setting.stages is not None
-    options = None if codec is None else BoundaryCodecOptions(name=codec)
-    return replace(setting, stages=setting.stages.model_copy(update={"codec": options}))
+    return replace(setting, stages=setting.stages.model_copy(update=options))
 
 
 def _micro_batches(batch: int, count: int) -> list[int]:

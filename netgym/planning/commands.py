@@ -404,9 +404,7 @@ def advise(
         advice = Advice(
             setting,
             ratios,
-            lambda made, about, name: progress.now(
-                f"plan {made + 1} of about {about}: {name}{best_so_far(advice)}"
-            ),
+            lambda made, name: progress.now(f"plan {made + 1}: {name}{best_so_far(advice)}"),
         )
         advice.search()
     if not advice.rows:
