@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments import experiment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -30,6 +31,7 @@ from exogym_core.strategy import (
 from exogym_core.strategy.participation.sampling import balanced_steps, draw_clients
 from exogym_core.testing.bits import assert_same_bits
 from netgym import Trainer
+from netgym.experiment.experiment import Experiment
 from netgym.tasks import build_task
 from netsim.errors import InputError, NetsimError
 
@@ -252,7 +254,7 @@ def test_shares_have_the_variance_of_a_dirichlet_distribution(alpha: float) -> N
     assert (counts / 50).var() == pytest.approx(expected, rel=0.1)
 
 
-def test_files_partition_any_labelled_task() -> None:
+def test_files_partition_any_labelled_task(tmp_path: Path) -> None:
     task = build_task("digits", partition={"labels_per_client": 2, "seed": 3})
     assert isinstance(task.train, Partition)
     assert sum(task.train.sizes(10)) == len(task.train.dataset)
@@ -268,6 +270,12 @@ def test_files_partition_any_labelled_task() -> None:
         Partition(samples(40), labels_per_client=9).shares(4)
     with pytest.raises(InputError, match="2 workers with 2 labels each hold not all 5 labels"):
         Partition(samples(40), labels_per_client=2).shares(2)
+    path = tmp_path / "file.yaml"
+    path.write_text(experiment(task="{name: digits, partition: {labels_per_client: 11}}"))
+    with pytest.raises(
+        InputError, match=r"file.yaml:\d+: task.partition.labels_per_client: .* has 10 labels"
+    ):
+        Experiment.load(path).build_task()
     with pytest.raises(InputError, match="samples \\(input, label\\) with a whole number as label"):
         Partition(TensorDataset(torch.zeros(4, 2)), dirichlet=1)
     with pytest.raises(InputError, match="epochs of a Partition differ"):

@@ -860,8 +860,10 @@ class Communicator(ABC):
         path, line = caller()
         return kind(f"rank {self.rank}, {call}: {problem} (at {os.path.basename(path)}:{line})")
 
-    def _check_present(self, seconds: float, averaging_seconds: float, weight: float) -> None:
-        """Refuse a time-out or a weight without meaning."""
+    def _check_present(
+        self, seconds: float, averaging_seconds: float, weight: float, deadline: Deadline
+    ) -> None:
+        """Refuse a time-out, a weight or a deadline without meaning."""
         problem = ""
         if not 0 <= seconds < math.inf:
             problem = f"seconds={seconds!r}; give a finite number from 0 up"
@@ -869,6 +871,10 @@ class Communicator(ABC):
             problem = f"averaging_seconds={averaging_seconds!r}; give a number above 0"
         elif not 0 < weight < math.inf:
             problem = f"weight={weight!r}; give a finite number above 0"
+        elif not isinstance(deadline, Deadline):
+            problem = (
+                f"deadline={deadline!r}; give a Deadline of netsim.ranks, such as Deadline(median=1, mad=3)"
+            )
         if problem:
             raise self._wrong("average_present", problem)
 

@@ -248,12 +248,16 @@ class Experiment:
 
     def build_task(self) -> Task:
         """The task, its data loaded."""
+        from exogym_core.data.partition import Partition
         from netgym.tasks import build_task
         from netgym.tasks.task import MissingDataError
 
         task = self.settings.task
         try:
-            return build_task(self._maker(task.name, "task"), **task.options)
+            made = build_task(self._maker(task.name, "task"), **task.options)
+            if isinstance(made.train, Partition):
+                made.train.shares(self.settings.workers.count)  # refused here, with the key
+            return made
         except MissingDataError as error:
             key = "dataset" if "dataset" in task.options else "paths"
             raise MissingDataError(str(self.document.error(("task", key), error))) from error

@@ -208,7 +208,7 @@ class SiteCommunicator(ElasticCommunicator):
         awaited: Sequence[int] | None = None,
         deadline: Deadline = FIXED,
     ) -> tuple[list[int], T | None]:
-        self._check_present(seconds, averaging_seconds, weight)
+        self._check_present(seconds, averaging_seconds, weight, deadline)
         self._check_on_clock("among_present")
         self._before_meeting()
         self._patience_seconds = seconds

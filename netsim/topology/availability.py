@@ -12,7 +12,7 @@ from pydantic import Field
 from netsim.errors import InputError
 from netsim.files.schemas import Schema
 from netsim.topology.values import Duration, Interval, Name
-from netsim.topology.weather import HostEvent, random_crashes, read_csv_lines
+from netsim.topology.weather import HostEvent, check_number_drawn, random_crashes, read_csv_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class Diurnal(Schema):
     Attributes:
         away: length of an absence, less than a day.
         day: from the start of one absence to that of the next.
-        spread: latest start of a host's absences after the start of the day; each host draws its own.
+        spread: latest start of a host's absences after the start of the day, at most a day; each host draws its own.
     """
 
     away: Interval
@@ -55,6 +55,8 @@ class Diurnal(Schema):
     def _ends(self) -> Self:
         if self.away >= self.day:
             raise InputError("away must be shorter than day")
+        if self.spread > self.day:
+            raise InputError("spread must be at most day")
         return self
 
 
@@ -86,6 +88,8 @@ class Availability(Schema):
             raise InputError("a file names its hosts and times: leave hosts and until out")
         if self.file is None and self.until is None:
             raise InputError("drawn absences need until, the time from which none begins")
+        if self.hosts == []:
+            raise InputError("hosts is empty: name some, or leave it out for all")
         return self
 
 
@@ -107,6 +111,7 @@ def diurnal_absences(
     """
     import numpy as np
 
+    check_number_drawn(len(hosts), day, until)
     events = []
     for place, host in enumerate(hosts):
         at = float(np.random.default_rng([seed, place]).uniform(0.0, spread)) if spread else 0.0

@@ -56,6 +56,7 @@ __all__ = [
     "OfLink",
     "Trace",
     "Weather",
+    "check_number_drawn",
     "random_crashes",
     "read_csv_lines",
     "read_weather",
@@ -64,6 +65,7 @@ __all__ = [
 
 MAX_TRACE_BYTES = 10_000_000
 _MOST_SECONDS = 1e9
+_MOST_DRAWN = 100_000  # events
 _MOST_NAMED = 3  # entries in a line
 _UP_FOR_GOOD = "a link or host that comes up stays up: remove 'for'"
 
@@ -497,6 +499,16 @@ class Weather(Schema, metaclass=_Called):
         return ", ".join(lines + [f"{len(late) - len(lines)} more"] * (len(late) > len(lines))) or None
 
 
+def check_number_drawn(num_hosts: int, apart_seconds: float, until_seconds: float) -> None:
+    """Refuse to draw more than 100,000 events of hosts, `apart_seconds` apart in the mean."""
+    number = num_hosts * until_seconds / apart_seconds
+    if number > _MOST_DRAWN:
+        raise InputError(
+            f"about {number:,.0f} absences would be drawn, {_MOST_DRAWN:,} at most: give longer times between them, "
+            "or a shorter until"
+        )
+
+
 def random_crashes(
     hosts: Sequence[str], mean_seconds: float, repair_seconds: float, until_seconds: float, seed: int
 ) -> list[HostEvent]:
@@ -514,11 +526,15 @@ def random_crashes(
     Returns:
         The crashes, in the order of time, then host.
 
+    Raises:
+        InputError: more than 100,000 would be drawn in the mean.
+
     >>> [round(event.at) for event in random_crashes(["a"], 100.0, 10.0, 300.0, seed=1)]
     [107, 148]
     """
     import numpy as np
 
+    check_number_drawn(len(hosts), mean_seconds + repair_seconds, until_seconds)
     events = []
     for place, host in enumerate(hosts):
         generator = np.random.default_rng([seed, place])

@@ -558,7 +558,7 @@ class SimulatedCommunicator(Communicator):
         deadline: Deadline = FIXED,
         num_positions: int = 1,
     ) -> SimulatedJointWork:
-        self._check_present(seconds, averaging_seconds, weight)
+        self._check_present(seconds, averaging_seconds, weight, deadline)
         self._check_on_clock("average_present")
         group = self._states
         counted = self._next_number(group) if number is None else number
@@ -578,7 +578,7 @@ class SimulatedCommunicator(Communicator):
         weight: float = 1.0,
         deadline: Deadline = FIXED,
     ) -> tuple[NextMeeting | None, T | None]:
-        self._check_present(seconds, averaging_seconds, weight)
+        self._check_present(seconds, averaging_seconds, weight, deadline)
         self._check_on_clock("among_next")
         about = (seconds, averaging_seconds, weight)
         join = JoinNext(self._states, self.rank, self._ranks, *about, deadline=deadline)

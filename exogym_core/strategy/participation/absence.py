@@ -120,7 +120,7 @@ def _deadline(where: str, name: str, value: object) -> str | dict[str, float]:
         return "fixed"
     if isinstance(value, Mapping) and value and value.keys() <= {"median", "mad"}:
         rule = {str(key): number(where, f"{name}.{key}", each) for key, each in value.items()}
-        if any(rule.values()):
+        if rule.get("median") or ("median" in rule and rule.get("mad")):
             return rule
     if isinstance(value, Mapping) and value.keys() == {"quantile"}:
         quantile = share(where, f"{name}.quantile", value["quantile"])
@@ -128,7 +128,7 @@ def _deadline(where: str, name: str, value: object) -> str | dict[str, float]:
             return {"quantile": quantile}
     raise InputError(
         f"{where}: {name}={value!r} must be fixed, {{median: 1, mad: 3}} (multiples of the median of earlier arrivals "
-        "and of their deviation) or {quantile: 0.9}"
+        "and of their deviation; mad may be left out) or {quantile: 0.9}"
     )
 
 
@@ -150,7 +150,8 @@ class PatienceOptions(Options):
         join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
         deadline: "fixed" (the time-out above), or learned from arrivals at the last 16 rounds, each counted from the
             first one of its round: {median: 1, mad: 3} is their median plus three times their median absolute
-            deviation, {quantile: 0.9} the time by which nine in ten had arrived. The time-out stays its limit.
+            deviation, {median: 2} twice their median, {quantile: 0.9} the time by which nine in ten had arrived. The
+            time-out stays its limit.
         min_ranks: fewest ranks of a round, which waits for them beyond its deadline; 1 if None.
         grace: time after the deadline, or after the arrival of the `min_ranks`-th rank if that is later, in which
             others are still taken in; 1 s after a learned deadline, else 0.
