@@ -346,7 +346,7 @@ class StageLearner(TorchLearner):
                 towards = action._replace(stage=action.stage - 1)
                 messages.send(towards, grads, samples, place, action.micro + lag)
         # What the next rank has answered by now is delivered; to wait for more would be to wait for that rank.
-        messages.deliver(self._num_taken - stages.delay if stages.is_asynchronous else self._num_taken)
+        messages.deliver(self._num_taken - (stages.delay or 1) if stages.is_asynchronous else self._num_taken)
         for parameter in self._rank.held.model.parameters() if stages.is_asynchronous else ():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -83,8 +83,9 @@ class Stages(Schema):
             without an end of the step, with a copy of the weights for passes in flight (arXiv 1806.03377, section 3.3).
         split: `flops` or `bytes`: stages of about equal operations, or parameters; in Python also a function
             `model -> list of modules`.
-        chunks: stages of each rank under `interleaved`.
-        delay: micro-batches that a stage is ahead of the one after it, under `pipedream`: more of them hide latency.
+        chunks: stages of each rank under `interleaved`; None: 2.
+        delay: micro-batches that a stage is ahead of the one after it, under `pipedream`: more of them hide latency;
+            None: 1.
         codec: of activations and their gradients; None: as they are.
     """
 
@@ -92,8 +93,8 @@ class Stages(Schema):
     microbatches: Annotated[int, Field(ge=1)] | None = None
     schedule: Literal["gpipe", "1f1b", "interleaved", "pipedream"] = "1f1b"
     split: Annotated[Any, AfterValidator(_split), WithJsonSchema({"enum": list(_SPLITS)})] = "flops"
-    chunks: Annotated[int, Field(ge=2)] = 2
-    delay: Annotated[int, Field(ge=1)] = 1
+    chunks: Annotated[int, Field(ge=2)] | None = None
+    delay: Annotated[int, Field(ge=1)] | None = None
     codec: BoundaryCodecOptions | None = None
 
     @model_validator(mode="before")
@@ -102,10 +103,10 @@ class Stages(Schema):
         return {"count": spec} if isinstance(spec, int) and not isinstance(spec, bool) else spec
 
     @model_validator(mode="after")
-    def _chunks_are_used(self) -> Stages:
-        if self.schedule != "interleaved" and "chunks" in self.model_fields_set and self.chunks != 2:
+    def _options_are_used(self) -> Stages:
+        if self.chunks is not None and self.schedule != "interleaved":
             raise InputError("chunks: is for schedule: interleaved; leave it out")
-        if self.delay != 1 and not self.is_asynchronous:
+        if self.delay is not None and not self.is_asynchronous:
             raise InputError("delay: is for schedule: pipedream; leave it out")
         return self
 
@@ -124,7 +125,7 @@ class Stages(Schema):
     @property
     def num_stages(self) -> int:
         """Stages of the whole model."""
-        return self.count * (self.chunks if self.schedule == "interleaved" else 1)
+        return self.count * ((self.chunks or 2) if self.schedule == "interleaved" else 1)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -133,7 +134,7 @@ class Stages(Schema):
 
     def lag(self, position: int) -> int:
         """Micro-batches between the forward and backward passes of a rank beyond those of its step; 0: none."""
-        return self.delay * (self.count - 1 - position) if self.is_asynchronous else 0
+        return (self.delay or 1) * (self.count - 1 - position) if self.is_asynchronous else 0
 
     def staleness(self, position: int) -> int:
         """Most updates of the weights between the two passes of a micro-batch, once `microbatches` are settled."""
