@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from exogym_core.strategy.base import Strategy
+
 __all__ = [
     "PROGRAM_TASK",
     "file_name",
     "plain_numbers",
     "seeded_name",
     "shown_value",
+    "strategy_name",
     "unique_labels",
     "visible",
     "visible_text",
@@ -57,6 +60,12 @@ def seeded_name(label: str, seed: int | None) -> str:
         mark = hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
         name = f"{name[: _MAX_LENGTH - len(suffix) - len(mark) - 1]}-{mark}"
     return f"{name}{suffix}"
+
+
+def strategy_name(strategy: Strategy) -> str:
+    """Name of a strategy in experiment files; of one that has none its class's."""
+    kind = type(strategy)
+    return next((name for name, each in strategy.registry.items() if each is kind), kind.__name__)
 
 
 def unique_labels(names: Sequence[tuple[str, str | None]]) -> list[str]:

@@ -219,7 +219,7 @@ def test_crashes_that_never_let_a_run_end_are_reported() -> None:
     """Days were an OverflowError."""
     where = setting(failures=Crashes(1e-80, 600.0))
     with pytest.raises(
-        RefusedPlanError, match=r"DiLoCoStrategy: it never ends: 576 crashes a day, each of which"
+        RefusedPlanError, match=r"plan: DiLoCo: it never ends: 576 crashes a day, each of which"
     ):
         measure(build_strategy("DiLoCo", H=5), where)
     with pytest.raises(RefusedPlanError, match=r"and a round takes more than a century"):

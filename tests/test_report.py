@@ -291,7 +291,13 @@ class TestPage:
         with pytest.raises(InputError, match=r"summary\.json: "):
             write_report(folder)
 
-    def test_the_head_says_how_it_was_run(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("count", "stages", "on_hosts"),
+        [(4, None, "4 workers on 3 hosts"), (2, 2, "4 ranks of workers on 3 hosts")],
+    )
+    def test_the_head_says_how_it_was_run(
+        self, tmp_path: Path, count: int, stages: int | None, on_hosts: str
+    ) -> None:
         """Compute, protocol, jitter, seeds, placement and collectives were not on the page."""
         network = {
             "name": "two",
@@ -310,7 +316,8 @@ class TestPage:
             topology=network,
             protocol={"preset": "linux-tcp", "streams": 8},
             compute={"fixed": "0.05 s", "jitter": 0.1},
-            workers={"count": 4},
+            workers={"count": count},
+            stages=stages,
             evaluate={"every": 10},
         )
         seen = _Elements()
@@ -318,7 +325,7 @@ class TestPage:
         for figures in (
             "linux-tcp, streams 8",
             "50 ms a step, jitter 0.1",
-            "eu: 3, us: 1 (4 workers on 3 hosts, up to 2 on one)",
+            f"({on_hosts}, up to 2 on one)",
             "10 steps",
             "all_reduce: tree",
             "all_reduce: ring, tree",

@@ -168,9 +168,9 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 @pytest.mark.parametrize(
     ("strategy", "options", "line"),
     [
-        (DiLoCoStrategy(H=2, **WAITS), {}, "waiting times of DiLoCoStrategy, whose workers' models differ"),
+        (DiLoCoStrategy(H=2, **WAITS), {}, "waiting times of DiLoCo, whose workers' models differ"),
         (AllReduceStrategy(min_ranks=2), {}, "join_at and min_ranks"),
-        (DeMoStrategy(max_norm=1.0, **WAITS), {}, "max_norm of DeMoStrategy, which clips"),
+        (DeMoStrategy(max_norm=1.0, **WAITS), {}, "max_norm of DeMo, which clips"),
         (AllReduceStrategy(**WAITS), {"checkpoint_interval": 2}, "checkpoints of steps with waiting times"),
         (
             AllReduceStrategy(**WAITS),

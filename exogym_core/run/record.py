@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import OPTIONS, resolved_protocol, yaml_text
-from exogym_core.names import PROGRAM_TASK, file_name, visible
+from exogym_core.names import PROGRAM_TASK, file_name, strategy_name, visible
 from exogym_core.results.disk import warned
 from exogym_core.results.run_folder import RunFolder, is_run_folder
 from exogym_core.run.snapshots import passing_buffers
@@ -205,9 +205,9 @@ def _continued(request: FitRequest) -> Path | None:
 
 def _names(strategy: Strategy) -> tuple[str, str]:
     """The strategy's name in experiment files, and its label."""
-    kind = type(strategy)
-    known = next((name for name, each in Strategy.registry.items() if each is kind), None)
-    return (f"{kind.__module__}:{kind.__qualname__}", kind.__name__) if known is None else (known, known)
+    name, kind = strategy_name(strategy), type(strategy)
+    is_known = Strategy.registry.get(name) is kind
+    return (name if is_known else f"{kind.__module__}:{kind.__qualname__}", name)
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from exogym_core.names import shown_value
+from exogym_core.names import shown_value, strategy_name
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document
 from netsim.files.schemas import Schema, validate_document
@@ -235,7 +235,7 @@ def actions(stages: Stages, position: int, num_micro: int) -> list[StagePass]:
 
 def _waiting_times(strategy: Strategy, stages: Stages | None) -> dict[str, bool]:
     """True what of a strategy's waiting times does not go with stages."""
-    patience, name = strategy.patience, type(strategy).__name__
+    patience, name = strategy.patience, strategy_name(strategy)
     if patience == type(patience)():
         return {}
     if stages is None:
@@ -277,7 +277,7 @@ def refuse_with_stages(
         "evaluate.every_seconds (count evaluations in steps)": val_seconds is not None,
     }
     if strategy is not None:
-        name, sites, clients = type(strategy).__name__, strategy.sites, strategy.clients
+        name, sites, clients = strategy_name(strategy), strategy.sites, strategy.clients
         refused |= {
             f"{name}, whose workers go at their own pace": not strategy.is_synchronous,
             **_waiting_times(strategy, stages),

@@ -435,7 +435,8 @@ class Experiment:
         if named is not None and named[1] is not None:
             option = OPTIONS.get("device" if named[1] == "devices" else named[1])
             if option is not None and option.key is not None:
-                return self.document.error(tuple(option.key.split(".")), text.removeprefix("fit: "))
+                text = text.removeprefix("fit: ").removeprefix(f"{option.key}: ")
+                return self.document.error(tuple(option.key.split(".")), text)
         elif named is not None and named[2].split(".")[0] in type(self.settings).model_fields:
             return self.document.error(tuple(named[2].split(".")), text[named.end() :])
         return type(error)(f"{self.document.where}: {text}")

@@ -372,7 +372,7 @@ class Advice:
                 return None
         except Exception as error:
             reason = refusal(error)
-            self._leave(row, days, reason.removeprefix(f"plan: {type(strategy).__name__}: "))
+            self._leave(row, days, reason.removeprefix(f"plan: {name}: "))
             return None
         hours = (made.days or 0.0) * 24 * len(setting.hosts)
         row = {**made.to_mapping(), "worker_hours": hours, **row}

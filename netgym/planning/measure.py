@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.cost.compute import VALUE_BYTES
+from exogym_core.names import strategy_name
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank
 from exogym_core.run.recording import run_alone
 from exogym_core.run.request import by_speed_conflict
@@ -311,7 +312,7 @@ class Measured:
         if conflict is not None:
             raise InputError(f"plan: batch_by_speed does not go with {conflict}: leave it out")
         begun = _begin(strategy, setting)
-        name, period, remarks = type(strategy).__name__, begun.period, begun.remarks
+        name, period, remarks = strategy_name(strategy), begun.period, begun.remarks
         self._is_a_mean, self.rounds_of, self.rounds = not begun.is_declared, begun.rounds_of, begun.rounds
         # Requests of ranks that were recorded together cannot be lengthened.
         differ = setting.differs_for_ever() and self.rounds.runs_together
@@ -374,7 +375,7 @@ class Measured:
             unlike = self.rounds_of(num_rounds, start=step).unlike(first, settled)
             if unlike is not None:
                 raise RefusedPlanError(
-                    f"plan: {type(self.strategy).__name__}: its rounds of {format_count(period, 'step')} do not send "
+                    f"plan: {strategy_name(self.strategy)}: its rounds of {format_count(period, 'step')} do not send "
                     f"the same: the one that begins with step {step + unlike * period + 1:,} differs: declare in "
                     "round_steps after how many steps it repeats, or None, and in warmup_steps how many first steps "
                     "differ (docs/own-strategy.md)"
@@ -694,7 +695,7 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
     Raises:
         RefusedPlanError: with a budget, the first rounds are a warm-up too long to simulate.
     """
-    name, number = type(strategy).__name__, _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
+    name, number = strategy_name(strategy), _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
     known = setting.known
     of_run = (known.key_of(strategy), setting.num_ranks, setting.max_steps)
     key = ("declared", *of_run, known.number_of(setting.model.model))
@@ -735,7 +736,7 @@ def _declared(strategy: Strategy, setting: Setting) -> tuple[int | None, int]:
     Raises:
         InputError: `round_steps` is no number of steps, or too many to simulate.
     """
-    name, found = type(strategy).__name__, [strategy]
+    name, found = strategy_name(strategy), [strategy]
 
     def set_up(comm: Communicator, computing: Callable[[int, float], None]) -> None:
         made = planned_rank(
@@ -809,7 +810,7 @@ def would_fit(strategy: Strategy, setting: Setting, states: Sequence[Mapping[str
     way = next(enough, min(sizes, key=lambda each: sizes[each], default=()))
     saving = replace(setting, memory=(*setting.memory, *way))
     flag = f"--memory {','.join(saving.memory)}"
-    others, name = _more_devices(setting, states), type(strategy).__name__.removesuffix("Strategy")
+    others, name = _more_devices(setting, states), strategy_name(strategy)
     for size in range(2, setting.num_ranks + 1) if strategy.arguments.get("ranks_per_worker") == 1 else ():
         # Ranks of a site share all states but the weights.
         part = [

@@ -278,8 +278,9 @@ class SimulatedJointWork(JointWork):
             named = ", ".join(map(str, self.members))  # by each of them, and the first error is the run's
             raise InputError(
                 f"average_present of ranks {named}: not finished in {self._averaging_seconds:g} s, though all members "
-                "answer and none has a narrower connection than the others; raise averaging_seconds "
-                "(averaging_timeout of a strategy)"
+                "answer and none has a narrower connection than the others; raise the strategy's averaging_timeout "
+                "(averaging_seconds of a call); with stages it is the limit of a whole step, which takes longer with "
+                "adopted workers"
             )
         self._take(left)
         return False

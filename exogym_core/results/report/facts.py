@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results
 
-__all__ = ["head_facts", "methods", "options_text", "run_facts", "search_methods", "shared_hosts"]
+__all__ = ["head_facts", "methods", "options_text", "run_facts", "search_methods"]
 
 _JUDGED = {
     "replica": "the replica, the same on all workers",
@@ -136,16 +136,10 @@ def _placement(results: Results, topology: Mapping[str, Any]) -> str:
     places = Counter(network.region_of(host) for host in hosts)
     counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
     more = f" and {len(places) - 12} more" if len(places) > 12 else ""
-    shared = shared_hosts(hosts)
-    return f"{counts}{more}" + (f" ({shared})" if shared else "")
-
-
-def shared_hosts(hosts: Sequence[int]) -> str:
-    """A few words where hosts carry several workers each; empty where none does."""
-    most = max(Counter(hosts).values(), default=0)
-    if most < 2:
-        return ""
-    return f"{len(hosts)} workers on {format_count(len(set(hosts)), 'host')}, up to {most} on one"
+    on_hosts, kind = Counter(hosts), "workers" if stages is None else "ranks of workers"
+    if (most := max(on_hosts.values(), default=0)) > 1:
+        more += f" ({len(hosts)} {kind} on {format_count(len(on_hosts), 'host')}, up to {most} on one)"
+    return f"{counts}{more}"
 
 
 def run_facts(results: Results) -> list[tuple[str, list[str]]]:
