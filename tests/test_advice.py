@@ -111,6 +111,29 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     assert any("loss at this scale" in line for line in output["unknown"])
 
 
+def test_where_a_host_stays_away_rounds_go_on_without_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Strategies with time-outs are ranked; without them one line says why nothing is, in place of a line a row."""
+    network = tmp_path / "lan.yaml"
+    network.write_text(
+        "regions: {lan: {hosts: 4, nic: 1 Gbit/s, latency: 100 us, device: h100}}\n"
+        "events: [{at: 10 ms, host: lan.1, crash: true}]\nprotocol: ideal\n"
+    )
+    monkeypatch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 2})))
+    monkeypatch.setattr(advise_module, "ELASTIC", (("DiLoCo", {"H": 2}),))
+    words = f"advise {network} --model llama-2m --sequence 64 --tokens 1M --workers 4 --json".split()
+    output = json_of(words, capsys)
+    assert [row["options"].get("averaging_timeout") for row in output["ranked"]] == ["1 min"]
+    reasons = {row["reason"] for row in output["not_simulated"]}
+    assert reasons == {"host lan.1 crashed at 0.01 s and never comes back"}
+    monkeypatch.setattr(advise_module, "ELASTIC", ())
+    assert main(words) == 2
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == f"error: advise: nothing can be ranked: {reasons.pop()}"
+    )
+
+
 def test_money_is_ranked_by_what_it_buys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,9 +152,12 @@ def test_a_warm_up_that_grows_with_the_run_is_not_passed_over() -> None:
     where = setting()
     with pytest.raises(RefusedPlanError, match=r"begins with 4,687 steps that send otherwise"):
         measure(build_strategy("OneBitAdam"), where)
-    later = measure(build_strategy("OneBitAdam"), replace(where, tokens=None))
+    later = measure(build_strategy("OneBitAdam", freeze_step=2000), replace(where, tokens=None))
     assert any("figures are for later ones" in remark for remark in later.remarks)
-    short = measure(build_strategy("OneBitAdam", freeze_step=2), where)
+    of_steps = replace(where, is_of_steps=True)
+    with pytest.raises(RefusedPlanError, match=r"set 1,250 at most \(such as freeze_step\)$"):
+        measure(build_strategy("OneBitAdam"), of_steps)
+    short = measure(build_strategy("OneBitAdam", freeze_step=20), where)
     assert short.bytes_per_worker == later.bytes_per_worker
     assert short.payload_bytes < 4 * short.memory["weights"] / 32
 

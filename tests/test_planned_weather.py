@@ -146,6 +146,7 @@ CHANCE: dict[str, tuple[dict[str, Any], Any]] = {
         {"drift": [{"link": ["a", "b"], "kind": "lognormal", "every": "200 ms", "sigma": 0.5, "seed": 1}]},
         "50 ms",
     ),
+    "crashes": ({"events": [{"at": "710 ms", "host": "b.1", "crash": True, "for": "1 s"}]}, "50 ms"),
     "others": ({"background": [{"from": "a.0", "to": "b.0", "bytes": "20 kB", "every": "500 ms"}]}, "50 ms"),
 }
 
@@ -153,16 +154,17 @@ CHANCE: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize(
     ("name", "chance"),
     [
-        *(("AllReduce", chance) for chance in CHANCE),
+        *(("AllReduce", chance) for chance in CHANCE if chance != "crashes"),
         ("StreamingDiLoCo", "others"),
+        ("NoLoCo", "crashes"),
     ],
 )
 def test_a_short_budget_meets_the_draws_that_training_meets(name: str, chance: str) -> None:
-    """All its rounds are simulated, with the same seeds."""
+    """All its rounds are simulated, with the same seeds; of pairs, a crash repeats one step of those without a call."""
     options: dict[str, Any] = {
         "AllReduce": {},
         "StreamingDiLoCo": {"H": 5, "tau": 1, "num_fragments": 2},
-        "SPARTA": {"p_sparta": 0.1, "index_selector": "partitioned"},
+        "NoLoCo": {"H": 5},
     }[name]
     more, compute = CHANCE[chance]
     planned, run = both(name, options, 40, network(**more), compute)

@@ -144,7 +144,7 @@ TABLE = [
     ("CoCoDC", {"H": 6, "num_fragments": 1, "transmissions": 3, "tau": 3}),
     ("SignSGD", {}),
     ("SignSGD", {"vote": "all"}),
-    ("OneBitAdam", {"freeze_step": 2}),
+    ("OneBitAdam", {"freeze_step": 14}),
     ("QSGD", {}),
     ("PowerSGD", {}),
     ("Dion", {}),

@@ -376,7 +376,11 @@ class Recording:
         computing, of_step, step, sent, wan, marks = 0.0, 0.0, -1, 0, 0, 0
         for request in self.stream(rank):
             is_computing = isinstance(request, Computing | Advance)
-            if not is_computing or (isinstance(request, Computing) and request.step != step):
+            if isinstance(request, Computing):
+                is_next = request.step != step
+            else:  # of ranks recorded together each step is a request
+                is_next = not is_computing or (step < 0 and not merges)
+            if is_next:
                 computing, of_step = computing + on_grid(of_step), 0.0
             if isinstance(request, Computing):
                 step = request.step

@@ -27,7 +27,8 @@ from netgym.planning.rings import first_hosts, ring_orders
 from netgym.planning.stages import may_fit
 from netgym.planning.step_ratio import Ratio, steps_range, with_coded_boundaries
 from netgym.planning.sweep import is_sooner
-from netsim.errors import InputError
+from netsim import HostEvent
+from netsim.errors import DeadlockError, InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BY_BOUND",
     "CANDIDATES",
+    "ELASTIC",
     "SEARCHED",
     "STAGED",
     "Advice",
@@ -99,6 +101,14 @@ CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("StreamingDiLoCo", {"H": 100, "codec": "int8", "tau": 10, "num_fragments": 4}),
     ("SparseLoCo", {"H": 30}),
     ("DeMo", {}),
+)
+
+#: Candidates where hosts crash or pause: their rounds go on without absent workers, after time-outs of the network.
+ELASTIC: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("AllReduce", {"codec": "bf16"}),
+    ("DiLoCo", {"H": 30, "codec": "int8"}),
+    ("DiLoCo", {"H": 100, "codec": "int8"}),
+    ("DiLoCo", {"H": 500, "codec": "int8"}),
 )
 
 #: Candidates of workers that are chains of hosts: each is simulated message by message, so they are few.
@@ -372,6 +382,8 @@ class Advice:
                 return None
         except Exception as error:
             reason = refusal(error)
+            if isinstance(error, DeadlockError):  # calls differ from row to row, and their cause does not
+                reason = reason.partition(", and rank ")[0]
             self._leave(row, days, reason.removeprefix(f"plan: {name}: "))
             return None
         hours = (made.days or 0.0) * 24 * len(setting.hosts)
@@ -646,11 +658,26 @@ def _micro_batches(batch: int, count: int) -> list[int]:
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Candidate strategies and options."""
+    """Candidate strategies and options; with time-outs too where hosts of workers crash or pause."""
     large = 4 * setting.model.num_parameters // _BUCKETS
-    for name, options in CANDIDATES:
+    tried = [(name, dict(options)) for name, options in CANDIDATES]
+    used = {setting.topology.hosts[host].name for host in setting.hosts}
+    if any(isinstance(event, HostEvent) and event.host in used for event in setting.topology.weather.events):
+        seconds = setting.computing_seconds()
+        rates = (link.bits_per_second for link in setting.topology.links)
+        averaging = 2 * 2 * 32 * setting.model.num_parameters / min(filter(None, rates), default=math.inf)
+        for name, options in ELASTIC:
+            late = options.get("H", 1) * (max(seconds) - min(seconds))
+            waits = {"timeout_waiting_for_peers": _minutes(late), "averaging_timeout": _minutes(averaging)}
+            tried.append((name, {**options, **waits}))
+    for name, options in tried:
         buckets = {"bucket_bytes": large} if name == "AllReduce" and large > _BUCKET_BYTES else {}
         yield name, {**options, **buckets}
+
+
+def _minutes(seconds: float) -> str:
+    """Time-out above `seconds`, in whole minutes."""
+    return f"{math.floor(seconds / 60) + 1} min"
 
 
 def _money(row: Mapping[str, Any]) -> tuple[float, float]:

@@ -410,5 +410,8 @@ def advise(
     if not advice.rows:
         work.end("no plan was made")  # or nothing fits
     result = advice.result()
+    if not result["ranked"] and not result["explained"] and result["not_simulated"]:
+        reasons = dict.fromkeys(row["reason"] for row in result["not_simulated"])
+        raise InputError(f"advise: nothing can be ranked: {'; '.join(reasons)}")
     click.echo(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join(advice_lines(result)))
     work.end(f"the best of {len(advice.rows)} plans so far")

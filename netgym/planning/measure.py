@@ -314,10 +314,17 @@ class Measured:
         begun = _begin(strategy, setting)
         name, period, remarks = strategy_name(strategy), begun.period, begun.remarks
         self._is_a_mean, self.rounds_of, self.rounds = not begun.is_declared, begun.rounds_of, begun.rounds
+        self._warmup, self._is_whole = begun.warmup, False
         # Requests of ranks that were recorded together cannot be lengthened.
         differ = setting.differs_for_ever() and self.rounds.runs_together
+        steps = setting.num_steps()
+        budget = None if steps is None else -(-steps // period)
         if begun.is_declared and (self.rounds.has_pairs or differ):
-            self.rounds = self.rounds_of(_ROUNDS_OF_NEW_PEERS)
+            number = _ROUNDS_OF_NEW_PEERS
+            if budget and last_change_seconds(setting.topology.weather) and not differ:
+                is_short = budget * period * setting.num_ranks <= _MOST_STEPS_OF_ALL // 4
+                number, self._is_whole = (budget, True) if is_short or budget <= number else (number, False)
+            self.rounds = self.rounds_of(number)
         self.are_peers_new = self.rounds.has_pairs and self.rounds.peers_change
         verified = self._verify(period, begun.start)
         figures = self.rounds.on(setting)
@@ -329,12 +336,10 @@ class Measured:
                     "what it sends: declare in round_steps after how many steps it repeats (docs/own-strategy.md)"
                 )
             remarks += (f"{name} sends nothing in its {format_count(setting.max_steps, 'step')}: {_ALONE}",)
-        steps = setting.num_steps()
-        budget = None if steps is None else -(-steps // period)
         if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
             until = self._pace(figures).seconds_until
             budget = setting.affordable_rounds(lambda number: (until(number), 0.0))
-        if strategy.is_synchronous and not self.are_peers_new:
+        if strategy.is_synchronous and (self._is_whole or not self.are_peers_new):
             figures = self._more_rounds(figures, budget)
             remarks += rounds_remarks(setting, figures.round_seconds, budget)
         is_replayed = self.rounds.calls_a_round > 0  # else every message is simulated
@@ -392,11 +397,13 @@ class Measured:
         end = (made.days or 0.0) * SECONDS_A_DAY
         end = end if setting.until is None else min(end, setting.until)
         if unseen := changes_between(setting.topology.weather, simulated, end):
+            after = f"after the {format_seconds(simulated)} whose rounds are simulated one by one, and"
+            if self.are_peers_new:
+                after = f"and partners every round, of which {self.rounds.num_rounds} are simulated,"
             raise RefusedPlanError(
-                f"plan: {name}: the network changes {format_count(unseen, 'time')} after the "
-                f"{format_seconds(simulated)} whose rounds are simulated one by one, and before the budget's end, so "
-                "its days are not known; plan fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set "
-                "failures.repair=..."
+                f"plan: {name}: the network changes {format_count(unseen, 'time')} {after} before the budget's end, so "
+                f"its days are not known; plan fewer {'steps' if setting.is_of_steps else '--tokens'}, or give crashes "
+                "as a rate: --set failures.mtbf=... --set failures.repair=..."
             )
         if setting.failures is None:
             return self.plan
@@ -405,9 +412,12 @@ class Measured:
         longer, lost = plan.failures["times_as_long"], plan.failures["seconds_lost_per_crash"]
         days = plan.seconds_per_round * longer / SECONDS_A_DAY if plan.days is None else plan.days
         if longer >= _LONGER and days >= _A_CENTURY:
+            takes = [format_seconds(lost)] if lost else []
+            if tokens := plan.failures["tokens_lost_per_crash"]:
+                takes.append(format_count(round(tokens), "token"))
             raise RefusedPlanError(
                 f"plan: {name}: it never ends: {plan.failures['crashes_per_day']:.3g} crashes a day, each of which "
-                f"takes {format_seconds(lost)}, leave {1 / longer:.2g} of the time for training, and "
+                f"takes {' and '.join(takes)}, leave {1 / longer:.2g} of the time for training, and "
                 f"{'a round' if plan.days is None else 'the budget'} takes more than a century; give a longer "
                 "failures.mtbf or a shorter failures.repair, or plan fewer workers"
             )
@@ -557,6 +567,8 @@ class Measured:
             return setting.topology.egress_dollars(figures.link_bytes) + figures.request_dollars
 
         a_round = charged(figures) / num_rounds
+        if self._warmup and (in_all := sum(own[-1] for own in figures.bytes_sent)):
+            a_round *= sum(_a_round(figures.bytes_sent, pace.span)) * num_rounds / in_all
         if not (self.strategy.is_synchronous or self._is_a_mean or self.rounds.has_absences):
             few = min(whole, self.rounds.num_rounds)
             if remainder or few < num_rounds:
@@ -621,24 +633,25 @@ class Measured:
             return pace_apart(figures)
         return pace_together(
             figures,
-            are_peers_new=self.are_peers_new,
-            differ=self.setting.differs_for_ever(),
+            are_peers_new=self.are_peers_new and not self._is_whole,
+            differ=self.setting.differs_for_ever() or self._is_whole,
             has_events=bool(self.setting.topology.weather.events),
             are_drawn=self.strategy.clients.are_drawn,
         )
 
     def own_round(self) -> float:
         """Seconds of a later round in the plan's own setting, equal to `later_round`."""
-        ends = self.figures.round_seconds[: self._num_compared(self.setting)]
+        ends = self.figures.round_seconds[self._warmup : self._num_compared(self.setting)]
         if self._is_alike(self.setting) and len(ends) > 1 and not self.setting.topology.weather:
             return (ends[-1] - ends[0]) / (len(ends) - 1)
         return self.later_round(self.setting)
 
     def _num_compared(self, setting: Setting) -> int:
         """Number of rounds to simulate with a resource doubled: two, unless later rounds differ from the second."""
-        number = min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
-        is_early = repeats_from(_lengths(self.figures.round_seconds[:3])) in (0, 1)
-        return 2 if self._is_alike(setting) and is_early else number
+        first = self._warmup
+        number = min(len(self.figures.round_seconds), first + _ROUNDS_OF_NEW_PEERS)
+        is_early = repeats_from(_lengths(self.figures.round_seconds)[first : first + 3]) in (0, 1)
+        return first + 2 if self._is_alike(setting) and is_early else number
 
     def _is_alike(self, setting: Setting) -> bool:
         """True if rounds repeat in both settings."""
@@ -660,6 +673,7 @@ class Measured:
         if not self.strategy.is_synchronous:
             return pace_apart(self.rounds.on(setting, factors=factors)).seconds
         ends = self.rounds.on(setting, self._num_compared(setting), factors=factors).round_seconds
+        ends = ends[self._warmup :]
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
 
 
@@ -674,6 +688,7 @@ class _Begun(NamedTuple):
         period: steps a round; of a strategy that does not declare it, all that are simulated.
         is_declared: by the strategy, with `round_steps`.
         start: steps before the first.
+        warmup: first ones that send otherwise than later ones.
         rounds_of: makes a number of them.
         rounds: those to simulate before comparing them.
         remarks: on the figures.
@@ -682,6 +697,7 @@ class _Begun(NamedTuple):
     period: int
     is_declared: bool
     start: int
+    warmup: int
     rounds_of: Callable[..., SimulatedRounds]
     rounds: SimulatedRounds
     remarks: tuple[str, ...] = ()
@@ -695,28 +711,29 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
     Raises:
         RefusedPlanError: with a budget, the first rounds are a warm-up too long to simulate.
     """
-    name, number = strategy_name(strategy), _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
-    known = setting.known
+    name, own = strategy_name(strategy), _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
+    known, number = setting.known, own
     of_run = (known.key_of(strategy), setting.num_ranks, setting.max_steps)
     key = ("declared", *of_run, known.number_of(setting.model.model))
     declared, warmup = known.once(key, lambda: _declared(strategy, setting))
     period, start, remarks = declared or 1, 0, tuple[str, ...]()
     if declared is None:
-        steps, number = setting.max_steps, 1
+        steps, number, own = setting.max_steps, 1, 1
         period = -(-steps // -(-steps // _most_steps(setting)))
         over = "all" if period == steps and setting.tokens is not None else "the first"
         remarks = (
             f"{name} does not declare round_steps: figures are means over {over} {format_count(period, 'step')}",
         )
-    elif warmup <= _MOST_UNLIKE:
+    elif warmup <= (most := max(_MOST_UNLIKE, _MOST_STEPS_OF_ALL // setting.num_ranks**2)):
         number += warmup
     else:
         start = warmup * period
         text = f"begins with {format_count(start, 'step')} that send otherwise than later ones"
         if setting.tokens is not None or setting.dollars is not None:
             raise RefusedPlanError(
-                f"plan: {name}: it {text}, so its days are not those of later rounds; set fewer (such as freeze_step), "
-                "or plan it without --tokens and --budget"
+                f"plan: {name}: it {text}, so its days are not those of later rounds; set {most * period:,} at most "
+                "(such as freeze_step)"
+                + ("" if setting.is_of_steps else ", or plan it without --tokens and --budget")
             )
         remarks = (f"it {text}: figures are for later ones",)
 
@@ -727,7 +744,7 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
     rounds = rounds_of(number + setting.rounds_to_fill(period))
     if declared is not None and not warmup:
         rounds.keep_for_choice()
-    return _Begun(period, declared is not None, start, rounds_of, rounds, remarks)
+    return _Begun(period, declared is not None, start, number - own, rounds_of, rounds, remarks)
 
 
 def _declared(strategy: Strategy, setting: Setting) -> tuple[int | None, int]:

@@ -31,7 +31,7 @@ from netsim.topology.values import (
     Text,
     write_value,
 )
-from netsim.topology.weather import Weather, read_weather, write_weather
+from netsim.topology.weather import HostEvent, Weather, read_weather, write_weather
 from netsim.units import format_bits_per_second, format_count
 
 if TYPE_CHECKING:
@@ -336,6 +336,12 @@ class _Builder:
         if self.file.availability:
             absences = availability_events(self.file.availability, net, folder, self._problem)
             weather = weather.with_events(absences)
+        events = [event for event in weather.events if isinstance(event, HostEvent)]
+        gone = {event.host for event in events if event.crash and not event.at and event.for_ is None}
+        gone -= {event.host for event in events if event.up}
+        if gone and gone.issuperset(host.name for host in net.rank_hosts):
+            key = "availability" if self.file.availability else "events"
+            self._problem((key,), "no host is ever there: all crash at 0 s and none returns; let one return")
         self._raise_problems()
         return replace(net, explicit_routes=routes, weather=weather)
 

@@ -381,7 +381,10 @@ class Faults:
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.of(link).dead_since
             values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
-        return ", ".join(f"{format_list(names, _MOST_NAMES)} {fate}" for fate, names in values.items())
+        return ", ".join(
+            f"{format_list(names, _MOST_NAMES)} {fate.replace('comes', 'come') if names[1:] else fate}"
+            for fate, names in values.items()
+        )
 
     def _fate(self, since: float | None, dead: Collection[int], hosts: Iterable[int] = ()) -> str:
         if not self.may_come_back(dead, hosts):
