@@ -329,11 +329,9 @@ class Slot:
         return self.missing
 
     def servable(self, posted: int) -> list[int]:
-        """Members that can have their values now that this one has posted, before all have: its root's."""
+        """Members of a call `FROM_ROOT` that can have their values now that this one has posted, before all have."""
         signature = self.signatures[posted]
         assert signature is not None
-        if signature.name not in FROM_ROOT:
-            return []
         root = self.signatures[signature.root]
         if root is None:
             return []
@@ -386,7 +384,7 @@ class Exchange:
         slot.signatures[member] = signature
         slot.inputs[member] = tensors
         slot.missing.discard(ranks[member])
-        if key in self._undone or (self._broken and group_of(key.group) in self._broken):
+        if (self._undone and key in self._undone) or (self._broken and group_of(key.group) in self._broken):
             self._fail(slot)
             return slot
         # A message to oneself has two members and one rank.
@@ -402,7 +400,7 @@ class Exchange:
                 slot.error = mismatch_error(ranks, agreed, shown)
                 slot.ends_run = any(call.needs_nobody(each) for each, call in enumerate(calls))
             self._finish(slot)
-        elif members := slot.servable(member):
+        elif signature.name in FROM_ROOT and (members := slot.servable(member)):
             slot.outcome = slot.outcome or self._outcome(signature, slot)
             self._serve(slot, members)
             slot.waiters = [waiter for waiter in slot.waiters if waiter[1] not in slot.served]

@@ -229,12 +229,13 @@ class Calls:
             return
         if self._broken and group_of(post.key.group) in self._broken:
             self._undone.setdefault(post.key)
-        if post.key in self._undone:
+        if self._undone and post.key in self._undone:
             return
+        operation = OPERATIONS[post.call.op]
         flight = self._in_flight.get(post.key)
         if flight is None:
             flight = self._start(post.key, post.call)
-        elif OPERATIONS[post.call.op].is_per_pair:
+        elif operation.is_per_pair:
             flight.num_bytes += post.call.num_bytes
         flight.members.append(post.member)
         flight.last_posted_at = self._clock.now
@@ -249,7 +250,7 @@ class Calls:
         if self._gone and self._needs_ended(flight):
             self._break_call(post.key, flight)
             return
-        if OPERATIONS[flight.call.op].is_message:  # messages do not queue behind collectives
+        if operation.is_message:  # messages do not queue behind collectives
             self._post_message(flight, post)
             return
         queue = self._queues.setdefault((post.key.group, rank), {})
@@ -414,9 +415,8 @@ class Calls:
         if on_span is not None:
             times = (flight.posted_at[rank], done_at)
             on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
-        alarm = flight.alarms.pop(rank, None)
-        if alarm is not None:
-            self._clock.cancel(alarm[1])
+        if rank in flight.alarms:
+            self._clock.cancel(flight.alarms.pop(rank)[1])
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
             self._clock.wake(sleeper, done_at)
@@ -430,14 +430,18 @@ class Calls:
 
     def _leave_queue(self, key: Key, flight: _InFlight, rank: int) -> None:
         """Take a collective that is over for the rank out of its queue, and enter the next that is due."""
-        queue = self._queues.get((key.group, rank), {})
+        place = (key.group, rank)
+        queue = self._queues.get(place, {})
+        if len(queue) == 1 and flight in queue:  # nearly always
+            del self._queues[place]
+            return
         is_entered = flight in islice(queue, self._width)
         queue.pop(flight, None)
         if is_entered and len(queue) >= self._width:
             following, post = next(islice(queue.items(), self._width - 1, None))
             following.enter(post.member, post.call)
         elif is_entered and not queue:
-            del self._queues[key.group, rank]
+            del self._queues[place]
 
     def wait(self, rank: int, key: Key, seconds: float = math.inf) -> Generator[simpy.Event, None, None]:
         """Wait until the call is over for this rank, or its group broken; after `seconds` it breaks."""

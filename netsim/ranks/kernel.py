@@ -87,17 +87,16 @@ class StampedRow(NamedTuple):
 class _SpanLog:
     """Spans of computing and waiting, reported as they end."""
 
-    def __init__(self, clock: Clock, on_span: Callable[[Span], None] | None) -> None:
+    def __init__(self, clock: Clock, on_span: Callable[[Span], None]) -> None:
         self._clock, self._on_span = clock, on_span
         self._open: dict[int, Span] = {}
 
     def begin(self, rank: int, kind: Literal["compute", "wait"], name: str) -> None:
-        if self._on_span is not None:
-            self._open[rank] = Span(rank, kind, name, self._clock.now, self._clock.now)
+        self._open[rank] = Span(rank, kind, name, self._clock.now, self._clock.now)
 
     def end(self, rank: int, as_kind: Literal["lost"] | None = None) -> None:
         span = self._open.pop(rank, None)
-        if self._on_span is not None and span is not None and self._clock.now > span.begin_seconds:
+        if span is not None and self._clock.now > span.begin_seconds:
             self._on_span(span._replace(kind=as_kind or span.kind, end_seconds=self._clock.now))
 
     def unfinished(self) -> list[Span]:
@@ -182,7 +181,7 @@ class _Uptime:
         clock: Clock,
         downtime: Downtime | None,
         hosts: Sequence[int],
-        spans: _SpanLog,
+        spans: _SpanLog | None,
         cores: _SharedCores | None,
     ) -> None:
         self.processes: list[simpy.Process] = []
@@ -207,7 +206,8 @@ class _Uptime:
         """
         left, elapsed = seconds, 0.0
         while True:
-            self._spans.begin(rank, "compute", "compute")
+            if self._spans is not None:
+                self._spans.begin(rank, "compute", "compute")
             self._busy.add(rank)
             begin = self._clock.now
             due = on_grid(begin + left)
@@ -222,14 +222,16 @@ class _Uptime:
                 elapsed += self._clock.now - begin
                 if interrupt.cause == _PAUSE:
                     self._stopped.add(rank)
-                self._spans.end(rank, as_kind=None if rank in self._stopped else "lost")
+                if self._spans is not None:
+                    self._spans.end(rank, as_kind=None if rank in self._stopped else "lost")
                 yield from self.restart(rank)
                 if rank not in self._stopped:  # a crash, perhaps during a pause
                     left, elapsed = seconds, 0.0
                 self._stopped.discard(rank)
             else:
                 self._busy.discard(rank)
-                self._spans.end(rank)
+                if self._spans is not None:
+                    self._spans.end(rank)
                 return 0.0 if self._cores is None else elapsed + self._clock.now - begin - seconds
 
     def _crashed(self, host: int) -> None:
@@ -426,7 +428,7 @@ class Kernel:
         self.until_seconds = math.inf
         self._source, self._sink = source, sink
         self._find_stop = find_stop or (lambda: "" if math.isinf(self.clock.peek()) else None)
-        self._spans = _SpanLog(self.clock, sink.on_span)
+        self._spans = _SpanLog(self.clock, sink.on_span) if sink.on_span is not None else None
         cores = None
         if shared_cores is not None and shared_cores < num_ranks:
             cores = _SharedCores(self.clock, shared_cores)
@@ -448,9 +450,7 @@ class Kernel:
                 Put: lambda rank, request: self._mailboxes.put(request),
             },
             in_time={
-                Wait: lambda rank, wait: self._wait(
-                    rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key
-                ),
+                Wait: lambda rank, wait: self._wait(rank, "", self._calls.wait(rank, wait.key), wait.key),
                 Advance: self._compute,
                 HoldUntil: lambda rank, hold: self._wait(
                     rank, "others", _until(self.clock.at(on_grid(hold.until)))
@@ -590,7 +590,8 @@ class Kernel:
                 continue
             if kind is Exit:
                 self.seconds.end[rank] = self.clock.now
-                self._progress(rank, Progress.STOPS)
+                if self._calls.on_progress is not None:
+                    self._calls.on_progress(rank, Progress.STOPS, None, self.clock.now, 0.0)
                 self._ranks.running.discard(rank)
                 self._calls.gone(rank)
                 self._uptime.unkept.pop(rank, None)
@@ -674,21 +675,23 @@ class Kernel:
     def _wait(
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T], key: Key | None = None
     ) -> Generator[simpy.Event, None, T]:
-        """Run `waiting`, for the call `key` if it is one, as exposed time of the rank."""
-        start, network = self.clock.now, self.seconds.network[rank]
-        self._progress(rank, Progress.STOPS, key)
-        self._spans.begin(rank, "wait", name)
-        self.seconds.waiting_since[rank] = start
+        """Run `waiting` as exposed time of the rank: for the call `key`, or else for `name`."""
+        seconds, spans, on_progress = self.seconds, self._spans, self._calls.on_progress
+        start, network = self.clock.now, seconds.network[rank]
+        if on_progress is not None:
+            on_progress(rank, Progress.STOPS, key, start, 0.0)
+        if spans is not None:
+            spans.begin(rank, "wait", name if key is None else self._calls.op(key))
+        seconds.waiting_since[rank] = start
         result = yield from waiting
-        del self.seconds.waiting_since[rank]
-        self.seconds.exposed[rank] += self.clock.now - start
-        self._progress(rank, Progress.GOES_ON, key, self.seconds.network[rank] - network)
-        self._spans.end(rank)
+        del seconds.waiting_since[rank]
+        now = self.clock.now
+        seconds.exposed[rank] += now - start
+        if on_progress is not None:
+            on_progress(rank, Progress.GOES_ON, key, now, seconds.network[rank] - network)
+        if spans is not None:
+            spans.end(rank)
         return result
-
-    def _progress(self, rank: int, change: Progress, key: Key | None = None, seconds: float = 0.0) -> None:
-        if self._calls.on_progress is not None:
-            self._calls.on_progress(rank, change, key, self.clock.now, seconds)
 
     @property
     def running(self) -> frozenset[int]:
@@ -705,7 +708,8 @@ class Kernel:
 
     def unfinished_spans(self) -> list[Span]:
         """Spans of ranks that are open at this instant, for a run that ends here."""
-        return self._spans.unfinished() + self._calls.unfinished_spans()
+        spans = self._spans.unfinished() if self._spans is not None else []
+        return spans + self._calls.unfinished_spans()
 
 
 def _immediate(answer: Answer) -> Generator[simpy.Event, None, Answer]:

@@ -178,7 +178,6 @@ class SimulatedHandle(Handle[T]):
     ) -> None:
         self._comm, self._key, self._member, self._signature = comm, part.key, part.member, part.signature
         self._ticket, self._deliver, self._on_clock = ticket, deliver, on_clock
-        self._open = (part.key, part.member)
         self._is_charged = False
         self._result: list[T] = []
 
@@ -205,7 +204,7 @@ class SimulatedHandle(Handle[T]):
         """Ask how the call ends, which decides whether it has values."""
         ending = self._comm._ask(Await(self._key, seconds))
         if ending != CallEnding.DONE:
-            self._comm.state.in_flight.pop(self._open, None)
+            self._comm.state.in_flight.pop((self._key, self._member), None)
             most = f"{min(seconds, self._comm.call_seconds) * 1e3:.10g}ms"
             reason = f"Timed out waiting {most}" if ending == CallEnding.LATE else "Connection closed by peer"
             raise BrokenCallError(f"rank {self._comm.rank}, {self._signature}: {reason}")
@@ -218,7 +217,8 @@ class SimulatedHandle(Handle[T]):
                 self._result.append(self._deliver(ticket))
             else:
                 self._result.append(port.take(ticket, self._member, self._deliver))
-            self._comm.state.in_flight.pop(self._open, None)
+            if in_flight := self._comm.state.in_flight:
+                in_flight.pop((self._key, self._member), None)
         return self._result[0]
 
     def is_completed(self) -> bool:
@@ -368,7 +368,9 @@ class SimulatedCommunicator(Communicator):
     def _post(self, part: Part, call: Call, deliver: Delivery[T], waits: bool = False) -> Handle[T]:
         key, _, member, signature, tensors = part
         on_clock = not self.state.off_clock
-        ticket, earlier = self.state.withdrawn.pop(key, (None, signature))
+        ticket, earlier = None, signature
+        if self.state.withdrawn:
+            ticket, earlier = self.state.withdrawn.pop(key, (ticket, earlier))
         if self.state.are_taken:
             ticket = ()
         elif not signature.has_values:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +146,7 @@ class Schedules:
         self._traffic = lru_cache(maxsize=_MOST_NOTED)(self._traffic_uncached)
         self._regions = lru_cache(maxsize=_MOST_NOTED)(world.regions)
         self._known = lru_cache(maxsize=_MOST_NOTED)(self._found)
+        self._hosts = lru_cache(maxsize=_MOST_NOTED)(self._hosts_uncached)
         self._latest: tuple[Call | None, list[tuple[int, int]]] = (None, [])  # call, and its traffic
 
     def _new_choices(self) -> Choices:
@@ -199,6 +199,8 @@ class Schedules:
 
     def hosts_of(self, call: Call) -> tuple[int, ...]:
         """The host of each member of `of(call)`: of ranks, then of copies in stores; none without a network."""
+        if call.store is None:
+            return self._hosts(call.ranks)
         return (*self._hosts(call.ranks), *(host for host in self._places(call.store) for _ in call.ranks))
 
     def dollars(self, call: Call) -> float:
@@ -219,7 +221,7 @@ class Schedules:
         fixed = self._settled().collectives.get("all_reduce")
         return fixed if fixed in AVERAGING_ALGORITHMS else AVERAGING_ALGORITHMS[0]
 
-    def _hosts(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _hosts_uncached(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The host of each rank; none without a network."""
         return tuple(self._world.hosts[rank] for rank in ranks) if self._world.topology is not None else ()
 
@@ -259,7 +261,7 @@ def load_of(call: CollectiveCall, ranks: tuple[int, ...], store: tuple[str, ...]
     """
     name, signed = call.name, call.like or call.tensors
     element_bytes = signed[0].element_size() if signed else 1
-    sizes = tuple(map(attrgetter("nbytes"), signed))
+    sizes = tuple([tensor.nbytes for tensor in signed])
     num_bytes = sum(sizes)
     if name == "all_to_all":  # the sizes of the others' parts are theirs to say
         return Call(name, ranks, num_bytes, call.root, element_bytes, (sizes,))
