@@ -51,8 +51,10 @@ def _extensions() -> list[Any]:
     for extension in extensions:
         extension.optional = True
         if sys.platform != "win32":
-            # Multiply-add in one rounding, as some compilers do unasked, would change the last bits.
-            extension.extra_compile_args = [*(extension.extra_compile_args or []), "-ffp-contract=off"]
+            # Multiply-add in one rounding, as some compilers do unasked, would change the last bits. All functions of
+            # the library are exported: unless no other may replace them, compilers do not inline one into another.
+            options = ["-ffp-contract=off", "-fno-semantic-interposition"]
+            extension.extra_compile_args = [*(extension.extra_compile_args or []), *options]
     return list(extensions)
 
 
