@@ -57,7 +57,7 @@ class Traffic:
     """Bytes that one rank has sent so far.
 
     Attributes:
-        bytes_sent: payload that left this rank, headers not counted.
+        bytes_sent: payload of the calls that this rank posted, headers not counted.
         wan_bytes: the part of it that went to another region (0 where the transport knows no regions).
         payload_bytes: every message counted once in its encoded form, as papers count.
         bytes_by_dtype: the same bytes by the dtype of what was sent, such as "torch.uint8".

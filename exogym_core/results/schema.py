@@ -81,7 +81,7 @@ TRAIN = (
     Column("train_perplexity", "exp(train_loss)", "number"),
     Column("lr", "learning rate", "number"),
     Column("virtual_seconds", "virtual time at which the last rank finished the step", "s"),
-    Column("bytes_sent", "payload that has left workers, headers not counted", "B"),
+    Column("bytes_sent", "payload of the calls that workers have posted, headers not counted", "B"),
     Column("payload_bytes", "encoded messages of a worker once each, mean over workers", "B"),
     Column(
         "wan_bytes",
@@ -161,11 +161,11 @@ class Summary:
         virtual_seconds_to_target: virtual time at which the first judged model at the target loss was
             complete; null if the target was not held
         compute_utilisation: computing / virtual seconds, mean over ranks
-        bytes_sent_per_worker: payload that left a worker, mean over workers
+        bytes_sent_per_worker: payload of the calls that a worker posted, mean over workers
         wan_bytes: part of bytes_sent between regions, and what servers and stores sent between regions
         strategy: name of the strategy
         steps: steps done by each worker
-        bytes_sent: payload that left all workers, headers not counted
+        bytes_sent: payload of the calls that all workers posted, headers not counted
         payload_bytes: encoded messages of a worker once each, as papers count
         target_loss: target of the experiment
         collectives: algorithms of the simulated collectives, by operation

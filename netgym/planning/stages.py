@@ -194,7 +194,7 @@ def boundary_bytes(cut: Cut, batch_size: int) -> list[tuple[int, int]]:
 
 
 def bubble(cut: Cut) -> float:
-    """Least idle share of a step, (p - 1) / (m + p - 1) for p stages and m micro-batches; 0 under `pipedream`."""
+    """Least idle share of a step, (p - 1) / (chunks m + p - 1) for p ranks and m micro-batches; 0 under `pipedream`."""
     stages = cut.stages
     number, chunks = stages.microbatches or 1, stages.num_stages // stages.count
     return 0.0 if stages.is_asynchronous else (stages.count - 1) / (chunks * number + stages.count - 1)
