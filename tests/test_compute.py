@@ -581,7 +581,8 @@ def test_own_coding_is_charged_or_reported() -> None:
     assert paid.coding == "charged"
     assert paid.virtual_seconds - free.virtual_seconds == pytest.approx(3 * 2 * 42 * 4 / 10_000, rel=1e-3)
     assert fit(Halves(charges=False, lr=0.1), compute="1 s").coding is None, "coding is free for all"
-    for strategy in (AllReduceStrategy(lr=0.1), DiLoCoStrategy(H=2, lr=0.1)):
+    drawn = DiLoCoStrategy(H=1, lr=0.1, clients_per_round=1)  # clients download the state
+    for strategy in (AllReduceStrategy(lr=0.1), DiLoCoStrategy(H=2, lr=0.1), drawn):
         assert fit(strategy, compute=slow).coding is None, "nothing is encoded"
     assert fit(AllReduceStrategy(codec=TenthCodec(), lr=0.1), compute=slow).coding == "charged"
 

@@ -495,6 +495,15 @@ def test_boundaries_of_a_plan_have_the_dtypes_of_autocast() -> None:
     assert Cut.of(stages, model, batch, 4, None).with_dtypes(entering).boundaries == run.boundaries
 
 
+def test_boundaries_under_autocast_are_no_codes() -> None:
+    compute = {"fixed": "1 s", "coding": "10 GB/s"}
+    for stages, coding in ((Stages(count=2), None), (Stages(count=2, codec="int8"), "charged")):
+        run, _ = fit(
+            deep_mlp(), IMAGES, AllReduceStrategy(optim_spec=SGD), stages, autocast="bf16", compute=compute
+        )
+        assert run.coding == coding
+
+
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:

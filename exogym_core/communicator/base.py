@@ -60,7 +60,7 @@ class Traffic:
         bytes_sent: payload of the calls that this rank posted, headers not counted.
         wan_bytes: the part of it that went to another region (0 where the transport knows no regions).
         payload_bytes: every message counted once in its encoded form, as papers count.
-        bytes_by_dtype: the same bytes by the dtype of what was sent, such as "torch.uint8".
+        bytes_by_dtype: those of values that may be encoded, by the dtype of what was sent, such as "torch.uint8".
         charged_values: values whose encoding or decoding has been charged.
     """
 
@@ -76,6 +76,15 @@ class Traffic:
             num_bytes, dtype = tensor.nbytes, _dtype_name(tensor.dtype)
             self.payload_bytes += num_bytes
             self.bytes_by_dtype[dtype] = self.bytes_by_dtype.get(dtype, 0) + num_bytes
+
+    @contextmanager
+    def of_plain_values(self) -> Iterator[None]:
+        """Count the calls inside without their dtypes: their values are not encoded, whatever their dtype."""
+        before = dict(self.bytes_by_dtype)
+        try:
+            yield
+        finally:
+            self.bytes_by_dtype = before
 
 
 class NextMeeting(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.stages.boundaries import boundary_codec
@@ -125,7 +126,9 @@ class ChainMessages:
         self._sent.append((towards, _Crossing(handles, calls, values, since)))
 
     def _isend(self, value: Tensor, towards: StagePass) -> Handle[None]:
-        return self._chain.isend(value, self._peer(towards, towards.stage), self._tag(towards))
+        is_plain = value.dtype.is_floating_point  # of autocast, perhaps
+        with self._chain.state.traffic.of_plain_values() if is_plain else nullcontext():
+            return self._chain.isend(value, self._peer(towards, towards.stage), self._tag(towards))
 
     def deliver(self, before: int) -> None:
         """Wait until what was sent before the pass of a micro-batch has been delivered."""

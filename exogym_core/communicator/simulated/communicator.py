@@ -637,7 +637,8 @@ class SimulatedCommunicator(Communicator):
         of_run = self._ranks[self.rank]
         group = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
         tensors = self._handed_over("fetch", Key(group, fetched.number))
-        self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)
+        with self.state.traffic.of_plain_values():
+            self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)
         return fetched.number, tensors
 
     def _check_on_clock(self, call: str) -> None:

@@ -27,7 +27,7 @@ class GradientSteps:
 
     Ranks meet when the step's first bucket of gradients is ready, else after the backward pass, and exchange theirs,
     weighed by the samples of those present. If a member is lost meanwhile the others exchange theirs once more: what
-    the first attempt has changed is taken back.
+    the first attempt has changed is taken back, on the lost one too.
 
     A rank that returns takes over parameters, buffers, the optimizer's state and what its strategy declares to be equal
     on all ranks (`Strategy.healed`); errors that it keeps for itself stay its own. With a schedule of rates the
@@ -80,14 +80,17 @@ class GradientSteps:
         owed = strategy.site.state_dict()
         num_attempts = 0
 
+        def restore() -> None:
+            for each, saved in zip(strategy.acting, state, strict=True):
+                each.load_state_of(saved)
+            strategy.site.load_state_dict(owed)
+
         def attempt(peers: Communicator, weights: Sequence[float]) -> bool:
             nonlocal num_attempts
             if num_attempts:
                 for parameter, gradient in zip(strategy.trainable, kept, strict=True):
                     parameter.grad = None if gradient is None else gradient.clone()
-                for each, saved in zip(strategy.acting, state, strict=True):
-                    each.load_state_of(saved)
-                strategy.site.load_state_dict(owed)
+                restore()
                 if gradients is not None:
                     gradients.forget()
             if num_attempts or self._early is None:
@@ -98,6 +101,8 @@ class GradientSteps:
             return True
 
         is_in = among(attempt, self._early)
+        if num_attempts and not is_in:
+            restore()
         if gradients is not None:
             gradients.forget()
             gradients.join(strategy.comm)

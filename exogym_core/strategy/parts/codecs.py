@@ -488,7 +488,8 @@ _LEAST_SHARE = 0.01  # of the payload, to count as coded: flags and counters do 
 def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
     """State of a rank's coding, "charged" or "not charged"; None: it sent its values as they are.
 
-    Values are encoded if they travel as integers, or in fewer bytes each than the parameters.
+    Values are encoded if they travel as integers, or in fewer bytes each than the parameters. Downloaded states, and
+    values on boundaries of stages without a codec, are not.
     """
     if traffic.charged_values:
         return "charged"
@@ -498,7 +499,7 @@ def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
         dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
         if not dtype.is_floating_point or dtype.itemsize < max(widths, default=0):
             coded += num_bytes
-    return "not charged" if coded > _LEAST_SHARE * sum(traffic.bytes_by_dtype.values()) else None
+    return "not charged" if coded > _LEAST_SHARE * traffic.payload_bytes else None
 
 
 class ChargedCodec(_WrappedCodec):
