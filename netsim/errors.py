@@ -101,7 +101,8 @@ def unknown_name(what: str, given: str, known: Iterable[str], meant: str = "") -
     """
     if not meant:
         return unknown_names(what, [given], known)
-    accepted = ", ".join([meant, *sorted({*known} - {meant}, key=str.casefold)])
+    names = {*known}
+    accepted = ", ".join([*[meant] * (meant in names), *sorted(names - {meant}, key=str.casefold)])
     text = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
     return UnknownNameError(text)
 

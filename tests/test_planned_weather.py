@@ -218,7 +218,7 @@ def test_rounds_that_go_on_without_a_crashed_host_lose_its_steps() -> None:
 
 
 def test_crashes_that_never_let_a_run_end_are_reported() -> None:
-    """Days were an OverflowError."""
+    """Days were an OverflowError. Where rounds go on, the cost of a crash is tokens too."""
     where = setting(failures=Crashes(1e-80, 600.0))
     with pytest.raises(
         RefusedPlanError, match=r"plan: DiLoCo: it never ends: 576 crashes a day, each of which"
@@ -226,6 +226,10 @@ def test_crashes_that_never_let_a_run_end_are_reported() -> None:
         measure(build_strategy("DiLoCo", H=5), where)
     with pytest.raises(RefusedPlanError, match=r"and a round takes more than a century"):
         measure(build_strategy("DiLoCo", H=5), replace(where, tokens=None))
+    with pytest.raises(
+        RefusedPlanError, match=r"takes 1\.2\d+ s and 80,240 tokens, leave 0\.0016 of the time"
+    ):
+        measure(build_strategy("DiLoCo", H=5, **GOES_ON), replace(where, tokens=1e12))
 
 
 def test_batches_by_speed_keep_the_slow_from_holding_up_the_fast() -> None:

@@ -198,7 +198,8 @@ def build_strategy(name: str, **options: Any) -> Strategy:
     if name == "Chain":
         return Chain(_modules(options.pop("modules", ())), **options)
     if name not in STRATEGIES:
-        raise unknown_name("strategy", name, [*STRATEGIES, "Chain"])
+        meant = {"isoloco": "DiLoCo with aggregate: isotropic", "lion": "AllReduce with optim_spec: lion"}
+        raise unknown_name("strategy", name, [*STRATEGIES, "Chain"], meant.get(name.lower(), ""))
     return STRATEGIES[name](**options)
 
 
