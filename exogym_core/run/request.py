@@ -26,7 +26,7 @@ from exogym_core.stages.placement import hosts_of
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, locate_errors, unknown_name
 from netsim.topology.weather import random_crashes
 from netsim.units import format_count
 
@@ -262,7 +262,8 @@ class FitRequest(RunConfig):
         if self.until is None:
             raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
         names = sorted(set(self.hosts), key=topology.host_index)
-        crashes = random_crashes(names, failures["mtbf"], failures["repair"], self.until, self.seed)
+        with locate_errors("fit: failures"):
+            crashes = random_crashes(names, failures["mtbf"], failures["repair"], self.until, self.seed)
         self.crashes = tuple(crashes)
         self.topology = replace(topology, weather=topology.weather.with_events(crashes))
 
