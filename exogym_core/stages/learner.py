@@ -260,7 +260,7 @@ class StageLearner(TorchLearner):
         self._messages.join(team, lambda worker, position: place[route.rank_of(worker, position)])
 
     def kept(self) -> tuple[list[Tensor], dict[Hashable, Tensor]]:
-        """What passes change: buffers, and values that codecs owe."""
+        """Copies of state that passes change: buffers, and values that codecs owe."""
         return [each.clone() for each in self._model.buffers()], dict(self._messages.residuals)
 
     @torch.no_grad()

@@ -387,7 +387,7 @@ class Meetings:
         ] = {}  # the last point that a rank of the group passed before `Ask.until`
 
     def ends_at(self, key: Key, until: float) -> bool:
-        """Whether the ranks of a group end at a point of their programs: the first that none passes before `until`."""
+        """True if the ranks of a group end at a point of their programs, the first that none passes before `until`."""
         group, number = key.group, cast("int", key.number)
         if self._clock.now < until:
             self._passed[group] = max(self._passed.get(group, number), number)

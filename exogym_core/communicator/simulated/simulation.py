@@ -127,7 +127,7 @@ class World:
         return cls(num_ranks, topology, hosts, resolved, fixed, shared_cores, choose)
 
     def settled(self) -> World:
-        """This world with its algorithms chosen: plain data."""
+        """World with its algorithms chosen: plain data."""
         return self if self.choose is None else replace(self, collectives=self.choose(), choose=None)
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
