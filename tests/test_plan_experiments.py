@@ -58,6 +58,20 @@ def test_what_is_planned_is_what_is_trained(
         assert row["days"] * 86_400 == pytest.approx(run["virtual_seconds"], rel=1e-6)
 
 
+def test_a_short_last_batch_gets_a_remark_with_its_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 1,437 digits two workers have 500 and 218 each in an epoch: a run charges 718, a plan 1,000."""
+    path = tmp_path / "short.yaml"
+    sites = SITES.replace("batch_size: 2", "batch_size: 500").replace("steps: 4", "steps: 2")
+    path.write_text("task: digits\ncompute: flops" + sites)
+    (ran,) = printed_rows(f"run {path} --strategy AllReduce --out {tmp_path / 'run'}", capsys)["summary"]
+    row, _ = printed_rows(f"plan {path}", capsys)
+    more = 2 * (row["seconds_per_round"] - row["exposed_seconds_per_round"]) / ran["computing_seconds"] - 1
+    (remark,) = (each for each in row["remarks"] if "last batch" in each)
+    assert remark.endswith(f"in full, {more:.1%} more computing")
+
+
 def test_a_strategy_that_fails_leaves_the_others_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
