@@ -397,11 +397,12 @@ class Measured:
         end = (made.days or 0.0) * SECONDS_A_DAY
         end = end if setting.until is None else min(end, setting.until)
         if unseen := changes_between(setting.topology.weather, simulated, end):
-            after = f"after the {format_seconds(simulated)} whose rounds are simulated one by one, and"
-            if self.are_peers_new:
-                after = f"and partners every round, of which {self.rounds.num_rounds} are simulated,"
+            when = f"after the {format_seconds(simulated)} whose rounds are simulated one by one, and before the end"
+            if not pace.ends:
+                kind = "with changing partners" if self.are_peers_new else "of workers at their own pace"
+                when = f"before the budget's end, and rounds {kind} are planned by their mean"
             raise RefusedPlanError(
-                f"plan: {name}: the network changes {format_count(unseen, 'time')} {after} before the budget's end, so "
+                f"plan: {name}: the network changes {format_count(unseen, 'time')} {when}, so "
                 f"its days are not known; plan fewer {'steps' if setting.is_of_steps else '--tokens'}, or give crashes "
                 "as a rate: --set failures.mtbf=... --set failures.repair=..."
             )

@@ -173,7 +173,7 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
     """Mean cost of a crash, from simulated crashes of several hosts at several moments of a round."""
     plan, setting, repair = measured.plan, measured.setting, crashes.repair_seconds
     if setting.num_ranks > _MOST_RANKS:
-        stretch = plan.seconds_per_round * plan.compute_utilisation
+        stretch = plan.seconds_per_round - plan.exposed_seconds_per_round
         return Loss(repair + stretch / 2, 0.0)
     rounds, beyond = measured.rounds, 0.0
     if measured.rounds.has_absences:
