@@ -61,15 +61,12 @@ class Assembly:
             joined: dict[str, Tensor] = {}
             for _, of_rank in (parts[number] for number in sorted(parts)):
                 joined = {**of_rank.get(name, {}), **joined}
-            ordered = {key: joined[key] for key in sorted(joined, key=self._place)}
-            layouts[name], packed = pack_named(ordered)
+            order = sorted(joined, key=lambda key: self._order[key.partition("[")[0]])
+            layouts[name], packed = pack_named({key: joined[key] for key in order})
             flats += packed
         extra = {key: value for each, _ in parts.values() for key, value in each.extra.items()}
         present = range(len(snapshot.present))
         self._take(worker, snapshot._replace(layouts=layouts, extra=extra, present=present), flats)
-
-    def _place(self, name: str) -> int:
-        return self._order[name.partition("[")[0]]
 
 
 def whole_states(states: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
