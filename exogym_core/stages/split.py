@@ -43,7 +43,7 @@ class StagePart(nn.Module):
         self._function = function
 
     def forward(self, *values: Any) -> Any:
-        """Call the function."""
+        """Values that the part hands to the next one, by the function of the split."""
         return self._function(*values)
 
 

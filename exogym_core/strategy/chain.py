@@ -219,7 +219,7 @@ class Chain(Strategy):
 
     @property
     def acting(self) -> Sequence[Strategy]:
-        """Its members."""
+        """Members of the chain, each of which exchanges gradients in a step."""
         return self.modules
 
     @property

@@ -338,7 +338,7 @@ def batch_norm_gather_stats_with_counts(
 def batch_norm_elemt(
     values: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor, eps: float
 ) -> Tensor:
-    """Normalised values."""
+    """Values normalised by their channel's mean and inverse deviation, then scaled by `weight` and moved by `bias`."""
     scale = inverse if weight is None else inverse * weight
     made = (values - _by_channel(mean, values)) * _by_channel(scale, values)
     return made if bias is None else made + _by_channel(bias, values)

@@ -99,7 +99,7 @@ class SiteGroups:
         self._dissolved = deque[str](maxlen=100)  # no more
 
     def close(self, group: str) -> None:
-        """Forget a group."""
+        """Forget a group, made or being made, so that its name may be opened anew."""
         self._opened.pop(group, None)
 
     def dissolve(self, group: str) -> None:

@@ -72,7 +72,7 @@ def check_command(
 
 
 def _load(reference: str) -> Build:
-    """Import a `module:name`."""
+    """Schedule or algorithm that a `MODULE:FUNCTION` of the current folder or an installed package names."""
     name, _, attribute = reference.partition(":")
     if not (name and attribute):
         raise InputError(f"{reference}: expected MODULE:FUNCTION, such as mine:ring")

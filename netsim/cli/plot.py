@@ -77,7 +77,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def draw(topology: Topology) -> Figure:
-    """Draw a topology.
+    """Figure of a topology's hosts, routers and links, coloured by rate.
 
     Returns:
         A matplotlib figure: `figure.savefig("picture.png")`.
