@@ -114,7 +114,7 @@ def test_a_late_rank_and_drawn_clients_are_planned_as_trained(options: dict[str,
     ends = [row["virtual_seconds"] for row in run.history if row["step"] % 5 == 0]
     assert figures.round_seconds == pytest.approx(ends, abs=1e-9)
     assert (made.steps, made.tokens) == (steps, where.tokens - sum(figures.absences) * 5 * 2 * 4)
-    sent = [own[-1] - own[0] for own in figures.bytes_sent]
+    sent = [own[-1] - own[0] for own in figures.counts["bytes_sent"]]
     assert made.bytes_per_worker == pytest.approx(sum(sent) / 4 / (steps // 5 - 1))
 
 

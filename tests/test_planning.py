@@ -201,8 +201,8 @@ def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal", seed
         row = rows[(number + 1) * period]
         assert row["virtual_seconds"] == pytest.approx(seconds, abs=1e-9)
         if not strategy.num_servers:
-            assert row["bytes_sent"] == sum(sent[number] for sent in figures.bytes_sent)
-            assert row["wan_bytes"] == sum(sent[number] for sent in figures.wan_bytes)
+            assert row["bytes_sent"] == sum(sent[number] for sent in figures.counts["bytes_sent"])
+            assert row["wan_bytes"] == sum(sent[number] for sent in figures.counts["wan_bytes"])
     if not strategy.num_servers:
         first = (
             period if strategy.clients.are_drawn else steps - period

@@ -97,8 +97,8 @@ def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[st
 
 
 @dataclass(frozen=True)
-class _PlanArguments:
-    """Command-line arguments that `plan` and `advise` share.
+class _TrainingArguments:
+    """Command-line arguments of `plan` and `advise` on what is trained, and by how many workers.
 
     Attributes:
         parameters: Parameters of a model that has no name, such as 51.2M, sent as one tensor.
@@ -107,6 +107,21 @@ class _PlanArguments:
         budget: Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.
         workers: Number of workers [one per host].
         overrides: Change one key, as in netgym run, such as failures.mtbf=8h. May be repeated.
+    """
+
+    parameters: str | None = given(metavar="NUMBER")
+    shapes: Path | None = given(metavar="FILE")
+    tokens: str | None = given(metavar="NUMBER")
+    budget: str | None = given(metavar="DOLLARS")
+    workers: int | None = given(type=click.IntRange(1))
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
+
+
+@dataclass(frozen=True)
+class _PlanArguments(_TrainingArguments):
+    """All arguments that `plan` and `advise` share: also devices, batches and network.
+
+    Attributes:
         device: Device of every worker [the hosts' own].
         utilisation: Share of the device's peak that computing reaches [0.4], by host or region, or published.
         devices_per_worker: Devices that share a worker's batch; by host or region where they differ.
@@ -119,12 +134,6 @@ class _PlanArguments:
         price: Price of a worker's hour; by host or region where they differ.
     """
 
-    parameters: str | None = given(metavar="NUMBER")
-    shapes: Path | None = given(metavar="FILE")
-    tokens: str | None = given(metavar="NUMBER")
-    budget: str | None = given(metavar="DOLLARS")
-    workers: int | None = given(type=click.IntRange(1))
-    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
     device: str | None = given(metavar="NAME")
     utilisation: Any = given(metavar="SHARE|SITE=SHARE,...|published", type=_SHARE)
     devices_per_worker: Any = given(metavar="N|SITE=N,...", default="1", type=_DEVICES)

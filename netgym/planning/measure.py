@@ -328,7 +328,7 @@ class Measured:
         self.are_peers_new = self.rounds.has_pairs and self.rounds.peers_change
         verified = self._verify(period, begun.start)
         figures = self.rounds.on(setting)
-        if setting.num_ranks > 1 and not any(counts[-1] for counts in figures.payload_bytes):
+        if setting.num_ranks > 1 and not any(counts[-1] for counts in figures.counts["payload_bytes"]):
             seen = max(verified, period * len(figures.round_seconds))
             if setting.tokens is None or seen < setting.max_steps:
                 raise RefusedPlanError(
@@ -474,7 +474,7 @@ class Measured:
             return _whole(sum(_a_round(counts, pace.span)) / setting.num_ranks)
 
         from_servers = figures.server_wan_bytes / num_rounds
-        coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
+        coding_bytes = VALUE_BYTES * max(_a_round(figures.counts["coded_values"], pace.span))
         coding = "charged" if coding_bytes else None
         if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
             coding = "not charged"
@@ -489,9 +489,9 @@ class Measured:
             tokens_per_second=per_second,
             days=days,
             **costs,
-            bytes_per_worker=of_a_worker(figures.bytes_sent),
-            payload_bytes=of_a_worker(figures.payload_bytes),
-            wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
+            bytes_per_worker=of_a_worker(figures.counts["bytes_sent"]),
+            payload_bytes=of_a_worker(figures.counts["payload_bytes"]),
+            wan_bytes=_whole(sum(_a_round(figures.counts["wan_bytes"], pace.span)) + from_servers),
             memory_per_worker=memory["total"],
             memory=memory,
             memory_with={name: setting.memory_of(states, [name])["total"] for name in MEMORY_CHOICES},
@@ -568,8 +568,8 @@ class Measured:
             return setting.topology.egress_dollars(figures.link_bytes) + figures.request_dollars
 
         a_round = charged(figures) / num_rounds
-        if self._warmup and (in_all := sum(own[-1] for own in figures.bytes_sent)):
-            a_round *= sum(_a_round(figures.bytes_sent, pace.span)) * num_rounds / in_all
+        if self._warmup and (in_all := sum(own[-1] for own in figures.counts["bytes_sent"])):
+            a_round *= sum(_a_round(figures.counts["bytes_sent"], pace.span)) * num_rounds / in_all
         if not (self.strategy.is_synchronous or self._is_a_mean or self.rounds.has_absences):
             few = min(whole, self.rounds.num_rounds)
             if remainder or few < num_rounds:
@@ -579,7 +579,7 @@ class Measured:
             return seconds, charged(figures) + later * a_round, not whole
         if (self._is_a_mean and steps > period) or self.rounds.has_absences:
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0
-            sent = [sum(counts) for counts in zip(*figures.bytes_sent, strict=True)]
+            sent = [sum(counts) for counts in zip(*figures.counts["bytes_sent"], strict=True)]
             each = [float(later - earlier) for earlier, later in itertools.pairwise([0, *sent])]
             share = _over(each, steps / period, pace.span) / sent[-1] if sent[-1] else 1.0
             return pace.seconds_until(steps / period) + at_end, charged(figures) * share, not whole

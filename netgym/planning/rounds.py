@@ -72,7 +72,8 @@ class RoundFigures:
     Attributes:
         round_seconds: virtual time at which the last rank finished each round.
         compute_seconds: of each rank, after each round: [rank][round].
-        bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
+        counts: `bytes_sent`, `wan_bytes` and `payload_bytes`, and `coded_values` that were encoded or decoded, of each
+            rank, after each round: [rank][round].
         end_seconds: when the last rank ended, after what was in flight.
         quiet_seconds: of one of the steps between exchanges, where these were extrapolated.
         collectives: the algorithms that were used, by operation.
@@ -80,7 +81,6 @@ class RoundFigures:
         request_dollars: price of requests to stores, over all of them.
         peers: ranks that each rank met in each round.
         rank_ends: virtual time at which each worker finished each round: [rank][round].
-        coded_values: of each rank, after each round, that it has encoded or decoded.
         coding: what `coding_report` says of each rank.
         server_wan_bytes: payload that servers sent to other regions.
         absences: number of ranks without which each round continued; parts where a rank missed some of its steps.
@@ -89,10 +89,7 @@ class RoundFigures:
 
     round_seconds: list[float]
     compute_seconds: list[list[float]]
-    bytes_sent: list[list[int]]
-    wan_bytes: list[list[int]]
-    payload_bytes: list[list[int]]
-    coded_values: list[list[int]]
+    counts: dict[str, list[list[int]]]
     coding: list[str | None]
     end_seconds: float = 0.0
     quiet_seconds: float | None = None
@@ -652,9 +649,6 @@ class SimulatedRounds:
         for stamped in run.rows:
             rows[stamped.rank].append(stamped)
         rank_ends = [[each.virtual_seconds for each in own] for own in rows]
-        counts: dict[str, Any] = {
-            name: [[each.row[name] for each in own] for own in rows] for name in _COUNTS
-        }
         # A rank that was away marks what it has missed when it is back.
         ends = [
             max([each.virtual_seconds for each in marked if each.row["took_part"]], default=math.inf)
@@ -663,8 +657,8 @@ class SimulatedRounds:
         return RoundFigures(
             ends,
             [[each.compute_seconds for each in own] for own in rows],
-            **counts,
-            coding=[own[-1].row["coding"] if own else None for own in rows],
+            {name: [[each.row[name] for each in own] for own in rows] for name in _COUNTS},
+            [own[-1].row["coding"] if own else None for own in rows],
             end_seconds=run.virtual_seconds or 0.0,
             collectives=run.collectives,
             link_bytes=run.link_bytes,

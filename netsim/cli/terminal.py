@@ -192,7 +192,9 @@ def takes(
             for name, each in signature(command).parameters.items()
             if isinstance(each.default, Field)
         }
-        helps = {**lines, **({} if kind is None else documented_lines(kind))}
+        helps = dict(lines)
+        for each in reversed(() if kind is None else kind.__mro__):
+            helps |= documented_lines(each)
         helps |= documented_lines(command, "Args")
 
         @wraps(command)

@@ -190,7 +190,7 @@ def _plan_and_run(number: int, num_ranks: int) -> list[str]:
     rows = {row["step"]: row for row in fit(number, num_ranks, period * len(rounds)).history}
     found = []
     for place, seconds in enumerate(rounds):
-        row, sent = rows[(place + 1) * period], sum(each[place] for each in made.figures.bytes_sent)
+        row, sent = rows[(place + 1) * period], sum(each[place] for each in made.figures.counts["bytes_sent"])
         if abs(row["virtual_seconds"] - seconds) > 1e-9 or row["bytes_sent"] != sent:
             run = f"{row['virtual_seconds']} s and {row['bytes_sent']} bytes"
             found.append(f"plan: round {place + 1} ends at {seconds} s and {sent} bytes, in the run {run}")
