@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from worlds import regions_form
 
+import netsim
 from exogym_core.communicator import Communicator, run_ranks
 from netsim import Clock, Network, Protocol, Topology, schedule, start_collective
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
@@ -292,6 +294,45 @@ def test_the_last_member_to_enter_is_notified_however_instants_are_rounded() -> 
         begin(2 + case % 28)
         clock.run()
         assert sorted(done) == [0, 1], case
+
+
+# --- calls in a row ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15)
+@given(
+    op=st.sampled_from(["all_reduce", "broadcast", "reduce", "all_gather"]),
+    num_calls=st.integers(1, 4),
+    protocol=st.sampled_from(["ideal", "linux-tcp", "gloo", "nccl-sockets"]),
+    network=st.sampled_from([regions_form({"a": 3}, "8 Mbit/s", "1 ms"), "wan-4-regions"]),
+)
+def test_calls_of_a_repetition_end_as_those_of_ranks_that_call_in_turn(
+    op: str, num_calls: int, protocol: str, network: Any
+) -> None:
+    took = netsim.collective(network, op, num_bytes=240_000, protocol=protocol, calls=num_calls)
+
+    def program(comm: Communicator) -> float:
+        for _ in range(num_calls):
+            tensor = torch.zeros(240_000 // 4 // (comm.world_size if op == "all_gather" else 1))
+            getattr(comm, op)(tensor)
+        return comm.now()
+
+    settings = {"protocol": protocol, "collectives": took.algorithm}
+    ranks = run_ranks(program, len(took.rank_seconds), network, **settings).results
+    np.testing.assert_allclose(took.rank_seconds, ranks, rtol=1e-7, atol=1e-8)
+
+
+def test_calls_in_a_row_overlap_along_a_chain() -> None:
+    """Each link of a line of five hosts carries 1 MB in 1 s, so a further call takes 1 s more."""
+    hosts = ["a", "b", "c", "d", "e"]
+    links = [{"between": list(pair), "bandwidth": "8 Mbit/s", "latency": "0 ms"} for pair in pairwise(hosts)]
+    given = {"num_bytes": 1_000_000, "algorithm": "nccl-ring", "protocol": "ideal"}
+    one, two, five = (
+        netsim.collective({"hosts": hosts, "links": links}, "broadcast", calls=n, **given).seconds
+        for n in (1, 2, 5)
+    )
+    assert one > 1.5
+    assert (two, five) == pytest.approx((one + 1, one + 4))
 
 
 # --- the closed form of collectives whose messages share no link --------------------------------------------

@@ -77,7 +77,7 @@ class Simulated(Schema):
         algorithm: None: the fastest.
         protocol: None: the network's.
         repeat: the last of so many equal calls counts.
-        times: so many such calls, one after the other, are the figure.
+        times: so many such calls, back to back (see `netsim.collective`'s `calls`), are the figure.
         experiment: an experiment or its file, as `netgym plan` takes it; its first strategy is planned.
         parameters: shapes of a payload in place of the experiment's model: [512x512, 512], or SHAPE: HOW OFTEN.
         set: keys of the experiment, or `topology.KEY` of the network, as in --set; a cell's are added to its group's.
@@ -323,9 +323,15 @@ class _Simulation:
             name: each for name in ("algorithm", "protocol") if (each := getattr(cell, name)) is not None
         }
         result = netsim.collective(
-            topology, cell.op, num_bytes=num_bytes, ranks=_hosts(cell, topology), repeat=cell.repeat, **given
+            topology,
+            cell.op,
+            num_bytes=num_bytes,
+            ranks=_hosts(cell, topology),
+            repeat=cell.repeat,
+            calls=cell.times,
+            **given,
         )
-        return {"seconds": cell.times * result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
+        return {"seconds": result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
 
     def _on_network(self, document: Document, cell: Simulated, place: KeyPath) -> Document:
         """Experiment's document with the cell's network, payload and changed keys."""

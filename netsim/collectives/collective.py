@@ -87,6 +87,7 @@ def collective(
     root: int | str = 0,
     protocol: str | Mapping[str, Any] | Protocol | None = None,
     repeat: int = 1,
+    calls: int = 1,
     pause_seconds: float = 0.0,
     recorder: Recorder | None = None,
 ) -> CollectiveTimes:
@@ -104,6 +105,8 @@ def collective(
         root: position of the root among the ranks, or the name of its host.
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
         repeat: number of repetitions, in which connections keep their state.
+        calls: of each repetition, back to back: a rank enters the next one when it has finished its own, as calls that
+            are queued on a GPU. Times, bytes and costs are of all of them; `bound_seconds` is of one.
         pause_seconds: between repetitions.
         recorder: records events for a trace.
 
@@ -116,8 +119,9 @@ def collective(
     ('two-level-direct', True)
     """
     net, parsed = network_and_protocol(topology, protocol)
-    if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
-        raise InputError(f"{op}: repeat is {repeat!r}; give a whole number from 1 up")
+    for name, number in (("repeat", repeat), ("calls", calls)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InputError(f"{op}: {name} is {number!r}; give a whole number from 1 up")
     if not isinstance(pause_seconds, int | float) or not 0 <= pause_seconds < math.inf:
         raise InputError(f"{op}: pause_seconds is {pause_seconds!r}; give a number of seconds, zero or more")
     hosts, size, root = resolve_request(net, op, num_bytes, ranks, root)
@@ -137,7 +141,7 @@ def collective(
         protocol=parsed,
     )
     timing, estimate = Estimator(net, parsed).timing(
-        made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+        made, hosts, repeat=repeat, calls=calls, pause_seconds=pause_seconds, recorder=recorder
     )
     return CollectiveTimes(
         seconds=timing.seconds[-1],

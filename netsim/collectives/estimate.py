@@ -224,6 +224,7 @@ class Estimator:
         hosts: Sequence[int],
         *,
         repeat: int,
+        calls: int = 1,
         pause_seconds: float,
         recorder: Recorder | None,
     ) -> tuple[Timing, str | None]:
@@ -235,6 +236,7 @@ class Estimator:
             schedule: the collective.
             hosts: the host of each member.
             repeat: number of repetitions.
+            calls: of each repetition, see `time_collective`; where a call is estimated, they add up.
             pause_seconds: virtual time between repetitions.
             recorder: of a trace.
         """
@@ -242,17 +244,20 @@ class Estimator:
         is_free = not topology.weather and recorder is None
         if is_free and self.is_crowd(schedule, hosts, _MOST_ASKED_AT_ONCE):
             seconds, load = self.crowds.times(schedule, hosts)
+            seconds, load = calls * seconds, calls * load
             timing = Timing([seconds] * repeat, [seconds] * len(hosts), load.tolist(), [0.0] * len(load))
             return timing, "by the busiest link of each step"
         simulated, later = schedule, 0.0
         if is_free and schedule.num_messages > _MOST_ASKED and not protocol.is_plain:
             simulated, later = self.first_steps(schedule, hosts, repeat)
+            later *= calls
         timing = time_collective(
             topology,
             protocol,
             simulated,
             hosts,
             repeat=repeat,
+            calls=calls,
             pause_seconds=pause_seconds,
             recorder=recorder,
         )
@@ -261,7 +266,7 @@ class Estimator:
         timing = Timing(
             [each + later for each in timing.seconds],
             [each + later for each in timing.rank_seconds],
-            link_bytes(schedule, hosts, topology, protocol),
+            [calls * each for each in link_bytes(schedule, hosts, topology, protocol)],
             timing.background_link_bytes,
         )
         steps = f"{simulated.num_steps} of {schedule.num_steps} steps simulated"

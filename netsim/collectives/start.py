@@ -137,6 +137,7 @@ def time_collective(
     hosts: Sequence[int],
     *,
     repeat: int = 1,
+    calls: int = 1,
     pause_seconds: float = 0.0,
     recorder: Recorder | None = None,
 ) -> Timing:
@@ -148,13 +149,14 @@ def time_collective(
         made: schedule of the collective.
         hosts: index of each member's host.
         repeat: number of repetitions.
+        calls: of each repetition; a member enters the next one when it has finished its own.
         pause_seconds: virtual time between repetitions.
         recorder: records transfers and spans; None: nothing is recorded.
 
     Raises:
         DeadlockError: the collective can never end.
     """
-    if protocol.is_plain and not topology.weather and recorder is None:
+    if protocol.is_plain and not topology.weather and recorder is None and calls == 1:
         quiet = contention_free_seconds(made, hosts, topology, protocol)
         if quiet is not None:
             none = [0.0] * len(topology.links)
@@ -167,18 +169,30 @@ def time_collective(
     network, faults = network_with_weather(topology, protocol, recorder)
     clock = network.env
     seconds, ends = list[float](), dict[int, float]()
+    started, entered = list[Collective](), list[int]()
+
+    def enter(member: int) -> None:
+        number = entered[member]
+        entered[member] += 1
+        if number == len(started):
+            started.append(start_collective(network, made, hosts, group=made.op, on_done=note))
+        started[number].arrive(member)
 
     def note(member: int) -> None:
-        ends[member] = clock.now
+        if entered[member] < calls:
+            enter(member)
+        else:
+            ends[member] = clock.now
 
     for repetition in range(repeat):
         if repetition and pause_seconds:
             clock.run(until=clock.now + pause_seconds)
         start, before, others_before = clock.now, network.link_bytes, network.background_link_bytes
         ends.clear()
-        one = start_collective(network, made, hosts, group=made.op, on_done=note)
+        started.clear()
+        entered[:] = [0] * made.num_ranks
         for member in range(made.num_ranks):
-            one.arrive(member)
+            enter(member)
         try:
             faults.run_until(lambda: len(ends) == made.num_ranks)
         finally:
