@@ -1,12 +1,13 @@
 """Host time of the torch.distributed backend, alongside gloo and a lower bound.
 
-    python benchmarks/launch.py [RANKS] [calls] [starts]
+    python benchmarks/launch.py [RANKS] [calls] [starts] [large]
 
 Prints all-reduces of 4 bytes and of 25 MB among forked processes: over gloo, over netsim, as bare as can be (messages
 to one process and back; values copied to shared memory, added up there piece by piece, and copied back); then how
 long programs take that start, meet once and end: under torchrun with gloo, under torchrun with netsim, under `netgym
-launch`. Seconds of the clock, and of the processor. Times are of an idle machine or they are nothing; as root,
-`chrt -r 10 python benchmarks/launch.py` makes one of a busy machine.
+launch`; then what each all-reduce of 123 MB takes of all processors, the simulating process's included, under torchrun
+with gloo and under `netgym launch`. Seconds of the clock, and of the processor. Times are of an idle machine or they
+are nothing; as root, `chrt -r 10 python benchmarks/launch.py` makes one of a busy machine.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CASES = {"4 bytes": (1, 1000), "25 MB": (25_000_000 // 4, 20)}
+LARGE_CALLS = 20
 PROGRAM = """
 import sys, torch, torch.distributed as dist
 if sys.argv[1] == "netsim":
     import netgym.launch
 dist.init_process_group(sys.argv[1])
+values = torch.ones(int(sys.argv[2]))
+for _ in range(int(sys.argv[3])):
+    dist.all_reduce(values)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -142,23 +147,43 @@ def calls(size: int) -> None:
         report(backend, rows)
 
 
+def spent_on(command: list[str], script: Path, *arguments: object) -> tuple[float, float]:
+    """Seconds of the clock, and of all processors, that a command takes with a script."""
+    script.write_text(PROGRAM)
+    before, begin = harness.cpu_seconds(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([*command, str(script), *map(str, arguments)], check=True, capture_output=True)
+    return time.perf_counter() - begin, harness.cpu_seconds(resource.RUSAGE_CHILDREN) - before
+
+
+def commands(size: int) -> tuple[list[str], list[str]]:
+    """Commands that start ranks: torchrun, and `netgym launch`."""
+    torchrun = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node={size}".split()]
+    return torchrun, [*harness.NETGYM, "launch", f"-n{size}", "--compute=marks"]
+
+
 def starts(size: int) -> None:
     """Print what starting takes."""
+    torchrun, launch = commands(size)
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "program.py"
-        script.write_text(PROGRAM)
-        torchrun = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node={size}".split()]
-        launch = [*harness.NETGYM, "launch", f"-n{size}"]
-        for name, command in {
-            "torchrun, gloo": [*torchrun, str(script), "gloo"],
-            "torchrun, netsim": [*torchrun, str(script), "netsim"],
-            "netgym launch": [*launch, str(script), "netsim"],
-        }.items():
-            before, begin = harness.cpu_seconds(resource.RUSAGE_CHILDREN), time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True)
-            wall = time.perf_counter() - begin
-            cpu = harness.cpu_seconds(resource.RUSAGE_CHILDREN) - before
+        for name, command, backend in (
+            ("torchrun, gloo", torchrun, "gloo"),
+            ("torchrun, netsim", torchrun, "netsim"),
+            ("netgym launch", launch, "netsim"),
+        ):
+            wall, cpu = spent_on(command, Path(folder, "program.py"), backend, 0, 0)
             print(f"{name:17} {wall:10.2f} s    processors {cpu:10.2f} s", flush=True)
+
+
+def large(size: int) -> None:
+    """Print what an all-reduce of 123 MB takes of all processors: a program with some less the same without."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, command in zip(("torchrun, gloo", "netgym launch"), commands(size), strict=True):
+            without, whole = (
+                spent_on(command, Path(folder, "program.py"), "gloo", 123_000_000 // 4, 2 + calls)[1]
+                for calls in (0, LARGE_CALLS)
+            )
+            cpu = (whole - without) / LARGE_CALLS
+            print(f"{name:17} 123 MB     all processors {cpu * 1e3:10.2f} ms", flush=True)
 
 
 if __name__ == "__main__":
@@ -166,5 +191,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     given = sys.argv[1:]
     num_ranks = int(given.pop(0)) if given and given[0].isdigit() else 8
-    for part in given or ["calls", "starts"]:
-        {"calls": calls, "starts": starts}[part](num_ranks)
+    for part in given or ["calls", "starts", "large"]:
+        {"calls": calls, "starts": starts, "large": large}[part](num_ranks)

@@ -28,7 +28,7 @@ from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimE
 from netsim.ranks import FROM_ROOT, group_of, needs_nobody
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping
+    from collections.abc import Collection, Hashable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from netsim.ranks import Key
@@ -75,7 +75,16 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-_BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
 
 
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]
@@ -99,42 +108,36 @@ def reduce_tensors(tensors: Sequence[Tensor], op: str, empty: Empty | None = Non
     if first.numel() <= _PIECE or not all(tensor.is_contiguous() and tensor.is_cpu for tensor in tensors):
         return _reduced(tensors, op, into)
     result = torch.empty(first.shape, dtype=first.dtype) if into is None else into
-    flat, lines = result.view(-1), [tensor.view(-1) for tensor in tensors]
-    begins = range(0, flat.numel(), _PIECE)
-    num_threads = min(torch.get_num_threads(), flat.numel() // _OF_A_THREAD)
+    pieces = list(
+        zip(
+            result.view(-1).split(_PIECE), *(tensor.view(-1).split(_PIECE) for tensor in tensors), strict=True
+        )
+    )
+    num_threads = min(torch.get_num_threads(), first.numel() // _OF_A_THREAD)
 
-    def reduce_pieces(mine: range) -> None:
+    def reduce_pieces(mine: Iterable[tuple[Tensor, ...]]) -> None:
         with torch.inference_mode():  # a thread has modes of its own; this one may write to all tensors
-            for begin in mine:
-                piece = slice(begin, begin + _PIECE)
-                _reduced([line[piece] for line in lines], op, flat[piece])
+            for piece, *given in mine:
+                _reduced(given, op, piece)
 
     if num_threads < 2:
-        reduce_pieces(begins)
+        reduce_pieces(pieces)
     else:
         with ThreadPoolExecutor(num_threads) as threads:
-            list(threads.map(reduce_pieces, [begins[i::num_threads] for i in range(num_threads)]))
+            list(threads.map(reduce_pieces, [pieces[i::num_threads] for i in range(num_threads)]))
     return result
 
 
 def _reduced(tensors: Sequence[Tensor], op: str, into: Tensor | None = None) -> Tensor:
     """The reduction of whole tensors, in `into` if it is given."""
-    dtype = tensors[0].dtype
-    if into is not None and accumulator_dtype(dtype) == dtype:
-        result = into.copy_(tensors[0])
+    reduction, (first, *others) = _REDUCTIONS[op], tensors
+    dtype = first.dtype
+    if others and accumulator_dtype(dtype) == dtype:  # without a copy of the first
+        result = reduction(first, others.pop(0), out=into)
     else:
-        result = tensors[0].to(accumulator_dtype(dtype), copy=True)
-    for tensor in tensors[1:]:
-        if op in ("sum", "avg"):
-            result.add_(tensor)
-        elif op == "product":
-            result.mul_(tensor)
-        elif op in _BITWISE:
-            _BITWISE[op](result, tensor, out=result)
-        elif op == "min":
-            torch.minimum(result, tensor.to(result.dtype), out=result)
-        else:
-            torch.maximum(result, tensor.to(result.dtype), out=result)
+        result = first.to(accumulator_dtype(dtype), copy=True)
+    for tensor in others:
+        reduction(result, tensor, out=result)
     if op == "avg":
         result.div_(len(tensors))
     if into is None:
