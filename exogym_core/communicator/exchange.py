@@ -110,7 +110,9 @@ def reduce_tensors(tensors: Sequence[Tensor], op: str, empty: Empty | None = Non
     result = torch.empty(first.shape, dtype=first.dtype) if into is None else into
     pieces = list(
         zip(
-            result.view(-1).split(_PIECE), *(tensor.view(-1).split(_PIECE) for tensor in tensors), strict=True
+            torch.split(result.view(-1), _PIECE),
+            *(torch.split(tensor.view(-1), _PIECE) for tensor in tensors),
+            strict=True,
         )
     )
     num_threads = min(torch.get_num_threads(), first.numel() // _OF_A_THREAD)
