@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.config import checked_config
 from exogym_core.data.batches import autocast_to, move_batch
+from exogym_core.run.loop import Server
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
@@ -176,7 +177,8 @@ def carried_seconds(
     program.prepare()
 
     def body(comm: Communicator) -> float:
-        loop = program.loop(comm, [])
+        loop = program.role(comm, [])
+        assert not isinstance(loop, Server)
         loop.start()
         loop.max_steps = ROUND
         while loop.go_on():

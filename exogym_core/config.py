@@ -442,9 +442,10 @@ def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
     given = signature(RunConfig).bind(*positional, **keywords).arguments
     for name, value in given.items():
         value = given[name] = plain_numbers(value)
-        expected = _expected(name)
-        if isinstance(value, float) and value.is_integer() and expected is not None and expected.is_whole:
-            given[name] = int(value)  # users of EXO Gym pass 150.0 steps
+        if isinstance(value, float) and value.is_integer():
+            expected = _expected(name)
+            if expected is not None and expected.is_whole:
+                given[name] = int(value)  # users of EXO Gym pass 150.0 steps
     try:
         return RunConfig(**given)
     except ValidationError as error:

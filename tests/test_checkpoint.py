@@ -194,7 +194,7 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for path in (first, second, third):
         path.mkdir()
-    log = LogWriter(tmp_path, [], [0, 0])
+    log = LogWriter(tmp_path, 2, [])
     added = [(rank, request) for rank, stream in enumerate(streams) for request in stream]
     for each in added:
         log.add(*each)
@@ -206,7 +206,7 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
     assert (first / parts[0].name).stat().st_ino == (second / more[0].name).stat().st_ino, "written once"
     assert read_logs(first, parts, 2)[0] == streams
     # After a restart it goes on in another file, and what is replayed is not written again.
-    again = LogWriter(tmp_path, [(second, part) for part in more], [5, 3])
+    again = LogWriter(tmp_path, 2, [(second, part) for part in more])
     for each in [*added, (1, Advance(7.0)), (1, Advance(1e-300))]:
         again.add(*each)
     last = again.link_into(third, [0, 1], (0, 0))

@@ -173,17 +173,16 @@ class LogWriter:
 
     Args:
         folder: of the checkpoints.
-        earlier: parts of former stretches, and their folders.
-        num_past: number of each rank's requests in them: these are not written again when they are served.
+        num_ranks: number of ranks.
+        earlier: parts of former stretches, and their folders; their requests are not written again as they are served.
     """
 
-    def __init__(
-        self, folder: Path, earlier: Sequence[tuple[Path, LogPart]], num_past: Sequence[int]
-    ) -> None:
-        self._earlier, self._to_skip = list(earlier), list(num_past)
+    def __init__(self, folder: Path, num_ranks: int, earlier: Sequence[tuple[Path, LogPart]]) -> None:
+        self._earlier = list(earlier)
+        self._to_skip = [sum(part.lengths[rank] for _, part in earlier) for rank in range(num_ranks)]
         self._name = f"log-{len(earlier) + 1:04}.jsonl.gz"
         self._path = folder / f".log-{secrets.token_hex(4)}"
-        self._lengths = [0] * len(num_past)
+        self._lengths = [0] * num_ranks
         self._lines: list[str] = []
         self._num_characters = self._num_bytes = 0
         self._digest = hashlib.sha256()

@@ -34,7 +34,7 @@ from exogym_core.checkpoints.files import FileFacts, LogWriter, write_new, write
 from exogym_core.events import Grid
 from exogym_core.names import visible
 from exogym_core.results.disk import FolderLock, RecordError, record_errors
-from exogym_core.workers.journal import Journal, MessagesInFlight
+from exogym_core.workers.journal import MessagesInFlight
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from exogym_core.events import Finding, Saved
     from exogym_core.workers.journal import MessageName
-    from netsim.ranks import Request, StampedRow
+    from netsim.ranks import StampedRow
 
 
 __all__ = ["VARIABLE", "CheckpointWriter", "OwnParts", "RankCheckpoints", "mark_of"]
@@ -219,7 +219,7 @@ class CheckpointWriter:
     """Completes checkpoints as their marks are served, and everything before them has been evaluated.
 
     Args:
-        folder: for the checkpoints; it exists. None: none are made.
+        folder: for the checkpoints; it exists.
         identity: of the run.
         world_size: number of ranks.
         resumed: the checkpoint that the run resumes from.
@@ -230,8 +230,8 @@ class CheckpointWriter:
         InputError: another process makes checkpoints in the folder.
 
     Attributes:
-        journal: to run the ranks with.
-        found: findings of an earlier part of the run.
+        requested: called with each rank and request as the clock serves it.
+        in_flight: messages in flight.
         on_complete: called with the step of each complete checkpoint.
     """
 
@@ -239,7 +239,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path,
         identity: Mapping[str, Any],
         world_size: int,
         resumed: StoredCheckpoint | None = None,
@@ -247,28 +247,16 @@ class CheckpointWriter:
     ) -> None:
         self._num_parts = world_size if num_parts is None else num_parts
         self._folder, self._identity, self._world_size = folder, identity, world_size
-        self._lock = FolderLock(folder) if folder is not None else None
+        self._lock = FolderLock(folder)
         self._arriving: dict[int, _Arriving] = {}
         self._complete: list[tuple[int, _Arriving]] = []  # by step; to be evaluated first: what was deposited
         self._num_timed = 0  # evaluations by the clock that have been reported
         self._resumed_step = resumed.step if resumed is not None else 0
-        past, self.found = resumed.past() if resumed is not None else ([], [])
-        kept = resumed.messages() if resumed is not None else {}
-        self._in_flight = MessagesInFlight(self._resumed_step, kept)
-        self.journal = Journal(past)
-        if folder is not None or resumed is not None:
-            self.journal.on_request, self.journal.in_flight = self._requested, self._in_flight
+        self.in_flight = MessagesInFlight()
         self._tidy()
-        self._log: LogWriter | None = None
-        if folder is not None:
-            earlier = [(resumed.path, part) for part in resumed.logs] if resumed is not None else []
-            num_past = [len(own) for own in past] or [0] * world_size
-            self._log = LogWriter(folder, earlier, num_past)
-
-    def _requested(self, rank: int, request: Request) -> None:
-        if self._log is not None:
-            self._log.add(rank, request)
-        self._in_flight.requested(rank, request)
+        earlier = [(resumed.path, part) for part in resumed.logs] if resumed is not None else []
+        self._log = LogWriter(folder, world_size, earlier)
+        self.requested = self._log.add
 
     def add(self, marked: StampedRow) -> None:
         """Take a rank's `Saved`.
@@ -277,7 +265,7 @@ class CheckpointWriter:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
         """
         saved: Saved = marked.row
-        if self._log is None or saved.step <= self._resumed_step:
+        if saved.step <= self._resumed_step:
             return
         arriving = self._arriving.setdefault(saved.step, _Arriving())
         arriving.files.update(saved.files)
@@ -291,10 +279,9 @@ class CheckpointWriter:
 
     def add_found(self, found: Finding) -> None:
         """Store a finding of the evaluator."""
-        if self._log is not None:
-            self._log.add_found(found)
-            if found.point.grid is Grid.CLOCK:
-                self._num_timed = found.point.number + 1
+        self._log.add_found(found)
+        if found.point.grid is Grid.CLOCK:
+            self._num_timed = found.point.number + 1
 
     def settle(self, num_taken: Mapping[int, int]) -> None:
         """Complete the checkpoints whose earlier snapshots are all evaluated; `num_taken` counts those by rank.
@@ -309,7 +296,7 @@ class CheckpointWriter:
             ):
                 return
             del self._complete[0]
-            if messages := self._in_flight.complete(step):
+            if messages := self.in_flight.complete(step):
                 arriving.files.update(self._write(step, messages))
             for _ in self.stages(step, arriving.files, arriving.lengths, arriving.num_timed):
                 pass
@@ -317,12 +304,10 @@ class CheckpointWriter:
                 each for each in self._arriving if each < step
             ]:  # some rank has none of that step
                 del self._arriving[earlier]
-                if self._folder is not None:
-                    shutil.rmtree(self._folder / f".{step_name(earlier)}", ignore_errors=True)
+                shutil.rmtree(self._folder / f".{step_name(earlier)}", ignore_errors=True)
             self.on_complete(step)
 
     def _write(self, step: int, messages: Mapping[MessageName, tuple[Tensor, ...]]) -> FileFacts:
-        assert self._folder is not None
         kept = [
             {"box": box, "source": source, "number": number, "tensors": list(tensors)}
             for ((box, source), number), tensors in messages.items()
@@ -341,8 +326,6 @@ class CheckpointWriter:
             lengths: rank -> how much of its log belongs to the checkpoint.
             num_timed: evaluations by the clock whose findings belong to it, besides those of steps before.
         """
-        assert self._folder is not None
-        assert self._log is not None
         unfinished, finished = self._folder / f".{step_name(step)}", self._folder / step_name(step)
         in_order = [lengths[rank] for rank in range(self._world_size)]
         logs = self._log.link_into(unfinished, in_order, (step, num_timed))
@@ -372,21 +355,18 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Close the log and remove checkpoints that were not completed."""
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
         self._tidy()
 
     def _tidy(self) -> None:
-        if self._folder is not None:
-            for path in self._folder.glob(".step-*"):
-                shutil.rmtree(path, ignore_errors=True)
-            for path in self._folder.glob(".log-*"):
-                path.unlink(missing_ok=True)
+        for path in self._folder.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in self._folder.glob(".log-*"):
+            path.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Release the folder to other processes."""
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
 
 def _remove(path: Path) -> None:

@@ -60,19 +60,15 @@ def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None = None) -> list[Logger]:
-    """The loggers that the request names; none where logging is disabled.
-
-    Args:
-        request: of the run.
-        model: of the run.
-        checkpoints: folder of the run's checkpoints, which has the id of its wandb run too.
-    """
+def make_loggers(program: Program) -> list[Logger]:
+    """The loggers that the request names; none where logging is disabled."""
     loggers: list[Logger] = []
+    request = program.request
     if request.disable_logging or (request.wandb_project is None and request.run_name is None):
         return loggers
-    config = run_config(request, model)
+    config = run_config(request, program.model)
     if request.wandb_project is not None:
+        checkpoints = program.checkpoints.home  # has the id of its wandb run too
         id_file = checkpoints / "wandb" if checkpoints is not None else None
         loggers.append(
             WandbLogger(
@@ -113,7 +109,8 @@ class RunMonitor:
 
     Attributes:
         resumed: the checkpoint that the run resumes from; None for a run from the start.
-        writer: completes checkpoints.
+        journal: requests of ranks, before this run and since.
+        writer: completes checkpoints; None where none are made.
         recorder: merges rows.
         streams: requests of ranks, where they have a clock.
         found: findings of the evaluator.
@@ -133,8 +130,8 @@ class RunMonitor:
         else:
             recording.settle(program)
         request = program.request
-        self.writer = begin_checkpoints(program, self.resumed)
-        self._loggers = make_loggers(request, program.model, program.checkpoints.home)
+        self.journal, self.writer = begin_checkpoints(program, self.resumed)
+        self._loggers = make_loggers(program)
         listening = [*listeners, *(logger.event for logger in self._loggers)]
         if request.on_event is not None:
             listening.append(partial(_tell, request.on_event))
@@ -143,20 +140,19 @@ class RunMonitor:
             result, request.topology is not None, listening, clock, num_ranks=request.num_training
         )
         self.evaluator: Evaluator | RecordedEvaluator = (
-            program.evaluator(self.writer.found) if recording is None else RecordedEvaluator(recording)
+            program.evaluator(self.journal.found) if recording is None else RecordedEvaluator(recording)
         )
         self._take_snapshot, self._ranks_a_worker = self.evaluator.take, 1
         if request.stages is not None and recording is None:
             self._ranks_a_worker = request.stages.count
             self._take_snapshot = Assembly(self.evaluator.take, program.model, request.stages.count).take
         self.streams = Streams(request.num_ranks)
-        self.found = list(self.writer.found)
-        self._log = self.writer.journal.on_request
-        if recording is None and request.carrier.has_clock:
-            self.writer.journal.on_request = self._requested
+        self.found = list(self.journal.found)
+        self._is_recorded = recording is None and request.carrier.has_clock
+        self.journal.on_request = self._requested
         self._result = result
         note_settled(result, program)
-        for found in self.writer.found:
+        for found in self.found:
             self.recorder.observe(found)
         self._lock = threading.RLock()  # rows may come in several threads
 
@@ -169,17 +165,19 @@ class RunMonitor:
     @property
     def sinks(self) -> Sinks:
         """Receivers of rows, snapshots and the journal."""
-        return Sinks(self.take, self._take_snapshot, self.writer.journal)
+        return Sinks(self.take, self._take_snapshot, self.journal)
 
     def _requested(self, rank: int, request: Request) -> None:
-        self._log(rank, request)
-        self.streams.add(rank, request)
+        if self.writer is not None:
+            self.writer.requested(rank, request)
+        if self._is_recorded:
+            self.streams.add(rank, request)
 
     def take(self, marked: StampedRow) -> None:
         """Record a row of a rank."""
         with self._lock:
             self.recorder.add(marked)
-            if isinstance(marked.row, Saved):
+            if self.writer is not None and isinstance(marked.row, Saved):
                 self.writer.add(marked)
             self.settle()
 
@@ -193,13 +191,16 @@ class RunMonitor:
         """Record a finding of the evaluator."""
         self.found.append(found)
         self.recorder.observe(found)
-        self.writer.add_found(found)
+        if self.writer is not None:
+            self.writer.add_found(found)
 
     def settle(self) -> None:
         """Record what the evaluator has found since the last call."""
         num_taken: Mapping[int, int] = dict(self.evaluator.num_taken)  # first: later findings do no harm
         while self.evaluator.found:
             self.observe(self.evaluator.found.popleft())
+        if self.writer is None:
+            return
         count = self._ranks_a_worker
         if count > 1:  # snapshots of a worker are those of its ranks
             num_taken = {worker * count + k: num for worker, num in num_taken.items() for k in range(count)}
@@ -212,8 +213,9 @@ class RunMonitor:
             try:
                 self.recorder.finish()  # a listener may press Ctrl-C here too
             finally:
-                self.writer.close()
-                self.writer.release()
+                if self.writer is not None:
+                    self.writer.close()
+                    self.writer.release()
                 error = sys.exception() if failed else None
                 for logger in self._loggers:
                     close_logger(logger, None if error is None else type(error))
@@ -255,7 +257,8 @@ def planned_together(
     if monitor is not None:
         if planned["mark"]:
             (Path(planned["home"]) / planned["mark"]).unlink(missing_ok=True)
-        monitor.writer.on_complete = lambda step: side.post(_COMPLETE, str(step))
+        if monitor.writer is not None:
+            monitor.writer.on_complete = lambda step: side.post(_COMPLETE, str(step))
     if refusals:
         raise InputError("\n".join(refusals))
     if own is not None:

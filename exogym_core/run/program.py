@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +199,7 @@ class DataSets:
     """The data sets of a run, and which samples of them a rank sees.
 
     Args:
-        request: of the run; a micro-batch found later is set here too.
+        request: of the run.
         train_dataset: one for all ranks, or a factory of each rank's own.
         val_dataset: for evaluations, or a factory of it.
 
@@ -469,15 +469,11 @@ class Program:
             return self.request.limit(self.data.shared_source(0).steps_per_epoch)
         return self.request.max_steps if self.request.num_epochs is None else None
 
-    def take_minibatch(self, size: int) -> None:
-        """Settle the micro-batch that was to be found: `size` samples."""
-        self.request = self.data.request = replace(self.request, minibatch_size=size, finds_minibatch=False)
-
     def prepare(self) -> None:
         """Measure open settings: the micro-batch that fits, a step's operations or its seconds here."""
-        if self.request.finds_minibatch:
-            self.take_minibatch(self._fitting_minibatch())
         request = self.request
+        if request.finds_minibatch:
+            request.take_minibatch(self._fitting_minibatch())
         if request.workers.kind == "stacked":
             self._decide_on_stack()
         self.compute = request.compute
@@ -557,8 +553,9 @@ class Program:
     def workers(self) -> WorkerSpec:
         """Kind and number of worker processes, `auto` decided by the size of a step and their number."""
         request = self.request
-        on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
-        steps = self.known_max_steps() if request.workers.kind == "auto" and can_fork() else None
+        kind, devices = request.workers.kind, map(request.device_of, range(request.num_nodes))
+        on_cuda = kind == "ray" and any(device.type == "cuda" for device in devices)
+        steps = self.known_max_steps() if kind == "auto" and can_fork() else None
         return request.workers.settle(
             request.num_training, num_cores(), self.step_flops, num_steps=steps, on_cuda=on_cuda
         )
@@ -567,8 +564,8 @@ class Program:
         request, device = self.request, self.request.device_of(0)
         ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
         num_ranks = max(ranks.values())
-        if request.is_apart or request.is_joining:
-            num_ranks = whole_number_of("LOCAL_WORLD_SIZE", 1 if request.is_apart else num_ranks)
+        if request.launch != "local":
+            num_ranks = whole_number_of("LOCAL_WORLD_SIZE", 1 if request.launch == "site" else num_ranks)
         with kept_rng(device), first_batch(self.model):
             return fitting_size(
                 copy.deepcopy(self.model).to(device),
@@ -640,82 +637,75 @@ class Program:
 
     def __call__(self, comm: Communicator) -> RankOutcome:
         """Train on this rank, or serve."""
-        if comm.rank >= self.request.num_training:
-            return self.server(comm).run()
         remarks: list[str] = []
-        loop = self.loop(comm, remarks)
+        role = self.role(comm, remarks)
         try:
-            outcome = loop.run()
+            outcome = role.run()
         except Exception as error:
             is_known = isinstance(error, NetsimError) or not _inputs_of(self.model)
-            if loop.local_step or is_known or not _is_in(self.model, error):
+            if isinstance(role, Server) or role.local_step or is_known or not _is_in(self.model, error):
                 raise
             raise _of_first_batch(error, self.model) from None
         return replace(outcome, remarks=(*outcome.remarks, *remarks))
 
-    def server(self, comm: Communicator) -> Server:
-        """A rank that computes nothing."""
-        return Server(**self._role(comm))
-
-    def _role(self, comm: Communicator) -> dict[str, Any]:
-        """Arguments of every role: the rank's own replica and strategy, and settings of the run."""
-        request, device = self.request, self.request.device_of(comm.rank)
+    def role(self, comm: Communicator, remarks: list[str]) -> Loop | Server:
+        """Role of this rank, ready to run; warnings for the user are added to `remarks`."""
+        request, compute, checkpoints = self.request, self.compute, self.checkpoints
+        device = request.device_of(comm.rank)
         seed_device(device, request.seed, comm.rank)
+        model, strategy = copy.deepcopy(self.model).to(device), copy.deepcopy(self.strategy)
         every = request.val_interval if self.evaluates else None
-        return {
-            "comm": comm,
-            "model": copy.deepcopy(self.model).to(device),
-            "strategy": copy.deepcopy(self.strategy),
+        settings: dict[str, Any] = {
             "seed": request.seed,
             "evaluations": EvaluationTimes(every, request.correlation_interval, request.val_seconds),
-            "checkpoints": self.checkpoints,
+            "checkpoints": checkpoints,
             "is_copy": request.carrier.has_clock,
         }
-
-    def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
-        """Loop of this rank, ready to start; warnings for the user are added to `remarks`."""
-        request, role = self.request, self._role(comm)
-        model, strategy = role["model"], role["strategy"]
+        if comm.rank >= request.num_training:
+            return Server(comm, model, strategy, **settings)
         stage: StageRank | None = None
         if self.cut is not None:
             assert request.stages is not None
             held = self.cut.held_by(model, comm.rank % request.stages.count)
-            role["stage"] = stage = StageRank(self.cut, comm, held, self.data.samples_at)
-        of_worker = comm if stage is None else stage.peers
+            stage = StageRank(self.cut, comm, held, self.data.samples_at)
         self.data.batches = self.batches
-        data = self.data.source(of_worker, remarks, keeps=self.checkpoints.home is not None)
+        keeps = checkpoints.every is not None or checkpoints.resumed is not None
+        data = self.data.source(comm if stage is None else stage.peers, remarks, keeps=keeps)
         data.num_epochs = request.num_epochs
         max_steps = request.limit(None if isinstance(data, ClientData) else data.steps_per_epoch)
-        if self.checkpoints.resumed is not None:
-            self.refuse_fewer_steps(max_steps, self.checkpoints.resumed)
-        coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
-        updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
-        cost = self.durations[comm.rank]
-
-        def make_learner() -> TorchLearner:
-            if stage is not None:
-                keeps = self.checkpoints.every is not None
-                return StageLearner(stage, comm, strategy, cost, request.autocast, coding, keeps=keeps)
-            order = self.backward_order
-            if order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
-                parts = model, comm, strategy.before_backward, cost, request.autocast
-                return TorchLearner(*parts, strategy.overlaps_backward)
-            if self._stack is None:  # of all ranks of this run
-                graphs = request.workers.cuda_graphs
-                sizes = request.num_nodes, request.autocast, comm.turns
-                self._stack = Stack(model, *sizes, cuda_graphs=graphs)
-            order = order if strategy.overlaps_backward else None
-            return StackedLearner(model, comm, strategy.before_backward, cost, self._stack, order)
-
+        if checkpoints.resumed is not None:
+            self.refuse_fewer_steps(max_steps, checkpoints.resumed)
         return Loop(
-            **role,
-            data=data,
-            make_learner=make_learner,
-            max_steps=max_steps,
+            comm,
+            model,
+            strategy,
+            data,
+            partial(self._learner, comm, model, strategy, stage),
+            max_steps,
+            stage=stage,
             until=request.until,
-            coding=coding,
-            updates=updates,
+            coding=compute.coding if compute is not None and compute.coding.speeds else None,
+            updates=compute.updates if compute is not None and compute.updates.speeds else None,
+            **settings,
         )
+
+    def _learner(
+        self, comm: Communicator, model: nn.Module, strategy: Strategy, stage: StageRank | None
+    ) -> TorchLearner:
+        """Learner of a rank, made before its strategy is set up."""
+        request, cost, order = self.request, self.durations[comm.rank], self.backward_order
+        if stage is not None:
+            coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
+            keeps = self.checkpoints.every is not None
+            return StageLearner(stage, comm, strategy, cost, request.autocast, coding, keeps=keeps)
+        if order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
+            parts = model, comm, strategy.before_backward, cost, request.autocast
+            return TorchLearner(*parts, strategy.overlaps_backward)
+        if self._stack is None:  # of all ranks of this run
+            sizes = request.num_nodes, request.autocast, comm.turns
+            self._stack = Stack(model, *sizes, cuda_graphs=request.workers.cuda_graphs)
+        order = order if strategy.overlaps_backward else None
+        return StackedLearner(model, comm, strategy.before_backward, cost, self._stack, order)
 
     # --- evaluation ----------------------------------------------------------------------------------------
 
@@ -748,20 +738,18 @@ class Program:
         request, compute = self.request, self.compute
         assert compute is not None
         assert request.topology is not None
-        hosts = request.topology.place(request.num_ranks, request.places)[: request.num_training]
-        num_workers = Counter(hosts)
-        first: dict[
-            int, int
-        ] = {}  # a host is named by its first rank, so that renaming hosts changes no draw
+        names = request.hosts
+        num_workers = Counter(names)
         found = []
-        for rank, place in enumerate(hosts):
-            host = request.topology.hosts[place]
+        for name in names:
+            host = request.topology.hosts[request.topology.host_index(name)]
             seconds = compute.step_seconds(
                 self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
             )
             if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
-                seconds *= host.slowdown(num_workers[place])  # servers compute nothing
-            found.append((seconds, first.setdefault(place, rank)))
+                seconds *= host.slowdown(num_workers[name])  # servers compute nothing
+            # A host is known by its first rank, so that renaming hosts changes no draw.
+            found.append((seconds, names.index(name)))
         return found
 
     @cached_property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import OPTIONS, resolved_protocol, yaml_text
 from exogym_core.names import PROGRAM_TASK, file_name, strategy_name, visible
 from exogym_core.results.disk import warned
+from exogym_core.results.progress import shown
 from exogym_core.results.run_folder import RunFolder, is_run_folder
 from exogym_core.run.snapshots import passing_buffers
 from exogym_core.strategy.base import Strategy
@@ -17,13 +18,15 @@ from netsim.errors import InputError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.program import Program
     from exogym_core.run.request import FitRequest
 
-__all__ = ["PLAIN", "RunRecord", "plain_arguments", "run_record"]
+    Listener = Callable[[Mapping[str, Any]], None]
+
+__all__ = ["PLAIN", "RunRecord", "followed", "plain_arguments"]
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -135,21 +138,50 @@ class RunRecord:
 
 
 @contextmanager
-def run_record(program: Program) -> Iterator[RunRecord | None]:
-    """Folder of a run, owned by this process while the block runs; the program gets its checkpoints in there.
-
-    None where no folder is asked for, and for ranks other than the first of those that torchrun started for the run.
+def followed(program: Program, result: FitResult) -> Iterator[list[Listener]]:
+    """Write the run's folder and show its progress, where these are asked for; gives the functions that take its rows.
 
     Raises:
         InputError: the folder of `out` is not empty, or is in use.
         RecordError: it cannot be made.
     """
     request = program.request
+    is_quiet = not request.progress or bool(request.place)
+    with _record(program) as record:
+        listeners: list[Listener] = []
+        if record is not None and record.is_continued:
+            listeners.append(partial(record.follow, result))
+        elif record is not None:
+            record.begin(result)
+        try:
+            if record is None and is_quiet:
+                yield listeners
+                return
+            name = request.run_name or result.strategy
+            log, folder = (_nothing, None) if record is None else (record.log, record.folder.path)
+            with shown(name, result, log, folder, is_quiet=is_quiet) as show:
+                yield [*listeners, show]
+        finally:
+            if record is not None:
+                record.end(result)
+
+
+def _nothing(line: str) -> None:
+    """Drop a line of the log: there is no folder."""
+
+
+@contextmanager
+def _record(program: Program) -> Iterator[RunRecord | None]:
+    """Folder of a run, owned by this process while the block runs; the program gets its checkpoints in there.
+
+    None where no folder is asked for, and for ranks other than the first of those that torchrun started for the run.
+    """
+    request = program.request
     continued = _continued(request)
     out = request.out if continued is None else continued
     if out is None or request.place:
         if continued is not None:
-            program.request = replace(request, resume_from=None)
+            request.resume_from = None
         yield None
         return
     if continued is None:
@@ -162,7 +194,7 @@ def run_record(program: Program) -> Iterator[RunRecord | None]:
             _refuse_other_run(folder, _names(request.strategy)[1])
         if request.checkpoint_interval is not None or continued is not None:
             checkpoints = folder.make_folder("checkpoints", _names(request.strategy)[1])
-            program.request = replace(request, resume_from=checkpoints)
+            request.resume_from = checkpoints
         yield RunRecord(folder, program, continued is not None)
     except BaseException:
         if continued is None and not folder.has_trained():

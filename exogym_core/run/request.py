@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -146,11 +146,11 @@ class FitRequest(RunConfig):
                 request._settle_failures(topology, request.failures)
             if request.placement is None and stages is None and (line := unlike_hosts(topology, hosts)):
                 warnings.warn(f"fit: {line}", UserWarning, stacklevel=4)
-        if not request.is_joining and not request.is_apart:
+        if request.launch == "local":
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
         collate_of(request.dataloader_kwargs)
-        if request.resume_from is not None and not request.place and not request.is_apart:
+        if request.resume_from is not None and not request.place and request.launch != "site":
             _require_checkpoint(Path(request.resume_from))
         return request
 
@@ -231,7 +231,7 @@ class FitRequest(RunConfig):
         boundary_codec(self.stages.codec)  # raises for an unknown name
         keeps = self.checkpoint_interval is not None or self.resume_from is not None
         others = {
-            "torchrun (start it without)": self.is_joining or self.is_apart,
+            "torchrun (start it without)": self.launch != "local",
             f"checkpoints under pipedream over {self.transport!r}, where messages in flight are not kept": (
                 keeps and self.stages.is_asynchronous and not self.carrier.has_clock
             ),
@@ -244,7 +244,7 @@ class FitRequest(RunConfig):
         if self.servers is not None:
             self.strategy = copy.deepcopy(self.strategy)
             self.strategy.take_servers(self.servers)
-        if self.strategy.num_servers and self.is_joining:
+        if self.strategy.num_servers and self.launch == "torchrun":
             raise InputError(
                 f"fit: {type(self.strategy).__name__} has {format_count(self.strategy.num_servers, 'server')}, which "
                 "processes of torchrun do not run: start it without torchrun (transport 'gloo' or 'netsim'), or use a "
@@ -266,6 +266,10 @@ class FitRequest(RunConfig):
             crashes = random_crashes(names, failures["mtbf"], failures["repair"], self.until, self.seed)
         self.crashes = tuple(crashes)
         self.topology = replace(topology, weather=topology.weather.with_events(crashes))
+
+    def take_minibatch(self, size: int) -> None:
+        """Settle the micro-batch that was to be found: `size` samples."""
+        self.minibatch_size, self.finds_minibatch = size, False
 
     # --- what follows from them ----------------------------------------------------------------------------
 
@@ -307,14 +311,11 @@ class FitRequest(RunConfig):
         return transport_named(self.transport)
 
     @property
-    def is_joining(self) -> bool:
-        """True if torchrun has started this process as one rank among others."""
-        return self.carrier.joins_launchers and under_torchrun() and not self.is_apart
-
-    @property
-    def is_apart(self) -> bool:
-        """True if this process is a site that meets others at a rendezvous."""
-        return self.carrier.joins_launchers and is_at_rendezvous()
+    def launch(self) -> Literal["local", "torchrun", "site"]:
+        """Start of this process: as one rank among those of torchrun, as a site that meets others, or by itself."""
+        if not self.carrier.joins_launchers:
+            return "local"
+        return "site" if is_at_rendezvous() else "torchrun" if under_torchrun() else "local"
 
     @property
     def place(self) -> int:

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from exogym_core.meeting_place import processes_of_site, under_torchrun
 from exogym_core.names import visible
 from exogym_core.results.disk import make_folder, refuse_full_disk
 from exogym_core.strategy.optimizers import ensure_optim_spec, state_bytes
+from exogym_core.workers.journal import Journal, MessagesInFlight
 from exogym_core.workers.torchrun.rank import recalled, remember
 from netsim.errors import InputError
 
@@ -65,17 +65,19 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
         return None
     resumed = find_checkpoint(Path(request.resume_from))
     if resumed is not None and request.finds_minibatch:
-        program.take_minibatch(resumed.identity["settings"]["minibatch_size"])
+        request.take_minibatch(resumed.identity["settings"]["minibatch_size"])
     settled = resumed.identity["settings"]["compute"] if resumed is not None else None
     if settled is not None and request.compute is not None:
         found = Compute.parse(settled)
         if request.compute.may_become(found):
-            program.request = replace(program.request, compute=found)
+            request.compute = found
     return resumed
 
 
-def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> CheckpointWriter:
-    """Give the prepared `program` its checkpoints, and return their writer.
+def begin_checkpoints(
+    program: Program, resumed: StoredCheckpoint | None
+) -> tuple[Journal, CheckpointWriter | None]:
+    """Give the prepared `program` its checkpoints; return the journal of its ranks, and the writer of new checkpoints.
 
     Of a site that meets others at a rendezvous they are its own, of all its processes.
 
@@ -100,8 +102,17 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
         else:
             folder = resumed.path.parent if resumed is not None else Path(request.resume_from)
     program.checkpoints = RankCheckpoints(folder, request.checkpoint_interval, resumed)
-    num_parts = processes_of_site() if request.is_apart else None
-    return CheckpointWriter(folder, identity, request.num_ranks, resumed, num_parts)
+    journal, writer = Journal(), None
+    if folder is not None:
+        num_parts = processes_of_site() if request.launch == "site" else None
+        writer = CheckpointWriter(folder, identity, request.num_ranks, resumed, num_parts)
+        journal.in_flight = writer.in_flight
+    if resumed is not None:
+        journal.past, journal.found = resumed.past()
+        journal.in_flight = MessagesInFlight(resumed.step, resumed.messages())
+        if writer is not None:
+            writer.in_flight = journal.in_flight
+    return journal, writer
 
 
 def _refuse_full_disk(program: Program, folder: Path) -> None:
@@ -110,7 +121,7 @@ def _refuse_full_disk(program: Program, folder: Path) -> None:
     What else a strategy keeps comes on top, and a disk that it fills ends the run then.
     """
     request = program.request
-    num_here = 1 if request.is_joining or request.is_apart else request.num_ranks
+    num_here = request.num_ranks if request.launch == "local" else 1
     tensors = [each for each in program.model.state_dict().values() if isinstance(each, torch.Tensor)]
     is_whole = request.strategy.arguments.get("sharding", "NO_SHARD") == "NO_SHARD"
     states = state_bytes(ensure_optim_spec(request.strategy.optim_spec), program.model) if is_whole else 0
@@ -174,7 +185,7 @@ def follow(
         InputError: this rank's part of the checkpoint to resume from is not here, or not whole.
         RecordError: the checkpoint is damaged, or there can be no folder.
     """
-    program.take_minibatch(planned["minibatch size"])
+    program.request.take_minibatch(planned["minibatch size"])
     folder, resumed, own = planned["folder"], None, None
     if planned["home"] is not None:
         own = OwnParts.where_needed(Path(planned["home"]), planned["mark"], place, newest_complete)
@@ -201,7 +212,7 @@ def go_on_after_restart(program: Program) -> None:
                 f"{before}: the checkpoints of this run are not on the disk of rank 0, {socket.gethostname()}; start "
                 "each rank where it was (torchrun --node-rank), so that it finds its own"
             )
-        program.request = replace(request, resume_from=before)
+        request.resume_from = before
 
 
 def remember_checkpoints(program: Program) -> None:

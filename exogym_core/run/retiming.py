@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -219,7 +219,7 @@ class RecordedTraining:
             InputError: its times or losses are not those of the recording.
         """
         if program.request.finds_minibatch:
-            program.take_minibatch(self.minibatch_size)
+            program.request.take_minibatch(self.minibatch_size)
         request = program.request
         asked, known, settled = request.compute, self.asked, self.compute
         if self.streams.refused:
@@ -235,7 +235,7 @@ class RecordedTraining:
         program.compute = settled if asked == known else asked.model_copy(update=of_work)
         program.step_flops = self.step_flops
         if program.compute.is_measured or (program.compute.flops is not None and not self.step_flops):
-            program.request = replace(request, compute=program.compute)
+            request.compute = program.compute
             program.prepare()
 
     def host(self, program: Program) -> ReplayHost:

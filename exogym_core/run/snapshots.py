@@ -109,9 +109,11 @@ def whole_state(model: nn.Module) -> dict[str, Any]:
 def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a `whole_state` into a model of the same kind."""
     take_shapes(model, state, is_whole=True)
-    passing = passing_buffers(model).keys()
+    passing = passing_buffers(model)
     model.load_state_dict({name: value for name, value in state.items() if name not in passing})
-    load_named(model, {name: state[name] for name in passing if name in state})
+    with torch.no_grad():
+        for name in passing.keys() & state.keys():
+            passing[name].copy_(state[name])
 
 
 _JUDGED = ("outer", "own", "replica", "server")

@@ -17,14 +17,15 @@ from inspect import Parameter, Signature, signature
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
+import torch
+
 from exogym_core.config import OPTIONS, RunConfig, checked_config, open_device
 from exogym_core.meeting_place import registered_sites
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.progress import shown
 from exogym_core.results.recorder import mean_utilisation, where_time_went
 from exogym_core.run.monitor import RunMonitor, planned_together
 from exogym_core.run.program import Program
-from exogym_core.run.record import run_record
+from exogym_core.run.record import followed
 from exogym_core.run.request import FitRequest
 from exogym_core.run.resumption import describe_last_checkpoint, go_on_after_restart, remember_checkpoints
 from exogym_core.run.retiming import RecordedTraining
@@ -42,11 +43,8 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import nn
     from torch.utils.data import Dataset
-
-    from exogym_core.run.record import RunRecord
 
     class FittedModel(nn.Module):
         """Result of `fit`: a model like the one given, with the run's result."""
@@ -133,7 +131,7 @@ def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Liste
     `rank_states` on all of them, are this rank's own.
     """
     if program.request.place:
-        program.request = replace(program.request, finds_minibatch=False)  # rank 0 finds it
+        program.request.finds_minibatch = False  # rank 0 finds it
         program.prepare()  # at the same time as rank 0
         return _train_joined(program, result, None)
     go_on_after_restart(program)
@@ -269,7 +267,7 @@ class Trainer:
         `first_non_finite_step` holds it.
         """
         for name in ("device", "devices"):
-            own, asked = open_device(getattr(self, name)), open_device(getattr(options, name))
+            own, asked = open_device(getattr(self, name)), getattr(options, name)
             if own is not None and asked is not None and own != asked:
                 raise InputError(f"fit: {name} is {asked!r}, but Trainer was given {own!r}; keep one of them")
             setattr(options, name, own if asked is None else asked)
@@ -296,59 +294,36 @@ class Trainer:
     def _run(self, options: RunConfig, recording: RecordedTraining | None = None) -> FitResult:
         """Train, or retime a recording."""
         request = FitRequest.check(options)
-        is_recorded = options.out is not None or options.resume_from is not None
+        fit: Callable[..., Sequence[str]] = partial(fit_local, recording=recording)
+        if recording is None and request.launch == "site":
+            module, _, name = registered_sites().partition(":")
+            fit = getattr(importlib.import_module(module), name)
+        elif recording is None and request.launch == "torchrun":
+            fit = fit_torchrun
         # What a run leaves behind is found while it is young: not by searches of all that is imported.
         with raised_gc_threshold(request.num_nodes), without_compiler():
             about = (request, self.model, self.train_dataset, self.val_dataset)
             program = Program(*about, is_tried=recording is not None)
-            with run_record(program) if is_recorded else nullcontext() as record:
-                result = self._train(program, record, recording)
+            result = FitResult(
+                strategy=type(request.strategy).__name__,
+                num_nodes=request.num_nodes,
+                max_steps=program.known_max_steps() or 0,
+                target_loss=request.target_loss,
+                judged=request.strategy.judged,
+                parameters=sum(map(torch.numel, self.model.parameters())),
+            )
+            every, steps = request.checkpoint_interval, result.max_steps
+            if every is not None and 0 < steps < every:
+                line = f"checkpoints every {every} steps: none is made in {format_count(steps, 'step')}"
+                warnings.warn(f"{line}: shorten the interval, or leave it out", UserWarning, stacklevel=4)
+            following: AbstractContextManager[list[_Listener]] = nullcontext([])
+            if request.progress or request.out is not None or request.resume_from is not None:
+                following = followed(program, result)
+            with following as listeners:
+                self.result = result
+                _conclude(fit(program, result, listeners), result)
         if recording is None and result.recording is not None:
             result.recording.trainer, result.recording.options = copy.copy(self), options
-        return result
-
-    def _train(
-        self, program: Program, record: RunRecord | None, recording: RecordedTraining | None
-    ) -> FitResult:
-        request = program.request
-        result = self.result = FitResult(
-            strategy=type(request.strategy).__name__,
-            num_nodes=request.num_nodes,
-            max_steps=program.known_max_steps() or 0,
-            target_loss=request.target_loss,
-            judged=request.strategy.judged,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-        )
-        every, steps = request.checkpoint_interval, result.max_steps
-        if every is not None and 0 < steps < every:
-            line = f"checkpoints every {every} steps: none is made in {format_count(steps, 'step')}"
-            warnings.warn(f"{line}: shorten the interval, or leave it out", UserWarning, stacklevel=4)
-        listeners: list[_Listener] = []
-        if record is not None:
-            if record.is_continued:
-                listeners.append(partial(record.follow, result))
-            else:
-                record.begin(result)
-        folder = None if record is None else record.folder.path
-        log = (lambda line: None) if record is None else record.log
-        is_quiet = not request.progress or bool(request.place)
-        showing: AbstractContextManager[_Listener | None] = nullcontext()
-        if folder is not None or not is_quiet:
-            showing = shown(request.run_name or result.strategy, result, log, folder, is_quiet=is_quiet)
-        try:
-            with showing as show:
-                listeners += [] if show is None else [show]
-                if recording is not None:
-                    fit: Callable[..., Sequence[str]] = partial(fit_local, recording=recording)
-                elif request.is_apart:
-                    module, _, name = registered_sites().partition(":")
-                    fit = getattr(importlib.import_module(module), name)
-                else:
-                    fit = fit_torchrun if request.is_joining else fit_local
-                _conclude(fit(program, result, listeners), result)
-        finally:
-            if record is not None:
-                record.end(result)
         return result
 
 

@@ -223,6 +223,8 @@ class Runner(Simulation):
 
     def served(self, rank: int, request: Request) -> None:
         """Pass a request that the kernel has served to the run's journal."""
+        if self._in_flight is not None:
+            self._in_flight.requested(rank, request)
         self._on_request(rank, request)
 
     def taken(self, rank: int, take: Take, messages: tuple[MailboxMessage, ...]) -> None:

@@ -46,7 +46,7 @@ from netsim.ranks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from exogym_core.events import Marked
+    from exogym_core.events import Finding, Marked
     from netsim.ranks import MailboxMessage, Request
 
 __all__ = [
@@ -260,11 +260,13 @@ class Journal:
     Attributes:
         past: the requests of each rank that the kernel serves before the rank's own; empty for a run from the
             start.
+        found: findings of the evaluator before this run began.
         on_request: called with each rank and request as it is served, beginning with the past.
         in_flight: messages in flight at checkpoints; None: they are not followed.
     """
 
     past: list[list[Request]] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)
     on_request: Callable[[int, Request], None] = lambda rank, request: None
     in_flight: MessagesInFlight | None = None
 

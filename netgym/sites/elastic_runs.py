@@ -182,8 +182,8 @@ class _SiteMonitor(RunMonitor):
         self._has_finished: set[int] = set()  # sites
         self._send: Callable[[int, SiteRow], None] = lambda rank, row: None
         self._send_rows: Callable[[], None] = lambda: None
-        self._judged.update(found.point for found in self.writer.found)
-        past = _without_repeated(self.writer.journal.past_rows())
+        self._judged.update(found.point for found in self.journal.found)
+        past = _without_repeated(self.journal.past_rows())
         self._past = sorted(past, key=lambda each: (step_of(each[1]) or 0, each[0]))
         for rank, row in self._past:
             self._take(rank, row)
@@ -204,7 +204,7 @@ class _SiteMonitor(RunMonitor):
         for rank, row in self._past:
             if isinstance(row, StepDone) and row.step > since:
                 self._send(rank, RepeatedStep(row))
-        for found in self.writer.found:
+        for found in self.journal.found:
             if found.point > (Grid.STEP, since):
                 self._send(self._first, SharedFinding(found))
 
@@ -221,8 +221,9 @@ class _SiteMonitor(RunMonitor):
             self._send_rows()  # a process resumed from it does not send earlier rows
         with self._lock:
             if isinstance(row, Saved):
-                self.writer.journal.mark(rank, row)
+                self.journal.mark(rank, row)
                 own = row._replace(num_timed=0)  # evaluated by another site
+                assert self.writer is not None
                 self.writer.add(untimed_row(rank, own))
             else:
                 self._take(rank, row)
@@ -263,7 +264,7 @@ class _SiteMonitor(RunMonitor):
                     return
                 self._rounds.forget(rank, row.step)
             self._last_step[rank] = row.step
-        self.writer.journal.mark(rank, row)
+        self.journal.mark(rank, row)
         for whose, each in self._rounds.add(rank, row):
             self.recorder.add(_stamped(whose, each))
 
@@ -335,7 +336,7 @@ def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listen
             "unset it for ranks on this machine)"
         )
     if request.place:
-        program.request = replace(request, finds_minibatch=False)  # the first one finds it
+        request.finds_minibatch = False  # the first one finds it
         program.prepare()
         return _train(program, result, None)
     try:

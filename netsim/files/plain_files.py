@@ -90,7 +90,7 @@ def read_text(path: str | Path, most_bytes: int, advice: str, where: str = "") -
     if len(content) > most_bytes:
         raise InputError(f"{where}: larger than {format_bytes(most_bytes)}: {advice}")
     try:
-        return content.decode("utf-8-sig")
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{where}:{line}: not UTF-8 text: save the file as UTF-8") from None
