@@ -41,7 +41,7 @@ from shaped_links import NAMESPACES, ShapedLinks, enter_namespace, why_not
 
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.run.request import with_servers
-from exogym_core.workers.gloo import ranks
+from exogym_core.workers import gloo
 from exogym_core.workers.spec import num_cores
 from netsim import Topology
 
@@ -128,7 +128,7 @@ def run_placed(places: list[tuple[str, str]], words: list[str]) -> None:
             self.address = address
             return store
 
-    vars(ranks)["Rendezvous"] = PlacedRendezvous
+    vars(gloo)["Rendezvous"] = PlacedRendezvous
     sys.argv = ["netgym", *words]
     runpy.run_module("exogym_core", run_name="__main__")
 

@@ -20,7 +20,7 @@ from experiments import experiment
 from exogym_core.communicator.base import Communicator
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.processes.children import can_fork
-from exogym_core.workers.ray.cluster import RayCluster
+from exogym_core.workers.ray import RayCluster
 from exogym_core.workers.run import run_ranks
 from netgym.cli.main import main
 from netsim.errors import InputError, RankError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.cost.factorizations import FACTORIZATIONS
+from exogym_core.cost.operations import FACTORIZATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

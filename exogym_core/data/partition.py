@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +68,7 @@ class Partition:
                 raise InputError(f"partition: {name}={value!r} must be a whole number of at least {least}")
         self.dataset, self._alpha, self._count, self._seed = dataset, dirichlet, labels_per_client, seed
         self._labels = _labels_of(dataset)
-        self._shares = lru_cache(maxsize=2)(self._deal)
+        self._shares: dict[int, Sequence[NDArray[np.int64]]] = {}  # by number of workers
 
     @classmethod
     def of(cls, dataset: Any, options: object) -> Partition:
@@ -88,14 +87,6 @@ class Partition:
         """Share of a worker, as a factory of `fit` returns it."""
         return Subset(self.dataset, self.shares(num_nodes)[rank].tolist())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State for ranks in other processes, which deal the samples out themselves."""
-        return {name: value for name, value in vars(self).items() if name != "_shares"}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._shares = lru_cache(maxsize=2)(self._deal)
-
     def sizes(self, num_clients: int) -> list[int]:
         """Numbers of samples of all workers."""
         return [len(share) for share in self.shares(num_clients)]
@@ -106,7 +97,9 @@ class Partition:
         Raises:
             InputError: there are fewer samples than workers, or not enough workers for all labels.
         """
-        return self._shares(num_clients)
+        if num_clients not in self._shares:
+            self._shares[num_clients] = self._deal(num_clients)
+        return self._shares[num_clients]
 
     def _deal(self, num_clients: int) -> Sequence[NDArray[np.int64]]:
         if len(self._labels) < num_clients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import time
@@ -180,12 +181,6 @@ def make_folder(parent: Path, name: str, *, numbered: bool) -> Path:
         ) from error
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-
 LOCK_NAME = ".lock"
 """Lock file of a folder with the pid of its owner; removed on release."""
 
@@ -206,8 +201,6 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK_NAME
         self._descriptor: int | None = None
-        if fcntl is None:
-            return
         while self._descriptor is None:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
@@ -259,8 +252,7 @@ def owner_of(folder: Path) -> int | None:
     except OSError:
         return None
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read(descriptor)
     except OSError:
@@ -279,10 +271,8 @@ def _read(descriptor: int) -> int | None:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -19,10 +19,9 @@ from exogym_core.communicator.exchange import Outcome, combine
 from exogym_core.communicator.simulated.abridged import Abridged
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.workers.journal import Journal
-from exogym_core.workers.replay import Replay
+from exogym_core.workers.journal import Journal, tuples_of
 from exogym_core.workers.run import RunResult, run_ranks
-from exogym_core.workers.streams import as_tuples
+from exogym_core.workers.streams import Replay
 from netsim.errors import InputError
 from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, on_grid
 
@@ -228,17 +227,17 @@ class Recording:
         def request_of(number: int, *values: Any) -> Request | Computing:
             match _STORED[number], values:
                 case kind, (key, member, call, seconds) if kind is Post:
-                    return Post(Key(*as_tuples(key)), member, Call(*as_tuples(call)), seconds)
+                    return Post(Key(*tuples_of(key)), member, Call(*tuples_of(call)), seconds)
                 case kind, (key,) if kind is Wait:
-                    return Wait(Key(*as_tuples(key)))
+                    return Wait(Key(*tuples_of(key)))
                 case kind, (seconds, work) if kind is Advance:
-                    return Advance(seconds, as_tuples(work))
+                    return Advance(seconds, tuples_of(work))
                 case kind, _:
                     return kind(*values)
 
         num_ranks, streams, kinds, groups, reads = plain
         requests = [[request_of(*values) for values in stream] for stream in streams]
-        return cls(num_ranks, requests, kinds=kinds, groups=as_tuples(groups), reads=frozenset(reads))
+        return cls(num_ranks, requests, kinds=kinds, groups=tuples_of(groups), reads=frozenset(reads))
 
     def stream(self, rank: int) -> Iterator[Request | Computing]:
         """Requests of a rank: those of its kind, in its own groups."""

@@ -24,9 +24,8 @@ from exogym_core.events import from_record, to_record
 from exogym_core.names import file_name, visible
 from exogym_core.run.loop import RankOutcome
 from exogym_core.run.recording import Recording, without_network
-from exogym_core.workers.replay import ReplayHost
 from exogym_core.workers.spec import WorkerSpec
-from exogym_core.workers.streams import Streams
+from exogym_core.workers.streams import ReplayHost, Streams
 from netsim.errors import InputError, unknown_name
 from netsim.files.plain_files import read_bytes
 

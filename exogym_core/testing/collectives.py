@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from exogym_core.testing.failures import import_of, name_of
 from exogym_core.testing.group_calls import (
     IN_PLACE,
     GroupCall,
     difference,
+    import_of,
+    name_of,
     short_repr,
     source_of,
 )

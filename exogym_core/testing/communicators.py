@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from exogym_core.testing.failures import import_of, name_of
-from exogym_core.testing.group_calls import OPERATIONS, CallSequence, GroupCall, TensorForm, difference
+from exogym_core.testing.group_calls import (
+    OPERATIONS,
+    CallSequence,
+    GroupCall,
+    TensorForm,
+    difference,
+    import_of,
+    name_of,
+)
 from exogym_core.workers.host import RankJob, Sinks
 from exogym_core.workers.run import Transport, run_ranks, transport_named
 from netsim.errors import InputError, NetsimError, unknown_names
@@ -204,14 +211,6 @@ def _sequences(trial: Trial) -> str:
     from exogym_core.testing.drawing import call_sequences, hold_for_all
 
     hold_for_all(call_sequences(trial.num_calls), trial.check, trial.num_sequences)
-    return ""
-
-
-def _expect(results: Sequence[Any], wanted: Any) -> str:
-    """First rank whose result is not `wanted`, in a line."""
-    for rank, got in enumerate(results):
-        if found := difference(got, wanted):
-            return f"rank {rank}: {found}"
     return ""
 
 

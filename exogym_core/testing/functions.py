@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.testing.collectives import PLACES, CallChoices, signature_of
 from exogym_core.testing.drawing import collective_trials, hold_for_all, packed_trial
-from exogym_core.testing.failures import name_of
-from exogym_core.testing.group_calls import DTYPES, FLOATS, LAYOUTS, REDUCE_OPS, REDUCING, ROOTED, GroupCall
+from exogym_core.testing.group_calls import (
+    DTYPES,
+    FLOATS,
+    LAYOUTS,
+    REDUCE_OPS,
+    REDUCING,
+    ROOTED,
+    GroupCall,
+    name_of,
+)
 from netsim.errors import InputError, unknown_name
 from netsim.testing import LawError
 from netsim.units import format_count

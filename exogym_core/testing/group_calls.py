@@ -1,4 +1,4 @@
-"""Calls of collectives as data: arguments, results by definition, and tensors of all shapes, dtypes and layouts."""
+"""Calls of collectives as data: arguments, results by definition, tensors of all layouts, programs that show them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from exogym_core.workers.run import Transport
+from netsim.testing.laws import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +31,9 @@ __all__ = [
     "GroupCall",
     "TensorForm",
     "difference",
+    "import_of",
     "laid_out",
+    "name_of",
     "short_repr",
     "source_of",
 ]
@@ -91,6 +96,26 @@ def source_of(value: Any, layout: str = "plain") -> str:
     text = f"torch.tensor({value.flatten().tolist()}{'' if is_default else f', dtype={value.dtype}'})"
     text += "" if len(shape) == 1 else f".reshape({shape})"
     return text if layout == "plain" else f"laid_out({text}, {layout!r})"
+
+
+def name_of(value: Any) -> str:
+    """Name of a function, class or transport in a program; of a name, its text."""
+    if isinstance(value, str):
+        return repr(value)
+    name = place_of(value, value.host if isinstance(value, Transport) else value)[1]
+    return name or str(getattr(value, "__qualname__", repr(value))).rpartition(".")[2]
+
+
+def import_of(value: Any) -> list[str]:
+    """Line that imports it, or says that it is in no module."""
+    if isinstance(value, str):
+        return []
+    module, name = place_of(value, value.host if isinstance(value, Transport) else value)
+    return [
+        f"from {module} import {name}"
+        if module
+        else f"# {name_of(value)} is local: move it into a module, and import it here"
+    ]
 
 
 class TensorForm(NamedTuple):

@@ -176,7 +176,7 @@ def _simulated(job: RankJob) -> SimulatedHost:
     world = World.build(job.num_ranks, *where, job.shared_cores, job.choose)
     spec = WorkerSpec.parse(job.workers).settle(job.num_ranks, num_cores())
     if spec.kind == "ray":
-        from exogym_core.workers.ray.actors import RayHost  # of an extra
+        from exogym_core.workers.ray import RayHost  # of an extra
 
         return RayHost(world, job.seed, spec, job.trace)
     return (ProcessHost if spec.kind == "processes" else ThreadHost)(world, job.seed, spec, job.trace)
@@ -184,7 +184,7 @@ def _simulated(job: RankJob) -> SimulatedHost:
 
 def _over_gloo(job: RankJob) -> Host:
     """Ranks over real sockets of this machine."""
-    from exogym_core.workers.gloo.ranks import GlooHost
+    from exogym_core.workers.gloo import GlooHost
 
     return GlooHost(job.num_ranks, job.seed, job.compare_calls, job.timeout_seconds)
 

@@ -1,4 +1,4 @@
-"""Request streams of a training, kept small, for timing it on other networks; and what computing takes there.
+"""Request streams of a training, kept small, for timing it on other networks; what computing takes there; their replay.
 
     streams = Streams(num_ranks)
     streams.add(rank, request)                    # each request as the kernel serves it
@@ -27,13 +27,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from exogym_core.communicator.simulated.simulation import Simulation
 from exogym_core.events import Saved, StepDone
+from exogym_core.workers.host import Runner, SimulatedHost
+from exogym_core.workers.journal import tuples_of
+from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Exit, Key, Mark, MessageGroup, Post, Request, Wait, gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-__all__ = ["FORWARD_SHARE", "BackwardSeconds", "Streams", "as_tuples", "work_seconds"]
+    from exogym_core.workers.host import Sinks
+    from netsim.ranks import Answer
+
+__all__ = ["FORWARD_SHARE", "BackwardSeconds", "Replay", "ReplayHost", "Streams", "work_seconds"]
 
 FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
@@ -285,18 +292,13 @@ class Streams:
         streams = cls(head["num_ranks"])
         if head["refused"]:
             streams.refuse(head["refused"])
-        streams._numbers = {as_tuples(kind): number for number, kind in enumerate(head["kinds"])}
+        streams._numbers = {tuples_of(kind): number for number, kind in enumerate(head["kinds"])}
         place = 0
         for own, (num_kinds, num_values) in zip(streams._recorded, head["lengths"], strict=True):
             own.kinds.extend(np.frombuffer(rest, "<u4", num_kinds, place).tolist())
             own.values.extend(np.frombuffer(rest, "<f8", num_values, place + 4 * num_kinds).tolist())
             place += 4 * num_kinds + 8 * num_values
         return streams, head["about"]
-
-
-def as_tuples(value: Any) -> Any:
-    """A value with tuples for its lists, and lists in these."""
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _nameless(group: Hashable, values: list[float]) -> tuple[Any, bool]:
@@ -320,3 +322,60 @@ def _named(kept: Any, values: Iterator[float]) -> Hashable:
     if isinstance(kept, tuple) and kept[1] is None:
         return kept[0], int(next(values))
     return kept  # type: ignore[no-any-return]
+
+
+# --- replay: no rank runs, and no tensor moves --------------------------------------------------------------
+
+_AT_ONCE = 64  # requests of a rank that are decoded together
+
+
+class Replay(Simulation):
+    """A simulation whose ranks have made all their requests before: `recorded` has those of each rank."""
+
+    recorded: Sequence[Iterator[Request]]
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Refuse a `Question`: requests that depend on virtual time cannot be recorded once for all networks."""
+        raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
+
+    def _let_run(self, rank: int | None) -> bool:
+        if rank is None:
+            return False
+        stream = self.kernel.streams[rank]
+        for request in self.recorded[rank]:
+            stream.append(request)
+            if len(stream) == _AT_ONCE:
+                break
+        if not stream:
+            raise InputError(f"rank {rank}: its recorded requests end without its own end")
+        return True
+
+
+class _ReplayRunner(Replay, Runner):
+    """A run of ranks whose requests were recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayHost(SimulatedHost):
+    """Host of ranks whose requests were recorded.
+
+    Attributes:
+        streams: of a training.
+        seconds: of computing on the host of each worker, see `Streams.requests`.
+        results: what each rank's body returned.
+    """
+
+    streams: Streams
+    seconds: Sequence[Callable[[int, int], float]]
+    results: Sequence[Any]
+
+    def simulate(self, body: Callable[[Any], Any], sinks: Sinks) -> Runner:
+        """Replay the streams; `body` is not called."""
+        run = _ReplayRunner(self.world, sinks)
+        traffic = run.schedules.traffic
+        run.recorded = [
+            self.streams.requests(rank, seconds, traffic) for rank, seconds in enumerate(self.seconds)
+        ]
+        run.results = list(self.results)
+        run.kernel.run()
+        return run

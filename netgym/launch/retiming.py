@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.journal import request_from_record, tuples_of
-from exogym_core.workers.replay import Replay
+from exogym_core.workers.streams import Replay
 from netgym.launch.call_sites import CallSites
 from netgym.launch.recording import RECORDING, RECORDING_FORMAT
 from netgym.launch.report import print_launch, read_launch, report_of, write_launch

@@ -21,7 +21,7 @@ from exogym_core.results.disk import RecordError
 from exogym_core.results.reading import find_runs, tidy_rows, write_tables
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.retiming import recorded_files
-from exogym_core.workers.ray.cluster import RayCluster
+from exogym_core.workers.ray import RayCluster
 from netgym.experiment.comparison import TrainedRun
 from netgym.experiment.experiment import Experiment
 from netgym.studies.report import StudyReport

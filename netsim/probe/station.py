@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GlooTiming", "Station", "free_port"]
 
-_PROGRAM = "exogym_core.workers.gloo.pair"
+_PROGRAM = "exogym_core.communicator.gloo.pair"
 
 _MOST_CONNECTIONS = 512
 _MOST_MEASUREMENTS = 64  # whose arrivals are kept

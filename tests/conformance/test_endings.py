@@ -23,7 +23,7 @@ from transports import TRANSPORTS, run
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.simulated.simulation import World
-from exogym_core.workers.gloo.ranks import GlooHost
+from exogym_core.workers.gloo import GlooHost
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
 from exogym_core.workers.processes.process_runner import ProcessHost

@@ -23,7 +23,7 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.testing import check_communicator
-from exogym_core.workers.gloo.ranks import GlooHost
+from exogym_core.workers.gloo import GlooHost
 from exogym_core.workers.processes.children import Children, Pipe
 from exogym_core.workers.run import Transport, run_ranks
 from exogym_core.workers.torchrun.side_channel import SideChannel

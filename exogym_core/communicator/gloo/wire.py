@@ -44,7 +44,8 @@ class Wire:
     """Collectives of a member on flat, contiguous tensors of `device`; all of them block.
 
     Args:
-        group: torch's ProcessGroupGloo or its like (its type stubs leave its calls out); None: a member alone.
+        group: torch's ProcessGroupGloo or its like (its type stubs leave its calls out); None: of a member alone, which
+            makes no calls.
         ranks: the members' ranks in the run, in the user's order.
         member: this member's position among them.
         device: where the group's backend takes tensors.
@@ -69,7 +70,7 @@ class Wire:
 
     def _reduced(self, name: str, flat: Tensor, op: str, **options: Any) -> Tensor:
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
-        if self.group is not None and flat.numel():
+        if flat.numel():
             summed = "sum" if op == "avg" else op
             self._call(name, [wide], reduceOp=getattr(dist.ReduceOp, summed.upper()), **options)
         if op == "avg":
@@ -78,42 +79,34 @@ class Wire:
 
     def broadcast(self, flat: Tensor, src: int) -> Tensor:
         """Overwrite `flat` with member `src`'s."""
-        if self.group is not None and flat.numel():
+        if flat.numel():
             self._call("broadcast", [_bytes(flat)], rootRank=self._place[src])
         return flat
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """Every member's `flat`, of equal sizes."""
         got = self._empty(flat)
-        if self.group is None:
-            got[0].copy_(flat)
-        elif flat.numel():
+        if flat.numel():
             self._finish(self.group.allgather([self._in_torch_order(got)], [_bytes(flat)]))
         return got
 
     def gather(self, flat: Tensor, dst: int) -> list[Tensor]:
         """Every member's `flat` on `dst`, nothing elsewhere."""
         got = self._empty(flat) if self.member == dst else []
-        if self.group is None:
-            got[0].copy_(flat)
-        elif flat.numel():
+        if flat.numel():
             into = [self._in_torch_order(got)] if got else []
             self._call("gather", into, [_bytes(flat)], rootRank=self._place[dst])
         return got
 
     def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> Tensor:
         """Overwrite `flat` with this member's of member `src`'s parts."""
-        if self.group is None:
-            flat.copy_(parts[0])
-        elif flat.numel():
+        if flat.numel():
             given = [self._in_torch_order(parts)] if parts else []
             self._call("scatter", [_bytes(flat)], given, rootRank=self._place[src])
         return flat
 
     def all_to_all(self, parts: Sequence[Tensor], num_bytes: Sequence[int]) -> list[Tensor]:
         """Parts that every member sent to this one, as bytes; member i sends `num_bytes[i]`."""
-        if self.group is None:
-            return [_bytes(parts[0]).clone()]
         order = sorted(range(self.size), key=self._place.__getitem__)  # member at each place
         given = torch.cat([_bytes(parts[member]) for member in order])
         sizes = [num_bytes[member] for member in order]
@@ -126,8 +119,6 @@ class Wire:
     def gather_records(self, flat: Tensor) -> list[Tensor]:
         """`all_gather` in one round of direct messages: for small tensors faster than gloo's ring."""
         given = _bytes(flat).repeat(self.size)
-        if self.group is None:
-            return [given]
         got = torch.empty_like(given)
         self._finish(self.group.alltoall_base(got, given, [], []))
         rows = got.view(self.size, -1)

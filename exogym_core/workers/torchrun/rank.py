@@ -121,7 +121,7 @@ class SnapshotCollector(SnapshotThread):
     def _send(self, me: int, _: None, payloads: Sequence[Tensor]) -> None:
         """Send a snapshot of each rank in turn: rank 0 holds at most one in addition to its own."""
         wire, (payload,) = self._wire, payloads
-        if wire.group is None:
+        if wire.size == 1:
             self._taken(0, payload)
             return
         sizes = wire.gather_records(torch.tensor([payload.numel()]).view(torch.uint8))

@@ -1,6 +1,6 @@
 """Program of two ranks that time torch's gloo between their hosts; `netsim probe --gloo` starts them.
 
-    python -m exogym_core.workers.gloo.pair ADDRESS < SECRET
+    python -m exogym_core.communicator.gloo.pair ADDRESS < SECRET
 
 RANK, WORLD_SIZE=2, MASTER_ADDR and MASTER_PORT are set as torchrun sets them; gloo listens at ADDRESS of this host.
 The secret comes as a line of hexadecimal digits; when that pipe is closed, the process ends. Rank 0 prints a line of

@@ -1,8 +1,12 @@
-"""Ranks as actors on the nodes of a Ray cluster: a rank group in each, the simulation in this process.
+"""Ranks as actors on the nodes of a Ray cluster, and the connection to it.
 
-Messages travel as arguments and results of Ray's calls, tensors through its object store: put by their owner, reduced
-piece by piece, fetched by their reader. This process handles references; only small tensors pass through it. Reductions
-go in rank order within each piece, so the bits are those of a reduction of whole tensors.
+A rank group lives in each actor, the simulation in this process. Messages travel as arguments and results of Ray's
+calls, tensors through its object store: put by their owner, reduced piece by piece, fetched by their reader. This
+process handles references; only small tensors pass through it. Reductions go in rank order within each piece, so the
+bits are those of a reduction of whole tensors.
+
+Nothing here opens a socket. Ray itself lets every process that reaches its ports run code: keep a cluster on a network
+of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import contextlib
 import itertools
 import os
 import queue
+import signal
 import sys
+import threading
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -23,6 +29,7 @@ import numpy as np
 import torch
 
 from exogym_core.communicator.exchange import reduce_tensors
+from exogym_core.names import visible
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed
@@ -30,10 +37,11 @@ from exogym_core.workers.processes.process_runner import ProcessRunner, blocks_o
 from exogym_core.workers.processes.protocol import Failed, dumps_for_child
 from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import TensorRef
-from exogym_core.workers.ray.cluster import RayCluster
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -41,7 +49,154 @@ if TYPE_CHECKING:
     from exogym_core.workers.processes.rank_group import Body
     from exogym_core.workers.processes.shared_memory import Block
 
-__all__ = ["FarTensor", "ObjectStore", "RayHost", "fetched"]
+__all__ = ["FarTensor", "ObjectStore", "RayCluster", "RayHost", "fetched"]
+
+# --- the cluster -----------------------------------------------------------------------------------------------
+
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+
+
+class RayCluster:
+    """Context manager: connected while entered. Where this process is connected already, that connection is used.
+
+    Args:
+        address: as `ray.init` takes it (`10.0.0.1:6379`, `auto`); None: that of RAY_ADDRESS, else a cluster of this
+            machine alone, which ends on leaving.
+
+    Attributes:
+        num_cpus: of all nodes together.
+        ray: the module, once entered.
+
+    Raises:
+        InputError: (on entering) Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS") or None
+        self._is_ours = False
+        self.num_cpus = 1
+        self.ray: Any = None
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Else it warns on machines without a GPU.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            import ray
+        except ImportError:
+            raise InputError("ray: Ray is not installed: pip install 'netgym[ray]'") from None
+        self.ray = ray
+        if not self.ray.is_initialized():
+            self._connect()
+        self.num_cpus = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+        return self
+
+    def _connect(self) -> None:
+        options: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            options = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        main = threading.current_thread() is threading.main_thread()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.ray.init(logging_level="ERROR", log_to_driver=False, **options)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            where = visible(self._address or "on this machine", 100)
+            reason = visible(str(error).partition("\n")[0], 300)
+            raise InputError(
+                f"ray: no cluster at {where} ({reason}): start one with 'ray start --head', or give its address"
+            ) from error
+        finally:
+            for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+                if main and handler is not None:
+                    signal.signal(number, handler)
+        self._is_ours = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            self.ray.shutdown()
+            self._is_ours = False
+
+    def require(self, needs: Mapping[str, float], who: str) -> None:
+        """Refuse needs that no node can hold, for which Ray would wait without end.
+
+        Args:
+            needs: `num_cpus`, `num_gpus`, `memory` (bytes).
+            who: the part of the run that needs it.
+
+        Raises:
+            InputError: no node has enough.
+        """
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if any(all(node.get(_NAMES[key], 0) >= amount for key, amount in needs.items()) for node in nodes):
+            return
+        wanted = ", ".join(f"{amount:g} {_NAMES[key]}" for key, amount in needs.items())
+        most = ", ".join(
+            f"{max((node.get(_NAMES[key], 0) for node in nodes), default=0):g} {_NAMES[key]}" for key in needs
+        )
+        raise InputError(f"ray: {who} needs {wanted}, and no node has more than {most}: add a node that has")
+
+    def room(self, num_under_way: int) -> int:
+        """Number of calls to submit now: twice as many as cores, so that a node that gets free has one to run."""
+        return max(0, 2 * self.num_cpus - num_under_way)
+
+    def batch(self, folder: Path) -> contextlib.AbstractContextManager[None]:
+        """Block of calls, each of which is submitted at once; nothing is written to `folder`."""
+        return contextlib.nullcontext()
+
+    def room_for(self, needs: Mapping[str, float]) -> int:
+        """Number of calls with these needs that the empty cluster can hold."""
+        has = self.ray.cluster_resources()
+        return int(min(has.get(_NAMES[key], 0) // amount for key, amount in needs.items()))
+
+    def require_all(self, needs: Mapping[str, float], num: int, who: str) -> None:
+        """Refuse `num` times these needs if all nodes together cannot hold them.
+
+        Raises:
+            InputError: they have less.
+        """
+        has = self.ray.cluster_resources()
+        for key, amount in needs.items():
+            there = has.get(_NAMES[key], 0)
+            if num * amount > there:
+                raise InputError(
+                    f"ray: {who} need {num * amount:g} {_NAMES[key]}, and the cluster has {there:g}: use fewer"
+                )
+
+    def submit(
+        self, call: Callable[..., Any], *arguments: Any, needs: Mapping[str, float], tries: int
+    ) -> Any:
+        """Run `call(*arguments)` on a node, again on another one if that is lost; returns a reference."""
+        remote = self.ray.remote(**needs, max_retries=tries - 1, scheduling_strategy="SPREAD")(call)
+        return remote.remote(*arguments)
+
+    def ready(self, references: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+        """Finished references, waiting up to `timeout_seconds` for the first."""
+        if not references:
+            return []
+        found, _ = self.ray.wait(list(references), num_returns=1, timeout=timeout_seconds)
+        if found:
+            found, _ = self.ray.wait(list(references), num_returns=len(references), timeout=0)
+        return list(found)
+
+    def result(self, reference: Any) -> Any:
+        """Result of a call; a text with the cause where it was lost for good or raised."""
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[-1]
+        except self.ray.exceptions.RayError as error:
+            return f"lost with its node ({type(error).__name__})"
+
+    def cancel(self, reference: Any) -> None:
+        """Cancel a call of an actor."""
+        with contextlib.suppress(self.ray.exceptions.RayError, TypeError, ValueError):
+            self.ray.cancel(reference, force=True)
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------
 
 _INLINE_BYTES = 1 << 16  # below this a copy by way of the simulation is cheaper than the store
 _PIECE_BYTES = 1 << 18  # at least, where a tensor is cut for several owners

@@ -1,1 +1,0 @@
-"""Ranks of the real transport on this machine, and a pair of them that times it."""

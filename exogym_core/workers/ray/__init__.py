@@ -1,1 +1,0 @@
-"""Ranks as actors on a Ray cluster's nodes."""
