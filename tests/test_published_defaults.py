@@ -15,7 +15,7 @@ import yaml
 import exogym_core.strategy
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
-from exogym_core.strategy.parts.fragments import layers_of
+from exogym_core.strategy.parts.rounds import layers_of
 
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("published_defaults.yaml").read_text(encoding="utf-8")

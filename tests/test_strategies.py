@@ -212,41 +212,70 @@ def test_a_strategy_in_exo_gyms_manner_works() -> None:
 
 
 class Meeting(Strategy):
-    """Own strategy that says what it does after an update, and never updates."""
+    """Strategy without a step of its own, that exchanges after an update."""
 
     def communicate(self, step: int) -> None:
-        self.comm.barrier()
+        self.model.weight.data.mul_(10**step)
 
 
 class Exchanging(Strategy):
     """Likewise before an update."""
 
     def before_update(self) -> None:
-        self.comm.barrier()
+        self.model.weight.grad.mul_(3)
+
+
+class Counting(Exchanging):
+    """With a step around that of its base."""
+
+    seen = 0
+
+    def step(self) -> None:
+        super().step()
+        self.seen += self.local_step
+
+
+@pytest.mark.parametrize(("kind", "weights"), [(Meeting, [0, -100]), (Exchanging, [-2, -5])])
+def test_a_strategy_without_step_updates_and_exchanges(kind: type[Strategy], weights: list[float]) -> None:
+    def body(comm: Any) -> list[float]:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        strategy, found = kind(optim_spec=OptimSpec("sgd", lr=1.0)), []
+        strategy.setup(model, comm, 2, 0)
+        for _ in range(2):
+            strategy.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            strategy.step()
+            found.append(model.weight.item())
+        assert strategy.local_step == 2
+        return found
+
+    assert run_ranks(body, 1).results == [weights]
+
+
+def test_an_override_of_step_calls_that_of_its_base() -> None:
+    def body(comm: Any) -> tuple[float, int]:
+        model, strategy = nn.Linear(1, 1, bias=False), Counting(optim_spec=OptimSpec("sgd", lr=1.0))
+        nn.init.ones_(model.weight)
+        strategy.setup(model, comm, 2, 0)
+        model(torch.ones(1, 1)).sum().backward()
+        strategy.step()
+        return model.weight.item(), strategy.seen
+
+    assert run_ranks(body, 1).results == [(-2.0, 1)]
 
 
 class Rounds(Strategy):
     round_steps = 0
 
 
-@pytest.mark.parametrize(
-    ("strategy", "line"),
-    [
-        (Meeting(), "Meeting: has no step(), which calls what it does: write self.local_update()"),
-        (
-            Exchanging(lr=0.1),
-            "Exchanging: has no step(), which calls what it does: write self.local_update()",
-        ),
-        (Rounds(), "Rounds: round_steps=0 must be a whole number of at least 1"),
-    ],
-)
-def test_what_would_do_nothing_is_refused_before_the_first_step(strategy: Strategy, line: str) -> None:
+def test_rounds_without_a_length_are_refused_before_the_first_step() -> None:
     def body(comm: Any) -> None:
-        copy.deepcopy(strategy).setup(nn.Linear(1, 1), comm, 1, 0)
+        copy.deepcopy(Rounds()).setup(nn.Linear(1, 1), comm, 1, 0)
 
     with pytest.raises(InputError) as caught:
         run_ranks(body, 2)
-    assert line in str(caught.value)
+    assert "Rounds: round_steps=0 must be a whole number of at least 1" in str(caught.value)
 
 
 class Turning(nn.Module):

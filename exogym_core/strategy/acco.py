@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from exogym_core.strategy.base import StepContext, Strategy
-from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, unflatten, widened
 from exogym_core.strategy.parts.gradients import dense_gradient
-from exogym_core.strategy.parts.outer import KeptParameters, Round
+from exogym_core.strategy.parts.outer import KeptParameters
+from exogym_core.strategy.parts.rounds import UnderWay
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import Tensor
 
 __all__ = ["ACCOStrategy"]
@@ -53,23 +51,24 @@ class ACCOStrategy(Strategy, name="ACCO"):
 
     judged = "outer"
     round_steps = 2
-    state = State("outer", "first", "num_rounds")
+    state = State("outer", "first", "num_rounds", "under_way")
 
     def prepare(self) -> None:
         """Begin with the model's parameters and nothing under way."""
         self.outer, self.num_rounds = KeptParameters(self.held), 0
         self.first: list[Tensor] = []  # mean gradient of an update's first half, flat
-        self.under_way: Round | None = None
+        self.under_way = UnderWay(self.site)
 
     def step(self) -> None:
         """Take in the average of the step before, and send this step's gradient."""
         self.unscale_gradients()
         weight = self.context.weight
         own = [[weight * widened(dense_gradient(each)) for each in bucket] for bucket in self.buckets]
-        before = None if self.under_way is None else self.under_way.wait()
-        self.under_way = self.sent([flatten(gradients) for gradients in own])
-        if before is not None:
-            self.arrived(before, is_second=self.local_step % 2 == 0)
+        before = self.under_way.take()
+        mean = None if before is None else before.wait()
+        self.under_way.send([flatten(gradients) for gradients in own])
+        if mean is not None:
+            self.arrived(mean, is_second=self.local_step % 2 == 0)
         elif self.scaler is not None:
             self.scaler.update()
         super().step()
@@ -103,30 +102,9 @@ class ACCOStrategy(Strategy, name="ACCO"):
 
     def finish(self) -> None:
         """Update with the last average, if it completes a pair; continue from theta."""
-        if self.under_way is not None:
-            mean, self.under_way = self.under_way.wait(), None
+        if (last := self.under_way.take()) is not None:
+            mean = last.wait()
             if self.local_step % 2 == 0:
                 self.begin_step(StepContext())  # what has arrived is not scaled
                 self.arrived(mean, is_second=True)
             self.load()
-
-    def sent(self, gradients: list[Tensor], calls: Sequence[Any] = ()) -> Round:
-        """Flat gradients on their way to their mean."""
-        work = zip(gradients, calls or [()] * len(gradients), strict=True)
-        return Round(
-            gradients,
-            [
-                Flight(self.site.steps(Averaging(), flat.clone()), self.site.between, numbers)
-                for flat, numbers in work
-            ],
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Declared state, and the average under way."""
-        return {**super().state_dict(), "under_way": self.under_way and self.under_way.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; gradients under way are sent again."""
-        super().load_state_dict(state)
-        saved = state["under_way"]
-        self.under_way = None if saved is None else self.sent(saved["sent"], saved["calls"])

@@ -8,17 +8,16 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import fraction, option, options_of, positive_int, share
-from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, write_back
-from exogym_core.strategy.parts.outer import Round
+from exogym_core.strategy.parts.rounds import UnderWay
 from exogym_core.strategy.parts.selectors import SelectionOptions
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import Tensor
+
+    from exogym_core.strategy.parts.rounds import Round
 
 __all__ = ["AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
 
@@ -63,7 +62,7 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
 
     judged = "own"
     round_steps = property(lambda self: self.interval)
-    state = State("iteration", "kept")
+    state = State("iteration", "kept", "under_way")
     plain_steps = True
 
     def __init__(self, *positional: Any, **given: Any) -> None:
@@ -79,24 +78,18 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
         self.index_selector = self.selection.selector()
         self.index_selector.seed = self.seed
         self.iteration = 0  # averages that have begun
-        self.under_way: Round | None = None
+        self.under_way = UnderWay(self.site)
         self.kept: list[Tensor] = []  # with `ema`, by bucket
-
-    def step(self) -> None:
-        """A local step, and the average that begins or has arrived."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
 
     def communicate(self, step: int) -> None:
         """Begin or apply the average that is due."""
         if self.num_nodes == 1:
             return
-        if self.under_way is not None and step % self.interval == self.delay:
-            self.apply(self.under_way, self.ema)
+        if step % self.interval == self.delay and (arrived := self.under_way.take()) is not None:
+            self.apply(arrived, self.ema)
         if step % self.interval == 0:
             self.iteration += 1
-            self.under_way = self.sent([flat[chosen] for flat, chosen in self.flats_and_places()])
+            self.under_way.send([flat[chosen] for flat, chosen in self.flats_and_places()])
 
     def apply(self, sent: Round, ema: float = 0.0) -> None:
         """`theta += mean - sent` on the chosen values; with `ema`, the mean and what is kept of local steps."""
@@ -112,41 +105,22 @@ class AsyncSPARTAStrategy(Strategy, name="AsyncSPARTA", experimental=True):
                 kept[chosen] = moved if self.iteration == 1 else ema * kept[chosen] + (1 - ema) * moved
                 flat[chosen] = mean + kept[chosen]
             write_back(flat, self.buckets[place])
-        self.under_way = None
 
     @property
     def steps_to_exchange(self) -> int:
         """One at most while an average is in flight."""
         steps = super().steps_to_exchange
-        return steps if self.under_way is None else min(steps, 1)
+        return steps if self.under_way.round is None else min(steps, 1)
 
     def finish(self) -> None:
         """Apply averages in flight."""
-        if self.under_way is not None:
-            self.apply(self.under_way)
+        if (last := self.under_way.take()) is not None:
+            self.apply(last)
 
     def flats_and_places(self) -> list[tuple[Tensor, Tensor]]:
         """The parameters, flat, and their places in the last average begun."""
         flats = map(flatten, self.buckets)
         return [(flat, self.index_selector.places(flat, self.iteration - 1)) for flat in flats]
-
-    def sent(self, values: list[Tensor], calls: Sequence[Any] = ()) -> Round:
-        """Values on their way to their mean."""
-        flights = [
-            Flight(self.site.steps(Averaging(), flat.clone()), self.site.between, numbers)
-            for flat, numbers in zip(values, calls or [()] * len(values), strict=True)
-        ]
-        return Round(values, flights)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Declared state, and the average under way."""
-        return {**super().state_dict(), "under_way": self.under_way and self.under_way.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; the chosen values under way are sent again."""
-        super().load_state_dict(state)
-        saved = state["under_way"]
-        self.under_way = None if saved is None else self.sent(saved["sent"], saved["calls"])
 
 
 class AsyncSparseCommunicator(AsyncSPARTAStrategy, part="AsyncSPARTA"):

@@ -21,6 +21,7 @@ from exogym_core.strategy.optimizers import (
     OptimSpec,
     build_scheduler,
     ensure_optim_spec,
+    require_plain_sgd,
     resolve_scheduler,
     schedule_end,
     without_updates,
@@ -116,10 +117,10 @@ class StepContext:
         return self.samples * len(among) / sum(among)
 
 
-# Methods of a step by which a subclass may change it.
+# Methods of a step by which a subclass may change it, and those of them that `take_step` calls.
+_ACTS = ("before_update", "optimizer_step", "communicate")
 _STEP_METHODS = {
-    *("begin_step", "zero_grad", "before_backward", "local_update", "before_update", "clip_gradients"),
-    *("optimizer_step", "step", "communicate"),
+    *(*_ACTS, "begin_step", "zero_grad", "before_backward", "local_update", "clip_gradients", "step")
 }
 
 
@@ -226,13 +227,11 @@ class Strategy(Stateful):
     """Base of all strategies; by itself it only counts steps.
 
     The loop calls, once per rank, `setup`; then for each step `begin_step` and `zero_grad`, `before_backward`
-    before each backward pass, and `step` after the last one; at the end `finish`. A strategy of your own
-    overrides `step`, uses `self.model`, `self.optim` and `self.comm`, and calls `super().step()` last. It may
-    also override `prepare()`, called once when the optimizer is there, for its own state.
+    before each backward pass, and `step` after the last one; at the end `finish`. A strategy of your own exchanges
+    gradients in `before_update()`, or parameters in `communicate(step)`, by `self.comm`; its step is `take_step`, and a
+    `Chain` can have it as a member. Or it overrides `step`, and calls `super().step()` last. It may also override
+    `prepare()`, called once when the optimizer is there, for its own state.
     Where ranks' models differ, `judged` and `judged_state` define the one that could be shipped.
-
-    Exchanges before the update go into `before_update()`, those after it into `communicate(step)`: `step` is
-    `local_update()`, `communicate(self.local_step + 1)`, `super().step()`. A `Chain` can have such members.
 
     Options are declared in the class: `H: int = option(100, positive_int)`; or by a member with options of its own,
     `average = options_of(Averaging)`. `class MyStrategy(Strategy, name="Mine")` enters it in `registry`.
@@ -278,6 +277,8 @@ class Strategy(Stateful):
         state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
             missing declarations; undeclared attributes are not kept.
         default_optim: the default optimizer.
+        applies: exchanged values that the optimizer applies as they are, such as "signs"; "": gradients, of which any
+            optimizer makes its own updates.
         weigh_by_default: weights of the workers in the mean of a round, see `ClientOptions.weigh_by`.
         weighs_by_samples: all its averages over workers can be weighed by their samples.
         shared_state: attributes that members of a chain have in common with it.
@@ -318,6 +319,7 @@ class Strategy(Stateful):
     judged: str = "replica"
     experimental: ClassVar[bool] = False
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
+    applies: ClassVar[str] = ""
     round_steps: int | None = None
     warmup_steps: ClassVar[int] = 0
     sends_by_value: ClassVar[bool] = False
@@ -377,6 +379,8 @@ class Strategy(Stateful):
             cls.registry[name] = cls
         if vars(cls).keys() & _STEP_METHODS and "plain_steps" not in vars(cls):
             cls.plain_steps = False
+        if cls.step is Strategy.step and any(getattr(cls, a) is not getattr(Strategy, a) for a in _ACTS):
+            cls.step = Strategy.take_step  # type: ignore[method-assign]
         declare(cls, part)
 
     def __init__(self, *positional: Any, **given: Any) -> None:
@@ -404,6 +408,8 @@ class Strategy(Stateful):
             options.lr_scheduler, self.lr_scheduler_kwargs
         )
         self.max_norm: float | None = options.max_norm
+        if self.applies:
+            require_plain_sgd(self)
         has_shards, waits = self.sites.sharding != "NO_SHARD", self.patience.of_steps
         if has_shards and waits and self.patience.patience(self.where) is not None:
             raise InputError(
@@ -422,15 +428,6 @@ class Strategy(Stateful):
         learning-rate schedule, `seed` is shared by all ranks. `coding` is passed only if coding costs virtual time; an
         override without it is for runs in which coding is free.
         """
-        kind = type(self)
-        acts = (
-            kind.communicate is not Strategy.communicate or kind.before_update is not Strategy.before_update
-        )
-        if acts and kind.step is Strategy.step:
-            raise InputError(
-                f"{self.where}: has no step(), which calls what it does: write self.local_update(), "
-                "self.communicate(self.local_step + 1) and super().step() in one, or make it a member of a Chain"
-            )
         self.shared_state.begin(self, model, comm, max_steps, seed, coding)
         num_nodes = self.num_nodes
         _refuse_contradictions(self)
@@ -474,6 +471,12 @@ class Strategy(Stateful):
             rounds.listen(last_micro_batch)
         elif gradients is not None:
             gradients.listen(last_micro_batch, self.site.weight(self.context))
+
+    def take_step(self) -> None:
+        """Take a step: `step` of strategies that exchange gradients or parameters and do not override it."""
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        Strategy.step(self)
 
     def local_update(self) -> None:
         """Update the parameters: average the gradients inside the site, exchange them, clip, step the optimizer.

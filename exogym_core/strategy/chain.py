@@ -211,12 +211,6 @@ class Chain(Strategy):
             each.close()
         super().close()
 
-    def step(self) -> None:
-        """Gradients, clip, update, communicate."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     @property
     def acting(self) -> Sequence[Strategy]:
         """Members of the chain, each of which exchanges gradients in a step."""

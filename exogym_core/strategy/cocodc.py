@@ -9,9 +9,8 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int, whole_number
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
-from exogym_core.strategy.parts.fragments import second_order
 from exogym_core.strategy.parts.outer import OuterAveraging
-from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments
+from exogym_core.strategy.parts.rounds import FragmentOptimizer, FragmentOptions, Fragments, second_order
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
@@ -85,23 +84,17 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         self.intervals = [0] * len(self.fragments)  # steps between a fragment's last two departures
         self.rates = [0.0] * len(self.fragments)  # R_p, as it was when p was last merged
 
-    def step(self) -> None:
-        """A local step; then merge and send fragments."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """Merge fragments whose means have arrived, then choose and send one."""
         fragments = self.fragments
         fragments.go_on()
-        for p in fragments.back(step - self.tau):
-            self.merge(p)
+        for p in fragments.away:
+            if step == fragments.sent_at[p] + self.tau:
+                self.merge(p)
         most = max(self.transmissions, len(fragments))
         if step % max(1, self.H // most) == 0 and (chosen := self.choose(step)) is not None:
             self.intervals[chosen] = step - fragments.sent_at[chosen]
-            fragments.sent_at[chosen] = step
-            fragments.send(chosen)
+            fragments.send(chosen, step)
             if not self.tau:
                 self.merge(chosen)
 
@@ -115,7 +108,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
 
     def choose(self, step: int) -> int | None:
         """Fragment that has waited for H steps, else that never left, else of the largest rate; None: all are away."""
-        here = [p for p in range(len(self.fragments)) if p not in self.fragments.rounds]
+        here = [p for p in range(len(self.fragments)) if p not in self.fragments.away]
         late = [p for p in here if step - self.fragments.sent_at[p] >= self.H]
         new = [p for p in here if self.fragments.sent_at[p] == 0]
         by_rate = sorted(here, key=lambda p: (-self.rates[p], self.fragments.sent_at[p]))
@@ -124,7 +117,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
     @torch.no_grad()
     def merge(self, p: int) -> None:
         """An outer step on phi_p; then phi_p, and this worker's steps since, corrected for where they began."""
-        outer, outer_round = self.fragments.outers[p], self.fragments.rounds.pop(p)
+        outer, outer_round = self.fragments.outers[p], self.fragments.take(p)
         means = outer_round.wait()
         self.num_rounds += 1
         change = torch.cat([mean.reshape(-1) for mean in means])
@@ -147,7 +140,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
 
     def finish(self) -> None:
         """Merge fragments in flight."""
-        for p in sorted(self.fragments.rounds):
+        for p in self.fragments.away:
             self.merge(p)
         super().finish()
 

@@ -10,7 +10,7 @@ import torch
 from exogym_core.strategy.options import fraction, number, option, positive_int
 from exogym_core.strategy.participation.servers import ServedStrategy, from_message, to_message
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
-from exogym_core.strategy.parts.fragments import embeddings_of, merged, packed
+from exogym_core.strategy.parts.rounds import embeddings_of, merged, packed
 from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:

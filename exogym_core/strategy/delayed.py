@@ -13,7 +13,7 @@ from exogym_core.strategy.parts.rounds import UnderWay
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from exogym_core.strategy.parts.outer import Round
+    from exogym_core.strategy.parts.rounds import Round
 
 __all__ = [
     "DelayedDiLoCoCommunicator",
@@ -48,29 +48,23 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
 
     judged = "outer"
     round_steps = property(lambda self: self.H)
-    state = State("under_way", "num_rounds")
+    state = State("outer", "under_way", "num_rounds")
 
     def prepare(self) -> None:
         """Begin with the same phi on every rank."""
         self.outer = OuterStep(self.held, self.outer_optimizer.outer_optim(), self.averaging.charged(self))
-        self.under_way, self.num_rounds = UnderWay([self.outer], self.site), 0
-
-    def step(self) -> None:
-        """A local step; after `H` of them the round's end."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
+        self.under_way = UnderWay(self.site.apart(), self.outer.averaging, self.outer.residuals)
+        self.num_rounds = 0
 
     def communicate(self, step: int) -> None:
         """Send the outer gradient of a round that ends, and apply that of the round before."""
         self.under_way.go_on()
         if step % self.H:
             return
-        before = self.under_way.rounds.get(0)
+        before = self.under_way.take()
         if before is not None:
             before.wait()  # all calls of one round come before all of the next, on all ranks
-        self.under_way.send()
-        self.apply(before, self.under_way.rounds[0])
+        self.apply(before, self.under_way.send(self.outer.values()))
 
     def apply(self, before: Round | None, fresh: Round | None) -> None:
         """An outer step along the mean of the round before, if there is one; every worker continues from phi."""
@@ -82,8 +76,8 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
 
     def finish(self) -> None:
         """Apply rounds in flight."""
-        if self.under_way.rounds:
-            self.apply(self.under_way.rounds.pop(0), None)
+        if (last := self.under_way.take()) is not None:
+            self.apply(last, None)
         super().finish()
 
 

@@ -88,11 +88,6 @@ class DeMoStrategy(Strategy, name="DeMo"):
         cut = self.compression_chunk, self.compression_topk
         self.blocks = FrequencyBlocks.of(self.trainable, *cut, WIRE[self.codec])
 
-    def step(self) -> None:
-        """Accumulate, exchange, step along the sign."""
-        self.local_update()
-        super().step()
-
     @torch.no_grad()
     def before_update(self) -> None:
         """Algorithm 1: clipped gradients into the momentum, whose largest frequencies leave it for all ranks."""

@@ -3,73 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import compress
-from typing import TYPE_CHECKING
-
-import torch
-from torch import nn
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.fedavg import ParameterMean
-from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.strategy.options import name_in, option, options_of, positive_int
 from exogym_core.strategy.parts.average import Buckets, RoundAveraging
+from exogym_core.strategy.parts.means import MOMENTS, MomentMean, ParameterMean
 from exogym_core.strategy.parts.state import State
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["MOMENTS", "DESLOCStrategy", "MomentCommunicator", "MomentMean"]
-
-#: Names of moments in torch's optimizers.
-MOMENTS = {
-    "first": ("exp_avg", "momentum_buffer"),
-    "second": ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"),
-}
-
-
-class MomentMean:
-    """Mean of a strategy's local optimizer's first or second moments over sites, as they are.
-
-    What the optimizer does not keep is not sent: SGD without momentum has no moments. Of a parameter that a rank has
-    never updated its moment counts as zero there.
-
-    Args:
-        strategy: whose optimizer is built.
-        moment: "first" or "second".
-        buckets: how they travel.
-    """
-
-    def __init__(self, strategy: Strategy, moment: str, buckets: Buckets) -> None:
-        self.averaging = RoundAveraging(buckets=buckets.buckets, exchange=buckets.exchange)
-        self.strategy, self.names = strategy, MOMENTS[moment]
-        spec = ensure_optim_spec(strategy.optim_spec)
-        kept: dict[Tensor, list[str]] = {}
-        for group in strategy.optim.param_groups:
-            tried = nn.Parameter(torch.zeros([1] * group["params"][0].dim()))
-            tried.grad = torch.zeros_like(tried)
-            optim = spec.build([{**group, "params": [tried]}])
-            optim.step()
-            kept |= {
-                key: [name for name in self.names if name in optim.state[tried]] for key in group["params"]
-            }
-        self._kept = [kept.get(parameter, []) for parameter in strategy.held]
-
-    @torch.no_grad()
-    def take(self) -> None:
-        """Average the moments over sites."""
-        site = self.strategy.site
-        if site.between.world_size == 1:
-            return
-        for name in self.names:
-            has_it = [name in names for names in self._kept]
-            moments = [self._moment(each, name) for each in compress(self.strategy.held, has_it)]
-            buckets = [[moments[index] for index in bucket] for bucket in self.averaging.plan(moments)]
-            self.averaging.over(site, buckets, [None] * len(buckets))
-
-    def _moment(self, parameter: Tensor, name: str) -> Tensor:
-        value = self.strategy.optim.state.get(parameter, {}).get(name)
-        return torch.zeros_like(parameter) if value is None else value
+__all__ = ["DESLOCStrategy", "MomentCommunicator"]
 
 
 class DESLOCStrategy(Strategy, name="DESLOC", experimental=True):
@@ -115,12 +56,6 @@ class DESLOCStrategy(Strategy, name="DESLOC", experimental=True):
         self.outer = ParameterMean(self.held, self.averaging.charged(self))
         self.first, self.second = (MomentMean(self, each, self.averaging) for each in MOMENTS)
         self.num_rounds = 0
-
-    def step(self) -> None:
-        """A local step, and the means that are due."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
 
     def communicate(self, step: int) -> None:
         """Average parameters, first and second moments, each at its period."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
+from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, number, option, options_of, share, whole_number
 from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.exchange import (
@@ -69,16 +69,13 @@ class DGCStrategy(Strategy, name="DGC"):
     patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "density")
     default_optim = OptimSpec(torch.optim.SGD, lr=0.1)
+    applies = "corrected momenta"
 
     round_steps = 1
     warmup_steps = property(lambda self: self.density_warmup_steps)
     takes_sites = False
     state = State("momenta", "waiting")
     healed = ("dense_momenta",)
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        require_plain_sgd(self, "corrected momenta")
 
     def prepare(self) -> None:
         """Choose the tensors that are sent sparsely, with zero momentum and nothing held back."""
@@ -91,11 +88,6 @@ class DGCStrategy(Strategy, name="DGC"):
     def dense_momenta(self) -> list[Tensor]:
         """Momenta of vectors, which all ranks have of the mean gradient."""
         return split(self.momenta, self.is_sparse)[1]
-
-    def step(self) -> None:
-        """The mean of what ranks send of their momenta, and the optimizer's step along it."""
-        self.local_update()
-        super().step()
 
     @torch.no_grad()
     def before_update(self) -> None:

@@ -63,12 +63,6 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
         self.outer = OuterStep(self.held, self.outer_optimizer.outer_optim(), self.averaging.charged(self))
         self.num_rounds = 0
 
-    def step(self) -> None:
-        """A local step; after `H` of them an outer step."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """At the end of a round: an outer step along the workers' mean displacement."""
         if step % self.H:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
+from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, option, options_of, share
 from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.exchange import (
@@ -61,15 +61,12 @@ class DionStrategy(Strategy, name="Dion"):
     patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "rank_fraction")
     default_optim = OptimSpec(DirectionsAndAdamW, params=split_by_shape)
+    applies = "directions"
 
     round_steps = 1
     takes_sites = False
     healed = ("factors",)
     state = State("factors", "momenta")
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        require_plain_sgd(self, "directions")
 
     def prepare(self) -> None:
         """Draw each Q, equal on all ranks."""
@@ -80,11 +77,6 @@ class DionStrategy(Strategy, name="Dion"):
         self.factors = PowerIteration(self, self.momenta, ranks, "dion")
         # Laid out as after a step: products of matrices differ in last bits with how these lie in memory.
         self.factors.right = [columns.contiguous() for columns in self.factors.right]
-
-    def step(self) -> None:
-        """Directions of matrices and mean gradients of the rest, and the optimizer's step along them."""
-        self.local_update()
-        super().step()
 
     @torch.no_grad()
     def before_update(self) -> None:

@@ -65,12 +65,6 @@ class DPSGDStrategy(Strategy, name="DPSGD"):
         if self.mix == "before" and not self.flights:
             self.begin()
 
-    def step(self) -> None:
-        """Line 4 ends with the mean of the neighbours' parameters; the optimizer's update is line 5."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def before_update(self) -> None:
         """`mix='before'`: the mean, which has been under way since the backward pass began."""
         if self.mix == "before":

@@ -88,10 +88,10 @@ class PenalizedStep(OuterStep):
         self.dropped = self.norms > 0
 
     @torch.no_grad()
-    def pseudo_gradients(self, comm: Communicator | None = None) -> list[Tensor]:
+    def values(self, comm: Communicator | None = None) -> list[Tensor]:
         """Pseudo-gradients times their weights and the number of workers, so that their mean is the weighted sum."""
         assert comm is not None, "weights are among workers"
-        flats = super().pseudo_gradients(comm)
+        flats = super().values(comm)
         pairs = zip(flats, self.anchors, strict=True)
         parts = [part for flat, anchors in pairs for part in unflatten(flat, anchors)]
         self.norms = torch.stack([part.norm().double() for part in parts])

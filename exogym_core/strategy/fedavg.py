@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,80 +11,12 @@ from exogym_core.strategy.options import option, options_of, positive_int
 from exogym_core.strategy.participation.absence import PatienceOptions
 from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.parts.average import RoundAveraging
-from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.outer import GlobalModel, mean_among, spread_among
+from exogym_core.strategy.parts.means import ParameterMean
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.participation.site import Site
-
-__all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy", "ParameterMean"]
-
-
-class ParameterMean(GlobalModel):
-    """Mean of parameters over sites, in their place.
-
-    Args:
-        parameters: those of this rank.
-        averaging: how.
-    """
-
-    state = State("residuals", result="_result")
-
-    def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
-        self.parameters, self.averaging = parameters, averaging
-        self.plan = averaging.plan(parameters)
-        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
-        self.residuals = list(map(averaging.residual, self.buckets))
-        self._result = [parameter.detach().clone() for parameter in parameters]
-
-    @property
-    def theta(self) -> list[Tensor]:
-        """Parameters after the last mean; before it the initial ones."""
-        return self._result
-
-    @torch.no_grad()
-    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
-        """Mean parameters over the sites that `site` connects, flat, `weight` times each; waits for them."""
-        flats = list(map(flatten, self.buckets))
-        if site.between.world_size == 1:
-            return flats
-        return self.averaging.means(site, flats, self.residuals, weight)
-
-    def averaged(
-        self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None], *, weight: float = 1.0
-    ) -> list[Tensor]:
-        """Mean parameters over the ranks of `peers`, flat, see `SharedModel`."""
-        flats = list(map(flatten, self.buckets))
-        mean_among(self.averaging, site, peers, flats, residuals, weight)
-        return flats
-
-    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
-        """Complete the result of `averaged` among the ranks of the site."""
-        spread_among(site, values)
-
-    def packed(self) -> list[Tensor]:
-        """The last mean, which another rank takes over."""
-        return [flatten([self._result[index] for index in bucket]) for bucket in self.plan]
-
-    def unpack(self, packed: Sequence[Tensor]) -> None:
-        """Take over another rank's `packed` as the last mean and as this rank's parameters."""
-        self.adopt(packed)
-
-    @torch.no_grad()
-    def adopt(self, means: Sequence[Tensor]) -> None:
-        """Set the parameters to flat means."""
-        for flat, bucket in zip(means, self.buckets, strict=True):
-            write_back(flat, bucket)
-        for value, parameter in zip(self._result, self.parameters, strict=True):
-            value.copy_(parameter.detach())
+__all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy"]
 
 
 class FedAvgStrategy(Strategy, name="FedAvg"):
@@ -145,12 +77,6 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
         """Keep what could be shipped."""
         self.outer = ParameterMean(self.held, self.averaging.charged(self))
         self.num_rounds = 0
-
-    def step(self) -> None:
-        """A local step; after `H` of them the mean."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
 
     def communicate(self, step: int) -> None:
         """At the end of a round: average the parameters of this rank's island."""

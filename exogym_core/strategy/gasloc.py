@@ -62,12 +62,6 @@ class GASLoCStrategy(Strategy, name="GASLoC", experimental=True):
         self.graph.check(self.site.between.world_size, self.where, balanced=True)
         self.start, self.last = ([flatten(bucket) for bucket in self.buckets] for _ in range(2))
 
-    def step(self) -> None:
-        """A local step; after `H` of them the round's end."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     @torch.no_grad()
     def communicate(self, step: int) -> None:
         """At the end of a round: take an accelerated gossip step."""

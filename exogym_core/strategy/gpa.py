@@ -59,11 +59,6 @@ class GPAStrategy(Strategy, name="GPA"):
         self.outer, self.num_rounds = KeptParameters(self.held), 0
         self.z = [parameter.detach().clone() for parameter in self.held]
 
-    def step(self) -> None:
-        """A step on the mean gradient."""
-        self.local_update()
-        super().step()
-
     @torch.no_grad()
     def optimizer_step(self) -> None:
         """Take the base optimizer's step from z with the gradient at y, and average."""

@@ -9,9 +9,9 @@ from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
 from exogym_core.strategy.parts.average import Buckets
 from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
+from exogym_core.strategy.parts.means import CodedMean
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep, nesterov
-from exogym_core.strategy.parts.rounds import CodedMean
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
 from netsim.errors import InputError
@@ -90,12 +90,6 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
                 self.outer.flats, beta=self.error_decay, gain=self.outer_lr, encoded_mean=True
             )
 
-    def step(self) -> None:
-        """A local step; after `H` of them an outer step."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """At the end of a round: an outer step along the mean displacement, quantised if asked."""
         if step % self.H:
@@ -103,7 +97,7 @@ class MuLoCoStrategy(Strategy, name="MuLoCo"):
         if self.coded is None:
             delta = self.outer.mean_over(self.site)
         else:
-            delta = self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.cut.through(self.comm))
+            delta = self.coded.of(self.outer.values(), self.codecs, self.cut.through(self.comm))
         self.outer.step(delta)
         self.num_rounds += 1
 

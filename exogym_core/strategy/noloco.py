@@ -60,12 +60,6 @@ class NoLoCoStrategy(Strategy, name="NoLoCo"):
         self.phi = [flatten(bucket) for bucket in self.buckets]
         self.momenta = [torch.zeros_like(phi) for phi in self.phi]
 
-    def step(self) -> None:
-        """A local step; after `H` of them the round's end."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     @torch.no_grad()
     def communicate(self, step: int) -> None:
         """At the end of a round: take the outer step with those that this worker meets."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
+from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, option, options_of, positive_int, share
 from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.average import served_mean
@@ -61,16 +59,13 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
     patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "freeze_step")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
+    applies = "Adam's updates"
 
     round_steps = 1
     warmup_steps = property(lambda self: self.frozen_at(self.max_steps))
     takes_sites = False
     healed = ("momentum", "variance")
     state = State("momentum", "variance", "error", "server_error")
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        require_plain_sgd(self, "Adam's updates")
 
     def prepare(self) -> None:
         """Begin without moments and errors."""
@@ -86,11 +81,6 @@ class OneBitAdamStrategy(Strategy, name="OneBitAdam"):
         """The step at which the variance stands still too, where that is a share of the run."""
         own = [self.frozen_at(max_steps)] if self.freeze_step is None else []
         return [*super().of_length(max_steps), *own]
-
-    def step(self) -> None:
-        """Adam's update, which the optimizer applies."""
-        self.local_update()
-        super().step()
 
     @torch.no_grad()
     def before_update(self) -> None:

@@ -482,8 +482,8 @@ def without_updates() -> Iterator[None]:
         yield
 
 
-def require_plain_sgd(strategy: Strategy, updates: str) -> None:
-    """Refuse an optimizer that would take a strategy's `updates` for gradients, which it is to apply as they are.
+def require_plain_sgd(strategy: Strategy) -> None:
+    """Refuse an optimizer that would take for gradients what a strategy `applies` as it is.
 
     Raises:
         InputError: it is neither the strategy's own, nor SGD without momentum, nor a factory of your own.
@@ -493,6 +493,6 @@ def require_plain_sgd(strategy: Strategy, updates: str) -> None:
     accepted = given is strategy.default_optim.cls or issubclass(given, torch.optim.SGD)
     if not accepted or spec.kwargs.get("momentum"):
         raise InputError(
-            f"{type(strategy).__name__}: optim_spec={given.__name__} would take {updates} for gradients, which is "
-            "another algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)"
+            f"{type(strategy).__name__}: optim_spec={given.__name__} would take {strategy.applies} for gradients, "
+            "which is another algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)"
         )

@@ -71,11 +71,6 @@ class PowerSGDStrategy(Strategy, name="PowerSGD"):
         ranks = [min(self.approximation_rank, *matrix.shape) for matrix in self.errors]
         self.factors = PowerIteration(self, self.errors, ranks, "powersgd")
 
-    def step(self) -> None:
-        """The mean gradient, and the optimizer's step."""
-        self.local_update()
-        super().step()
-
     @torch.no_grad()
     def before_update(self) -> None:
         """Lines 3 to 11 for matrices, plain means for the rest."""

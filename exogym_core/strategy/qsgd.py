@@ -53,11 +53,6 @@ class QSGDStrategy(Strategy, name="QSGD"):
         """Miss a speed of coding that is missing now."""
         self.charge("qsgd", "encode", 0)
 
-    def step(self) -> None:
-        """The mean gradient, and the optimizer's step."""
-        self.local_update()
-        super().step()
-
     @torch.no_grad()
     def before_update(self) -> None:
         """Algorithm 1: everyone's message to all."""

@@ -12,8 +12,8 @@ from exogym_core.strategy.options import fraction, one_of, option, options_of, p
 from exogym_core.strategy.parts.average import Buckets
 from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
 from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.means import CodedMean
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
-from exogym_core.strategy.parts.rounds import CodedMean
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
 
@@ -76,18 +76,12 @@ class QsparseLocalSGDStrategy(Strategy, name="QsparseLocalSGD"):
         for bucket in self.outer.buckets:
             self.charged(self.codec(bucket, 0))
 
-    def step(self) -> None:
-        """A local step; after `H` of them the round's end."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """At the end of a round: subtract the mean of the ranks' encoded errors from the parameters."""
         if step % self.H:
             return
         codecs = [self.charged(self.codec(bucket, step - 1)) for bucket in self.outer.buckets]
-        self.outer.step(self.coded.of(self.outer.pseudo_gradients(), codecs, self.cut.through(self.comm)))
+        self.outer.step(self.coded.of(self.outer.values(), codecs, self.cut.through(self.comm)))
         self.num_rounds += 1
 
     def codec(self, tensors: Sequence[Tensor], step: int) -> Codec:

@@ -56,12 +56,6 @@ class SGPStrategy(Strategy, name="SGP"):
         """Refuse a graph whose number of ranks differs."""
         self.graph.check(self.site.between.world_size, self.where, balanced=False)
 
-    def step(self) -> None:
-        """Update x, and push it."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     @torch.no_grad()
     def before_update(self) -> None:
         """The gradient is that at z; the update is of x = w z (algorithm 1, line 3)."""

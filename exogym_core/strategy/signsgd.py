@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.optimizers import OptimSpec, require_plain_sgd
+from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import one_of, option, options_of, share
 from exogym_core.strategy.participation.absence import StepPatienceOptions
 from exogym_core.strategy.parts.average import served_mean
@@ -50,24 +48,16 @@ class SignSGDStrategy(Strategy, name="SignSGD"):
     patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "momentum")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-4)
+    applies = "signs"
 
     round_steps = 1
     takes_sites = False
     state = State("momenta")
 
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        require_plain_sgd(self, "signs")
-
     def prepare(self) -> None:
         """Begin with zero momentum of each parameter."""
         self.charge("sign", "encode", 0)
         self.momenta = zeros_like_gradients(self)
-
-    def step(self) -> None:
-        """The signs that most ranks vote for, and the optimizer's step along them."""
-        self.local_update()
-        super().step()
 
     @torch.no_grad()
     def before_update(self) -> None:

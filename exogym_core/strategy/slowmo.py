@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.desloc import MOMENTS, MomentMean
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int
+from exogym_core.strategy.parts.means import MOMENTS, MomentMean
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
 from exogym_core.strategy.parts.state import State
 
@@ -61,12 +61,6 @@ class SlowMoStrategy(Strategy, name="SlowMo"):
             [MomentMean(self, each, self.averaging) for each in MOMENTS] if self.buffers == "average" else []
         )
         self.num_rounds = 0
-
-    def step(self) -> None:
-        """A local step; after `H` of them the round's end."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
 
     def communicate(self, step: int) -> None:
         """Lines 6 to 8: u <- beta u + (x_0 - mean x) / gamma, x_0 <- x_0 - alpha gamma u, gamma the local rate."""

@@ -56,14 +56,9 @@ class SNOOStrategy(Strategy, name="SNOO"):
         self.outer = OuterStep(self.held, nesterov(self.outer_lr, self.outer_momentum))
         self.num_rounds = 0
 
-    def step(self) -> None:
-        """A step on the mean gradient; after `H` of them an outer step."""
-        self.local_update()
-        super().step()
-
     def optimizer_step(self) -> None:
         """Update; at the end of a round take an outer step along the displacement, which all ranks have."""
         super().optimizer_step()
         if (self.local_step + 1) % self.H == 0:
-            self.outer.step(self.outer.pseudo_gradients())
+            self.outer.step(self.outer.values())
             self.num_rounds += 1

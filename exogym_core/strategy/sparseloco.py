@@ -11,8 +11,8 @@ from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
 from exogym_core.strategy.parts.average import Buckets
 from exogym_core.strategy.parts.few_bits import StatisticalCodec
+from exogym_core.strategy.parts.means import CodedMean
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
-from exogym_core.strategy.parts.rounds import CodedMean
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, block_shape
 from netsim.errors import InputError
@@ -100,19 +100,11 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         )
         self.num_rounds = 0
 
-    def step(self) -> None:
-        """A local step; after `H` of them the round's end."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """At the end of a round: a plain step along the mean of the ranks' encoded errors."""
         if step % self.H:
             return
-        self.outer.step(
-            self.coded.of(self.outer.pseudo_gradients(), self.codecs, self.cut.through(self.comm))
-        )
+        self.outer.step(self.coded.of(self.outer.values(), self.codecs, self.cut.through(self.comm)))
         self.num_rounds += 1
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:

@@ -97,12 +97,6 @@ class SPARTAStrategy(Strategy, name="SPARTA"):
         """Lay the parameters out flat."""
         self.sparse = SparseMean(self, self.selection.selector(), self.averaging.charged(self))
 
-    def step(self) -> None:
-        """A local step, and the sparse mean."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """Average the chosen values, if this step is due."""
         if step % self.interval == 0:

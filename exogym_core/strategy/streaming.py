@@ -61,37 +61,29 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         )
         self.num_rounds = 0  # of all fragments
 
-    def step(self) -> None:
-        """A local step; then merge and send fragments."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
-        super().step()
-
     def communicate(self, step: int) -> None:
         """Fragment p of P leaves after step `floor((p + 1) H / P)` of every H, and is merged tau steps later."""
         fragments = self.fragments
         fragments.go_on()
         for p in range(len(fragments)):
-            if p in fragments.rounds and step == fragments.sent_at[p] + self.tau:
+            if p in fragments.away and step == fragments.sent_at[p] + self.tau:
                 self.merge(p)
-            if (
-                step - (p + 1) * self.H // len(fragments)
-            ) % self.H == 0:  # as torchft: the first round is shorter
-                fragments.sent_at[p] = step
-                fragments.send(p)
+            # As torchft: the first round is shorter.
+            if (step - (p + 1) * self.H // len(fragments)) % self.H == 0:
+                fragments.send(p, step)
                 if not self.tau:
                     self.merge(p)
 
     def merge(self, p: int) -> None:
         """An outer step on phi_p; `theta_p = alpha theta_p + (1 - alpha) phi_p`."""
-        outer, delta = self.fragments.outers[p], self.fragments.rounds.pop(p).wait()
-        outer.apply(delta)
+        outer, arrived = self.fragments.outers[p], self.fragments.take(p)
+        outer.apply(arrived.wait())
         outer.mix(self.alpha)
         self.num_rounds += 1
 
     def finish(self) -> None:
         """Merge fragments in flight."""
-        for p in sorted(self.fragments.rounds):
+        for p in self.fragments.away:
             self.merge(p)
         super().finish()
 
@@ -100,7 +92,7 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         """Up to the step after which the next fragment leaves; those in flight may go on after any step."""
         fragments = self.fragments
         of_round = super().steps_to_exchange
-        if fragments.rounds or of_round < 1:
+        if fragments.away or of_round < 1:
             return min(of_round, 1)
         ends = ((p + 1) * self.H // len(fragments) for p in range(len(fragments)))
         return min(of_round, *((end - self.local_step - 1) % self.H + 1 for end in ends))

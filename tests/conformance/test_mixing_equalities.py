@@ -36,9 +36,8 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.parts.fragments import fragments_of, layers_of
 from exogym_core.strategy.parts.gossip import GRAPHS, Graph
-from exogym_core.strategy.parts.rounds import FragmentOptions
+from exogym_core.strategy.parts.rounds import FragmentOptions, fragments_of, layers_of
 from netsim.errors import InputError
 
 adamw = partial(torch.optim.AdamW, lr=0.01)

@@ -111,7 +111,7 @@ class Rejoining(Everyone):
 
         def average(peers: Communicator, meeting: NextMeeting) -> _Averaged:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
-            gradients, state = outer.pseudo_gradients(peers), None
+            gradients, state = outer.values(peers), None
             if len(meeting.sources) < peers.world_size:
                 if peers.rank not in meeting.sources:
                     fetched = self._comm.fetch(meeting.number)

@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
@@ -35,11 +35,8 @@ __all__ = [
     "OuterAveraging",
     "OuterOptimizer",
     "OuterStep",
-    "Round",
     "SharedModel",
-    "mean_among",
     "nesterov",
-    "spread_among",
 ]
 
 
@@ -144,94 +141,73 @@ class KeptParameters(GlobalModel):
         return self.kept
 
 
-class SharedModel(Protocol):
-    """Global model of rounds that may continue without absent ranks.
+class SharedModel(GlobalModel):
+    """Global model of rounds that may continue without absent ranks; its values travel in flat buckets.
+
+    Args:
+        parameters: those of this rank.
+        averaging: how they are averaged.
 
     Attributes:
+        plan, buckets: indices of the parameters, and the parameters, by bucket.
         residuals: rounding errors that this rank owes the next mean, by bucket.
     """
 
-    residuals: list[Tensor | None]
+    def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
+        self.averaging = averaging
+        self.plan = averaging.plan(parameters)
+        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
+        self.residuals = list(map(averaging.residual, self.buckets))
 
-    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
-        """The mean over sites of what each sends, flat, `weight` times each; waits for it."""
-
-    def averaged(
-        self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None], *, weight: float = 1.0
-    ) -> list[Tensor]:
-        """The mean over the ranks of `peers`, flat, `weight` times each; changes nothing but `residuals`.
-
-        Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
-        """
-
-    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
-        """Complete the result of `averaged` among the ranks of the site."""
+    def values(self, comm: Communicator | None = None) -> list[Tensor]:
+        """Values that this rank sends, flat, in memory of `comm`, which averages them in place; None: they are kept."""
+        raise NotImplementedError
 
     def packed(self) -> list[Tensor]:
         """State that a rank catches up to, flat."""
+        raise NotImplementedError
 
     def unpack(self, packed: Sequence[Tensor]) -> None:
         """Take over the state of another rank's `packed`, and the global parameters as this rank's."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
+        """The mean over sites of what each sends, flat, `weight` times each; waits for it."""
+        return self.averaging.means(site, self.values(site.between), self.residuals, weight)
+
+    @torch.no_grad()
+    def averaged(
+        self,
+        site: Site,
+        peers: Communicator,
+        residuals: Sequence[Tensor | None],
+        values: list[Tensor] | None = None,
+        *,
+        weight: float = 1.0,
+    ) -> list[Tensor]:
+        """The mean over the ranks of `peers`, flat, `weight` times each; changes nothing but `residuals` and `values`.
+
+        `values` are what this rank sends; None: `self.values`. Of a site whose ranks have the same values each has the
+        mean of its own part alone, see `spread`.
+        """
+        values = self.values(peers) if values is None else values
+        if weight != 1.0:
+            self.averaging.weigh(values, weight)
+        own = [None if residual is None else site.own(residual) for residual in residuals]
+        parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
+        for flight in [Flight(self.averaging.steps(peers, *each, waits=waits)) for each in parts]:
+            flight.wait()
+        return values
+
+    @torch.no_grad()
+    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
+        """Complete the result of `averaged` among the ranks of the site."""
+        for value in values:
+            run(site.spread_steps(value))
 
 
-@torch.no_grad()
-def mean_among(
-    averaging: RoundAveraging,
-    site: Site,
-    peers: Communicator,
-    values: Sequence[Tensor],
-    residuals: Sequence[Tensor | None],
-    weight: float,
-) -> None:
-    """Replace flat `values` by their means over `peers`, `weight` times each, in a site of several ranks its parts."""
-    if weight != 1.0:
-        averaging.weigh(values, weight)
-    own = [None if residual is None else site.own(residual) for residual in residuals]
-    parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
-    for flight in [Flight(averaging.steps(peers, *each, waits=waits)) for each in parts]:
-        flight.wait()
-
-
-@torch.no_grad()
-def spread_among(site: Site, values: Sequence[Tensor]) -> None:
-    """Complete flat `values`, of which each rank of the site has its own part."""
-    for value in values:
-        run(site.spread_steps(value))
-
-
-class Round:
-    """An outer round under way: pseudo-gradients that have left and are being averaged.
-
-    Args:
-        sent: this site's, flat, as they were.
-        flights: of each to the mean.
-        owed: rounding errors of earlier rounds when this one began.
-
-    Attributes:
-        sent: as given.
-    """
-
-    def __init__(
-        self, sent: Sequence[Tensor], flights: Sequence[Flight[Tensor]], owed: Sequence[Tensor] = ()
-    ) -> None:
-        self.sent, self._flights, self._owed = sent, flights, owed
-
-    def wait(self) -> list[Tensor]:
-        """The mean pseudo-gradients, flat."""
-        return [flight.wait() for flight in self._flights]
-
-    def go_on(self) -> None:
-        """Post the next call, if its inputs have arrived; never waits."""
-        for flight in self._flights:
-            flight.go_on()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Values sent, and the calls that carry them."""
-        sent, owed = ([flat.clone() for flat in flats] for flats in (self.sent, self._owed))
-        return {"sent": sent, "owed": owed, "calls": [flight.calls for flight in self._flights]}
-
-
-class OuterStep(GlobalModel):
+class OuterStep(SharedModel):
     """The global parameters `theta` and the optimizer that updates them, equal on every rank.
 
     `mean_over` averages the pseudo-gradients `theta - theta_i`, `step` updates `theta` with them. No rank is
@@ -244,14 +220,11 @@ class OuterStep(GlobalModel):
     def __init__(
         self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: OuterAveraging | None = None
     ) -> None:
-        self.averaging = averaging if averaging is not None else OuterAveraging()
-        self.plan = self.averaging.plan(parameters)
-        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
+        super().__init__(parameters, averaging if averaging is not None else OuterAveraging())
         self.flats = [flatten(bucket) for bucket in self.buckets]
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
         views = zip(self.flats, self.buckets, strict=True)
         self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
-        self.residuals = [self.averaging.residual([flat]) for flat in self.flats]
         self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
 
     @property
@@ -264,61 +237,6 @@ class OuterStep(GlobalModel):
     def optimizers(self) -> list[Optimizer]:
         """Optimizer of the global parameters, alone in a list."""
         return [self.optim]
-
-    @torch.no_grad()
-    def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:
-        """The mean pseudo-gradients over sites, flat: `theta - theta_i` of all, `weight` times each; waits for them."""
-        return self.averaging.means(site, self.pseudo_gradients(site.between), self.residuals, weight)
-
-    @torch.no_grad()
-    def begin(self, site: Site) -> Round:
-        """Begin the average of pseudo-gradients over sites."""
-        return self._round(self.pseudo_gradients(), site)
-
-    @torch.no_grad()
-    def resumed(self, site: Site, saved: Mapping[str, Any]) -> Round:
-        """Round of a `Round.state_dict`, sent again."""
-        for residual, owed in zip(self.residuals, saved["owed"], strict=False):
-            if residual is not None:
-                residual.copy_(owed)
-        return self._round(saved["sent"], site, saved["calls"])
-
-    def _round(self, sent: Sequence[Tensor], site: Site, calls: Sequence[Any] = ()) -> Round:
-        owed = [residual.clone() for residual in self.residuals if residual is not None]
-        copies = [flatten([flat], site.between) for flat in sent]
-        work = zip(copies, self.residuals, calls or [()] * len(sent), strict=True)
-        return Round(
-            sent,
-            [
-                Flight(site.steps(self.averaging, flat, residual), site.between, numbers)
-                for flat, residual, numbers in work
-            ],
-            owed,
-        )
-
-    @torch.no_grad()
-    def averaged(
-        self,
-        site: Site,
-        peers: Communicator,
-        residuals: Sequence[Tensor | None],
-        gradients: list[Tensor] | None = None,
-        *,
-        weight: float = 1.0,
-    ) -> list[Tensor]:
-        """The mean pseudo-gradients over the ranks of `peers`, flat; changes nothing but `residuals` and `gradients`.
-
-        `gradients` are this rank's; None: those of its parameters. Of a site whose ranks have the same values each has
-        the mean of its own part alone, see `spread`.
-        """
-        if gradients is None:
-            gradients = self.pseudo_gradients(peers)
-        mean_among(self.averaging, site, peers, gradients, residuals, weight)
-        return gradients
-
-    def spread(self, site: Site, values: Sequence[Tensor]) -> None:
-        """Complete the result of `averaged` among the ranks of the site."""
-        spread_among(site, values)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Update the global parameters with flat gradients; every worker continues from them."""
@@ -368,12 +286,8 @@ class OuterStep(GlobalModel):
             write_back(flat if alpha == 0 else alpha * flatten(bucket) + (1 - alpha) * flat, bucket)
 
     @torch.no_grad()
-    def pseudo_gradients(self, comm: Communicator | None = None) -> list[Tensor]:
-        """Displacement of this rank from the global parameters, negated, flat; replaces the gradients, which are freed.
-
-        Args:
-            comm: averages them in place; None: they are kept.
-        """
+    def values(self, comm: Communicator | None = None) -> list[Tensor]:
+        """Pseudo-gradients: this rank's displacement from the global parameters, negated; frees the gradients."""
         replica = []
         for bucket in self.buckets:
             for parameter in bucket:

@@ -1,125 +1,135 @@
-"""Members of strategies with rounds: means of encoded errors, rounds under way while training continues, fragments."""
+"""Rounds under way while training continues, and fragments of a model, each with rounds of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from exogym_core.strategy.options import Options, name_in, option, positive_int
-from exogym_core.strategy.parts.average import Flight, decoded, gathering
-from exogym_core.strategy.parts.fragments import fragments_of
-from exogym_core.strategy.parts.outer import GlobalModel, OuterAveraging, OuterOptimizer, OuterStep, Round
+from exogym_core.strategy.parts.average import Averaging, Flight
+from exogym_core.strategy.parts.flat import flatten
+from exogym_core.strategy.parts.outer import GlobalModel, OuterAveraging, OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError
+from netsim.errors import InputError, unknown_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from torch import Tensor
     from torch.optim import Optimizer
 
-    from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.participation.site import Site
-    from exogym_core.strategy.parts.average import Steps
-    from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["CodedMean", "FragmentOptimizer", "FragmentOptions", "Fragments", "UnderWay"]
+__all__ = [
+    "FragmentOptimizer",
+    "FragmentOptions",
+    "Fragments",
+    "Round",
+    "UnderWay",
+    "embeddings_of",
+    "fragments_of",
+    "layers_of",
+    "merged",
+    "packed",
+    "second_order",
+]
 
 
-class CodedMean(Stateful):
-    """Mean over ranks of their encoded errors, each sent to all others.
-
-    With d the values of this rank::
-
-        e = beta e + gain d;  s = decoded(encoded(e));  e = e - s
-        mean over ranks of s
+class Round:
+    """Values on their way to their means over sites.
 
     Args:
-        flats: tensors like the values.
-        beta: share of an error kept for the next round.
-        gain: of the values.
-        among_senders: of each value the mean is over the ranks that have sent one other than zero.
-        encoded_mean: the mean is encoded and decoded once more.
+        site: this rank's.
+        averaging: how.
+        sent: this site's values, flat; they stay as they are.
+        residuals: rounding errors of earlier rounds, which this one changes; empty: they are not kept.
+        calls: of a round before a restart, which are repeated.
+
+    Attributes:
+        sent: as given.
     """
 
-    state = State("errors")
-
+    @torch.no_grad()
     def __init__(
         self,
-        flats: Sequence[Tensor],
-        *,
-        beta: float = 1.0,
-        gain: float = 1.0,
-        among_senders: bool = False,
-        encoded_mean: bool = False,
+        site: Site,
+        averaging: Averaging,
+        sent: Sequence[Tensor],
+        residuals: Sequence[Tensor | None] = (),
+        calls: Sequence[Any] = (),
     ) -> None:
-        self.errors = [torch.zeros_like(flat) for flat in flats]
-        self.beta, self.gain = beta, gain
-        self.among_senders, self.encoded_mean = among_senders, encoded_mean
+        self.sent = sent
+        self._owed = [residual.clone() for residual in residuals if residual is not None]
+        copies = [flatten([flat], site.between) for flat in sent]
+        work = zip(copies, residuals or [None] * len(sent), calls or [()] * len(sent), strict=True)
+        self._flights = [
+            Flight(site.steps(averaging, flat, residual), site.between, numbers)
+            for flat, residual, numbers in work
+        ]
 
-    @torch.no_grad()
-    def of(self, values: Sequence[Tensor], codecs: Sequence[Codec], comm: Communicator) -> list[Tensor]:
-        """Means of flat `values`, each by its codec, the same on all ranks of `comm`; waits for them."""
-        work = zip(values, self.errors, codecs, strict=True)
-        flights = [Flight(self._steps(each, error, codec, comm)) for each, error, codec in work]
-        return [flight.wait() for flight in flights]
+    def wait(self) -> list[Tensor]:
+        """The means, flat."""
+        return [flight.wait() for flight in self._flights]
 
-    def _steps(self, values: Tensor, error: Tensor, codec: Codec, comm: Communicator) -> Steps[Tensor]:
-        codec = codec.on(error.device)
-        error.mul_(self.beta).add_(values, alpha=self.gain)
-        messages = yield from gathering(comm, codec.encode(error))
-        total, count = torch.zeros_like(error), torch.zeros_like(error)
-        for rank, sent in enumerate(decoded(codec, messages, error)):
-            total += sent
-            count += sent != 0
-            if rank == comm.rank:
-                error.sub_(sent)
-        mean = total / (count.clamp(min=1) if self.among_senders else len(messages))
-        return codec.decode(codec.encode(mean), len(mean)).to(mean.dtype) if self.encoded_mean else mean
+    def go_on(self) -> None:
+        """Post the next call, if its inputs have arrived; never waits."""
+        for flight in self._flights:
+            flight.go_on()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values sent, and the calls that carry them."""
+        sent, owed = ([flat.clone() for flat in flats] for flats in (self.sent, self._owed))
+        return {"sent": sent, "owed": owed, "calls": [flight.calls for flight in self._flights]}
 
 
 class UnderWay(Stateful):
-    """Outer rounds that may be under way between two steps; a checkpoint keeps them, and they are sent again.
-
-    Each outer step has a group of its own, so that the collectives of several are on their way at once.
+    """Place of a round that may be under way between two steps; a checkpoint keeps it, and it is sent again.
 
     Args:
-        outers: the outer steps.
-        site: this rank's.
+        site: this rank's; with groups of its own (`Site.apart`) where the collectives of several are under way at once.
+        averaging, residuals: of its rounds.
+
+    Attributes:
+        round: under way; None: there is none.
     """
 
-    state = State("outers")
+    def __init__(
+        self, site: Site, averaging: Averaging | None = None, residuals: Sequence[Tensor | None] = ()
+    ) -> None:
+        self._site, self._averaging, self._residuals = site, averaging or Averaging(), residuals
+        self._is_staged = site.inside is not None or self._averaging.codec is not None
+        self.round: Round | None = None
 
-    def __init__(self, outers: Sequence[OuterStep], site: Site) -> None:
-        self.outers, self._sites = list(outers), [site.apart() for _ in outers]
-        self._is_staged = site.inside is not None or any(each.averaging.codec is not None for each in outers)
-        self.rounds: dict[int, Round] = {}
+    def send(self, values: Sequence[Tensor], calls: Sequence[Any] = ()) -> Round:
+        """Send flat values on their way to their means."""
+        self.round = Round(self._site, self._averaging, values, self._residuals, calls)
+        return self.round
+
+    def take(self) -> Round | None:
+        """The round, which is under way no longer."""
+        taken, self.round = self.round, None
+        return taken
 
     def go_on(self) -> None:
-        """Post the next calls of rounds of several calls, where their inputs have arrived; never waits."""
-        if self._is_staged:
-            for each in self.rounds.values():
-                each.go_on()
-
-    def send(self, p: int = 0) -> None:
-        """Send the pseudo-gradients of an outer step on their way to their mean."""
-        self.rounds[p] = self.outers[p].begin(self._sites[p])
+        """Post the next calls of a round of several calls, where their inputs have arrived; never waits."""
+        if self._is_staged and self.round is not None:
+            self.round.go_on()
 
     def state_dict(self) -> dict[str, Any]:
-        """Outer steps, and the rounds under way."""
-        return {
-            **super().state_dict(),
-            "rounds": {str(p): each.state_dict() for p, each in self.rounds.items()},
-        }
+        """The round under way."""
+        return {} if self.round is None else self.round.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore outer steps; rounds that were under way are sent again."""
-        super().load_state_dict(state)
-        saved = {int(p): each for p, each in state["rounds"].items()}
-        self.rounds = {p: self.outers[p].resumed(self._sites[p], each) for p, each in saved.items()}
+        """Send a round that was under way again."""
+        self.round = None
+        if state:
+            for residual, owed in zip(self._residuals, state["owed"], strict=False):
+                if residual is not None:
+                    residual.copy_(owed)
+            self.send(state["sent"], state["calls"])
 
 
 class FragmentOptimizer(OuterOptimizer):
@@ -154,7 +164,7 @@ class FragmentOptions(Options):
             raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
 
 
-class Fragments(UnderWay, GlobalModel):
+class Fragments(GlobalModel):
     """Global parameters and outer optimizers of a model's fragments, which leave one by one.
 
     Args:
@@ -165,11 +175,11 @@ class Fragments(UnderWay, GlobalModel):
 
     Attributes:
         members: indices of parameters, by fragment.
-        outers: outer steps, by fragment.
+        outers, under_way: outer steps, and the places of their rounds, by fragment.
         sent_at: the step after which each last left; 0 before it has.
     """
 
-    state = State("sent_at")
+    state = State("outers", "sent_at", "under_way")
 
     def __init__(
         self,
@@ -183,12 +193,32 @@ class Fragments(UnderWay, GlobalModel):
         self.members = fragments_of(names, options, num_steps, strategy.where)
         averaging = averaging.charged(strategy)
         parts = [[strategy.held[index] for index in members] for members in self.members]
-        super().__init__([OuterStep(part, optimizer, averaging) for part in parts], strategy.site)
+        self.outers = [OuterStep(part, optimizer, averaging) for part in parts]
+        self.under_way = [
+            UnderWay(strategy.site.apart(), outer.averaging, outer.residuals) for outer in self.outers
+        ]
         self.sent_at = [0] * len(parts)
 
-    def back(self, step: int) -> list[int]:
-        """Fragments under way that have left after this step."""
-        return [p for p in sorted(self.rounds) if self.sent_at[p] == step]
+    @property
+    def away(self) -> list[int]:
+        """Fragments under way."""
+        return [p for p, each in enumerate(self.under_way) if each.round is not None]
+
+    def send(self, p: int, step: int) -> None:
+        """Send a fragment's pseudo-gradients after this step."""
+        self.sent_at[p] = step
+        self.under_way[p].send(self.outers[p].values())
+
+    def take(self, p: int) -> Round:
+        """The round of a fragment, which is under way no longer."""
+        taken = self.under_way[p].take()
+        assert taken is not None
+        return taken
+
+    def go_on(self) -> None:
+        """Post the next calls of fragments under way, where their inputs have arrived; never waits."""
+        for each in self.under_way:
+            each.go_on()
 
     def __len__(self) -> int:
         return len(self.members)
@@ -205,3 +235,134 @@ class Fragments(UnderWay, GlobalModel):
         for members, outer in zip(self.members, self.outers, strict=True):
             values |= zip(members, outer.theta, strict=True)
         return [values[index] for index in range(len(values))]
+
+
+def layers_of(names: Sequence[str]) -> list[list[int]]:
+    """Indices of parameters by layer: the module up to the first number in its name, or the one that owns them.
+
+    >>> layers_of(["embed.weight", "blocks.0.a.weight", "blocks.0.b.weight", "blocks.1.a.weight", "scale"])
+    [[0], [1, 2], [3], [4]]
+    """
+    layers: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        parts = name.split(".")
+        number = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
+        key = ".".join(parts[:-1] if number is None else parts[: number + 1]) or name
+        layers.setdefault(key, []).append(index)
+    return list(layers.values())
+
+
+def fragments_of(
+    names: Sequence[str], options: FragmentOptions, num_steps: int, where: str
+) -> list[list[int]]:
+    """Indices of the parameters called `names`, by fragment, each in the model's order.
+
+    Raises:
+        InputError: there are fewer layers than fragments, a fragment has no parameter, or there are more than H.
+    """
+    named = options.fragments
+    cut = _by_layer(names, options, where) if named is None else _named(names, named, where)
+    if len(cut) > num_steps:
+        raise InputError(f"{where}: {len(cut)} fragments need an H of as many steps at least")
+    return cut
+
+
+def _by_layer(names: Sequence[str], options: FragmentOptions, where: str) -> list[list[int]]:
+    layers = layers_of(names)
+    count = options.num_fragments or max(1, len(layers) // 3)
+    if count > len(layers):
+        raise InputError(
+            f"{where}: num_fragments={count}, but the model has {len(layers)} layers; cut it into as many at most"
+        )
+    if options.pattern == "strided":
+        cut = [layers[first::count] for first in range(count)]
+    else:
+        cut = [layers[p * len(layers) // count : (p + 1) * len(layers) // count] for p in range(count)]
+    return [sorted(index for layer in fragment for index in layer) for fragment in cut]
+
+
+def packed(sizes: Sequence[int], count: int, apart: Collection[int] = ()) -> list[list[int]]:
+    """Indices of tensors of these sizes in `count` fragments of about equal size, fewer where there are fewer tensors.
+
+    Greedily: the largest tensor left goes to the smallest fragment so far. Those `apart` share one of their own, if
+    there are two fragments at least.
+
+    >>> packed([4, 1, 3, 2], 2)
+    [[0, 1], [2, 3]]
+    >>> packed([4, 1, 3, 2], 3, apart=[0, 1])
+    [[0, 1], [2], [3]]
+    """
+    among = [index for index in range(len(sizes)) if index not in apart or count == 1]
+    cut = [[index for index in range(len(sizes)) if index in apart]] if len(among) < len(sizes) else []
+    bins: list[list[int]] = [[] for _ in range(min(count - len(cut), len(among)))]
+    for index in sorted(among, key=lambda index: -sizes[index]):
+        smallest = min(bins, key=lambda members: sum(sizes[other] for other in members))
+        smallest.append(index)
+    return sorted(sorted(members) for members in [*cut, *bins])
+
+
+def _named(names: Sequence[str], fragments: Sequence[str | Sequence[str]], where: str) -> list[list[int]]:
+    left, cut = dict.fromkeys(range(len(names))), []
+    for fragment in fragments:
+        modules = [fragment] if isinstance(fragment, str) else list(fragment)
+        members = [i for i in left if any(f"{names[i]}.".startswith(f"{module}.") for module in modules)]
+        if not members:
+            raise unknown_names(
+                f"fragment of {where}", modules, {name.rpartition(".")[0] or name for name in names}
+            )
+        for index in members:
+            del left[index]
+        cut.append(members)
+    return [*cut, list(left)] if left else cut
+
+
+def embeddings_of(model: nn.Module, parameters: Sequence[Tensor]) -> set[int]:
+    """Indices of `parameters` that are embedding tables of `model`."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {index for index, parameter in enumerate(parameters) if id(parameter) in tables}
+
+
+def merged(parts: Sequence[Tensor], weights: Sequence[float], *, by_direction: bool) -> Tensor:
+    """Weighted mean of several tensors of one shape.
+
+    With `by_direction` it is as long as they are in the mean, along the mean of their directions; displacements that
+    disagree then do not shrink each other. Zero where directions cancel.
+
+    >>> parts = [torch.tensor([2.0, 0.0]), torch.tensor([0.0, 4.0])]
+    >>> merged(parts, [1, 1], by_direction=False)
+    tensor([1., 2.])
+    >>> round(float(merged(parts, [1, 1], by_direction=True).norm()), 6)
+    3.0
+    """
+    total = sum(weights)
+    if not by_direction:
+        return _sum(parts, [weight / total for weight in weights])
+    lengths = [float(part.norm()) for part in parts]
+    units = [part / length if length else part for part, length in zip(parts, lengths, strict=True)]
+    direction = _sum(units, weights)
+    length = sum(weight * each for weight, each in zip(weights, lengths, strict=True)) / total
+    norm = float(direction.norm())
+    return direction * (length / norm) if norm else direction
+
+
+def second_order(trained: Tensor, apart: Tensor, strength: float, per_steps: int | None) -> Tensor:
+    """Displacement `trained` of a tensor, corrected to second order for a start `apart` from the present one.
+
+    `t + lambda t * t * D` with t the training of some steps, lambda the `strength` over `per_steps`; where these are
+    None the correction is as long as `strength` times t.
+    """
+    wide = torch.promote_types(trained.dtype, torch.float32)
+    moved = trained.to(wide)
+    term = moved * moved * apart.to(wide)
+    if per_steps is None:
+        term = term / term.norm().clamp(min=torch.finfo(wide).tiny) * (strength * moved.norm())
+    else:
+        term = term * (strength / per_steps)
+    return trained + term.to(trained.dtype)
+
+
+def _sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    result = torch.zeros_like(parts[0])
+    for part, weight in zip(parts, weights, strict=True):
+        result.add_(part, alpha=weight)
+    return result
