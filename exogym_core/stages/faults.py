@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.participation.absence import Absence
-from exogym_core.strategy.participation.steps import GradientSteps
+from exogym_core.strategy.participation.absence import StepAbsence
 from exogym_core.strategy.parts.gradients import norm_across
 from exogym_core.strategy.parts.state import State
 
@@ -62,7 +61,7 @@ class StageRoute:
         return [w for w in range(self._num_workers) if self.rank_of(w, rank % self._count) == rank]
 
 
-class StageAbsence(Absence):
+class StageAbsence(StepAbsence):
     """Membership of steps of stages that continue without ranks that are late or cut off (SWARM, arXiv 2301.11913).
 
     The ranks of all positions meet when a step begins, take its passes along their `StageRoute` and exchange their
@@ -80,7 +79,7 @@ class StageAbsence(Absence):
     def __init__(self, strategy: Strategy, rank: StageRank, learner: StageLearner) -> None:
         patience = strategy.patience.patience(strategy.where)
         assert patience is not None
-        super().__init__(strategy, patience, GradientSteps(strategy))
+        super().__init__(strategy, patience)
         self._rank, self._learner = rank, learner
         self._states = rank.run.of_part(rank.position)
         self._members = list(range(rank.run.world_size))
@@ -105,9 +104,7 @@ class StageAbsence(Absence):
 
     def exchange(self, work: Callable[[], None]) -> bool:
         """Take the passes of a step and exchange gradients among the ranks that are present; False: without this."""
-        strategy, rank, learner, steps = self.strategy, self._rank, self._learner, self._steps
-        read = rank.read
-        assert steps is not None
+        strategy, rank, learner, read = self.strategy, self._rank, self._learner, self._rank.read
         assert read is not None
         assert learner.step is not None
         step, context, kept = learner.step, strategy.context, learner.kept()
@@ -118,10 +115,9 @@ class StageAbsence(Absence):
         def samples_of(worker: int) -> int:
             return step.samples_of[worker] if step.samples_of else step.samples
 
-        def among(attempt: Callable[[Communicator, list[float]], Any], _: object) -> Any:
-            waiting, averaging = self._waits
-            about = (self._members, self.patience.deadline, rank.cut.stages.count)
-            gathering = rank.run.meet(waiting, averaging, 1.0, self.number, *about)
+        def among(attempt: Callable[[Communicator, list[float]], Any]) -> Any:
+            about = self._about(self.number, self._members)
+            gathering = rank.run.meet(*about, num_positions=rank.cut.stages.count)
 
             def on_chains(peers: Communicator, _: list[float]) -> Any:
                 nonlocal team, route
@@ -152,10 +148,7 @@ class StageAbsence(Absence):
             if strategy.max_norm is not None:
                 rank.norms[:] = [norm_across(rank.counted, team, 1 / len(self._present))]
 
-        if steps.exchange(among, take_and_exchange):
-            return True
-        self._catch_up(self.number + 1, self.number + 1)
-        return False
+        return self.exchange_among(among, take_and_exchange)
 
     def _note_round(self) -> None:
         self._news = {"averaged_ranks": self._members, "num_alive": self._rank.run.state.num_alive}

@@ -38,7 +38,7 @@ from exogym_core.strategy.options import (
     refuse_unknown,
     take,
 )
-from exogym_core.strategy.participation.absence import PatienceOptions
+from exogym_core.strategy.participation.patience import PatienceOptions
 from exogym_core.strategy.participation.sampling import ClientOptions
 from exogym_core.strategy.participation.site import Everyone, Site, SiteOptions
 from exogym_core.strategy.parts.codecs import ChargedCodec
@@ -447,7 +447,7 @@ class Strategy(Stateful):
                 f"{whole.where}: {type(self).__name__} mixes single ranks, not sites; leave Sites out"
             )
         self.shared_state = whole.shared_state
-        self.workers = whole.workers if whole.workers.step_rounds is not None else self.membership()
+        self.workers = whole.workers if whole.workers.of_steps else self.membership()
         self.prepare()
 
     def of_length(self, max_steps: int) -> Sequence[int]:
@@ -464,13 +464,8 @@ class Strategy(Stateful):
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
-        if self.shared_state.whole is not self:
-            return
-        gradients, rounds = self.site.gradients, self.workers.step_rounds
-        if rounds is not None:
-            rounds.listen(last_micro_batch)
-        elif gradients is not None:
-            gradients.listen(last_micro_batch, self.site.weight(self.context))
+        if self.shared_state.whole is self:
+            self.workers.listen(last_micro_batch)
 
     def take_step(self) -> None:
         """Take a step: `step` of strategies that exchange gradients or parameters and do not override it."""
@@ -492,15 +487,11 @@ class Strategy(Stateful):
                     gradients.share_overflow()
             self.before_update()
 
-        gradients, rounds = self.site.gradients, self.workers.step_rounds
-        if rounds is None:
-            exchange()
-        elif not rounds.exchange(exchange):
-            return
-        self.clip_gradients()
-        self.optimizer_step()
-        if rounds is not None:
-            rounds.end_step()
+        gradients = self.site.gradients
+        if self.workers.exchange(exchange):
+            self.clip_gradients()
+            self.optimizer_step()
+            self.workers.end_step()
 
     def before_update(self) -> None:
         """Exchange gradients, which are neither unscaled nor clipped yet."""

@@ -463,7 +463,7 @@ class SimulatedRounds:
 
             def after_step(step: int) -> None:
                 nonlocal has_states, place, num_missed
-                if mine.workers.step_rounds is not None or step % rounds.period == 0:
+                if mine.workers.of_steps or step % rounds.period == 0:
                     place = mine.round_place()
                     num_missed += place is not None and not place.are_drawn and place.averaged_ranks is None
                 if is_measured and (step in (1, rounds.period) or (step == 2 and not has_states)):
@@ -479,7 +479,7 @@ class SimulatedRounds:
 
             for _ in take_rounds(runner, rounds, after_step, is_alone=is_alone):
                 traffic = comm.traffic
-                missed = num_missed / (rounds.period if mine.workers.step_rounds is not None else 1)
+                missed = num_missed / (rounds.period if mine.workers.of_steps else 1)
                 num_missed = 0
                 comm.mark(
                     {

@@ -2,237 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from exogym_core.communicator.base import FIXED
+import torch
+
 from exogym_core.events import RoundPlace
-from exogym_core.strategy.options import Options, number, one_of, option, positive_int, share
-from exogym_core.strategy.participation.rejoining import Rejoining
 from exogym_core.strategy.participation.site import LOST, Everyone
-from exogym_core.strategy.participation.steps import GradientSteps
+from exogym_core.strategy.parts.flat import pack_plain, unpack_plain
 from exogym_core.strategy.parts.state import State
-from netsim.errors import InputError, locate_errors, unknown_name
-from netsim.ranks.deadlines import Deadline
-from netsim.units import parse_seconds
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator, JointWork
     from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.participation.patience import Patience
     from exogym_core.strategy.parts.outer import SharedModel
+    from netsim.ranks.deadlines import Deadline
 
-__all__ = [
-    "Absence",
-    "Patience",
-    "PatienceOptions",
-    "RoundPatienceOptions",
-    "Seconds",
-    "StepPatienceOptions",
-]
+__all__ = ["Absence", "StepAbsence"]
 
 
-Seconds = float | str
-"""A number of seconds, or text with a unit such as "10 min"."""
+_About: TypeAlias = tuple[float, float, float, int, list[int], "Deadline"]
 
-_STRATEGIES = ("wait_for_all", "no_wait")
-_REJOIN = ("at_once", "next_round")
-
-# OpenDiLoCo's and hivemind's.
-_WAITING, _MATCHMAKING, _AVERAGING = 600.0, 15.0, 60.0
-# After a learned deadline: ranks that have always come together are not left out for a microsecond.
-_GRACE = 1.0
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Waiting for ranks that are late or cut off.
-
-    Attributes:
-        waiting_seconds: wait of the first rank at the end of a round for others.
-        averaging_seconds: limit of averaging, after which unreachable ranks are left out.
-        join_at: virtual seconds at which late ranks join, by rank.
-        deadline: learned limit of the wait, quorum and grace.
-    """
-
-    waiting_seconds: float
-    averaging_seconds: float
-    join_at: Mapping[int, float] = field(default_factory=dict)
-    deadline: Deadline = FIXED
-
-    def check(self, where: str, comm: Communicator, ranks_per_worker: int) -> None:
-        """Refuse transports and sites that do not go with time-outs."""
-        if not comm.can_leave_behind:
-            raise InputError(
-                f"{where}: time-outs for absent ranks need transport='netsim'; {comm.transport!r} waits for "
-                "every rank and ends where one is gone: leave them out"
-            )
-        here = 1 if comm.inside is None else comm.inside.world_size
-        if comm.members_change and here != ranks_per_worker:
-            raise InputError(
-                f"{where}: ranks_per_worker={ranks_per_worker}, but this site has "
-                f"{here} process{'es' if here > 1 else ''}: make them equal"
-            )
-        if ranks_per_worker > 1 and not comm.members_change:
-            raise InputError(
-                f"{where}: time-outs for absent ranks go with ranks_per_worker=1 in simulation; leave one of both out"
-            )
-        num_sites = comm.world_size // ranks_per_worker
-        what = "ranks" if ranks_per_worker == 1 else "sites"
-        if self.deadline.quorum > num_sites:
-            raise InputError(
-                f"{where}: min_ranks={self.deadline.quorum}, but there are {num_sites} {what}: no round could begin; "
-                f"give {num_sites} at most"
-            )
-        late = [site for site in self.join_at if not 0 <= site < num_sites]
-        if late or len(self.join_at) == num_sites:
-            raise InputError(
-                f"{where}: join_at={dict(self.join_at)} must name some of the {what} 0 to {num_sites - 1}, "
-                "and leave one that is there from the start"
-            )
-
-
-def _seconds(where: str, name: str, value: Seconds) -> float:
-    if not isinstance(value, str):
-        return number(where, name, value)
-    with locate_errors(f"{where}: {name}"):
-        return parse_seconds(value)
-
-
-def _some_seconds(where: str, name: str, value: Seconds) -> float:
-    seconds = _seconds(where, name, value)
-    if not seconds:
-        raise InputError(f"{where}: {name}={value!r} must be above 0")
-    return seconds
-
-
-def _join_times(where: str, name: str, value: Mapping[int, Seconds]) -> dict[int, float]:
-    if not isinstance(value, Mapping) or not all(str(rank).isdecimal() for rank in value):
-        raise InputError(f"{where}: {name}={value!r} must be a mapping such as {{3: '10 min'}}")
-    return {int(rank): _seconds(where, f"{name}[{rank}]", time) for rank, time in value.items()}
-
-
-def _deadline(where: str, name: str, value: object) -> str | dict[str, float]:
-    """`value` as "fixed", or as the multiples or the quantile of a learned deadline."""
-    if value == "fixed":
-        return "fixed"
-    if isinstance(value, Mapping) and value and value.keys() <= {"median", "mad"}:
-        rule = {str(key): number(where, f"{name}.{key}", each) for key, each in value.items()}
-        if rule.get("median") or ("median" in rule and rule.get("mad")):
-            return rule
-    if isinstance(value, Mapping) and value.keys() == {"quantile"}:
-        quantile = share(where, f"{name}.quantile", value["quantile"])
-        if quantile:
-            return {"quantile": quantile}
-    raise InputError(
-        f"{where}: {name}={value!r} must be fixed, {{median: 1, mad: 3}} (multiples of the median of earlier arrivals "
-        "and of their deviation; mad may be left out) or {quantile: 0.9}"
-    )
-
-
-class PatienceOptions(Options):
-    """Options of rounds that continue without absent ranks; by default rounds wait for all.
-
-    Times are virtual, in seconds or as "60 s". Others also wait for a rank that downloads the state of a round, and
-    extend the wait for its steps by its delay.
-
-    Args:
-        averaging_timeout: limit of averaging; after it ranks that cannot be reached are left out, or where all
-            can, those with the narrowest connection, and the others begin again. 60 s where another time-out is
-            given, else there is none.
-        all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" continues without them.
-        timeout_waiting_for_peers: limit of "wait_for_all" after the first rank has arrived; 600 s where another
-            time-out is given, else none.
-        matchmaking_time: time that "no_wait" leaves others to arrive; 15 s if None. "wait_for_all" gives
-            them so much longer.
-        join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
-        deadline: "fixed" (the time-out above), or learned from arrivals at the last 16 rounds, each counted from the
-            first one of its round: {median: 1, mad: 3} is their median plus three times their median absolute
-            deviation, {median: 2} twice their median, {quantile: 0.9} the time by which nine in ten had arrived. The
-            time-out stays its limit.
-        min_ranks: fewest ranks of a round, which waits for them beyond its deadline; 1 if None.
-        grace: time after the deadline, or after the arrival of the `min_ranks`-th rank if that is later, in which
-            others are still taken in; 1 s after a learned deadline, else 0.
-    """
-
-    of_steps: ClassVar[bool] = False
-    rejoin: ClassVar[Any] = "next_round"
-
-    averaging_timeout: Seconds | None = option(None, _some_seconds)
-    all_reduce_strategy: str | None = option(None)
-    timeout_waiting_for_peers: Seconds | None = option(None, _seconds)
-    matchmaking_time: Seconds | None = option(None, _seconds)
-    join_at: Mapping[int, Seconds] | None = option(None, _join_times)
-    deadline: str | Mapping[str, float] = option("fixed", _deadline)
-    min_ranks: int | None = option(None, positive_int)
-    grace: Seconds | None = option(None, _seconds)
-
-    def check(self, where: str) -> None:
-        """Refuse times without meaning."""
-        super().check(where)
-        self.patience(where)
-
-    def patience(self, where: str) -> Patience | None:
-        """Waiting times of these options; None: a round waits for all, as long as it takes.
-
-        Raises:
-            UnknownNameError: no such `all_reduce_strategy`.
-            InputError: a time without meaning, or one that goes with the other strategy.
-        """
-        given, timeout = self.all_reduce_strategy, self.timeout_waiting_for_peers
-        name = str(given or "wait_for_all").rsplit(".", maxsplit=1)[-1].lower()
-        if name not in _STRATEGIES:
-            raise unknown_name("all_reduce_strategy", str(given), _STRATEGIES)
-        waits = name == "wait_for_all"
-        if not waits and timeout is not None:
-            raise InputError(
-                f"{where}: timeout_waiting_for_peers goes with all_reduce_strategy='wait_for_all'; "
-                "use matchmaking_time"
-            )
-        is_plain = self.averaging_timeout is None and timeout is None and not self.join_at
-        is_plain = is_plain and (self.deadline, self.min_ranks, self.grace) == ("fixed", None, None)
-        if waits and is_plain and self.rejoin != "at_once":
-            return None
-        times = (self.averaging_timeout, self.matchmaking_time, timeout)
-        defaults = (_AVERAGING, 0.0 if waits else _MATCHMAKING, _WAITING if waits else 0.0)
-        averaging, matching, waiting = (
-            default if given is None else float(given) for given, default in zip(times, defaults, strict=True)
-        )
-        rule: Mapping[str, float] = {} if isinstance(self.deadline, str) else self.deadline
-        grace = (_GRACE if rule else 0.0) if self.grace is None else float(self.grace)
-        deadline = Deadline(**rule, grace_seconds=grace, quorum=self.min_ranks or 1)
-        late = _join_times(where, "join_at", self.join_at or {})
-        return Patience(matching + waiting, averaging, late, deadline)
-
-    def workers(self, strategy: Strategy) -> Everyone:
-        """Membership of the rounds of a connected strategy."""
-        patience = self.patience(strategy.where)
-        if patience is None or strategy.comm.world_size == 1:
-            return Everyone(strategy)
-        if self.rejoin == "at_once":
-            return Rejoining(strategy, patience)
-        return Absence(strategy, patience, GradientSteps(strategy) if self.of_steps else None)
-
-
-class RoundPatienceOptions(PatienceOptions):
-    """Options of rounds of an outer step.
-
-    Args:
-        rejoin: "next_round": a rank that returns downloads the newest state, and begins with the others' next round.
-            "at_once": it trains on at once as torchft's do, is healed where it meets the others, and commits alone
-            where it is alone; see `exogym_core.strategy.participation.rejoining:Rejoining`. By default next_round.
-    """
-
-    rejoin: str = option("next_round", one_of(*_REJOIN))  # type: ignore[misc]
-
-
-class StepPatienceOptions(PatienceOptions):
-    """Options of steps that exchange gradients: each is a round, see `GradientSteps`."""
-
-    of_steps = True
-
+Work = Callable[["Communicator", list[float]], Any]
+"""An attempt among the ranks that a communicator connects, with their weights."""
 
 #: Number of the meeting at which real ranks begin, the first time or after a stop.
 BEFORE_ROUNDS = -1
@@ -241,13 +40,13 @@ BEFORE_ROUNDS = -1
 class Absence(Everyone):
     """Membership of rounds that continue without ranks that are late or cut off.
 
-    Ranks of a round publish the state that it led to. A rank that is late or cut off loses its steps of that round,
-    downloads the newest state that the others have published, and takes part again in the round after that.
+    Ranks of a round publish the state that it led to, of `strategy.outer`. A rank that is late or cut off loses its
+    steps of that round, downloads the newest state that the others have published, and takes part again in the round
+    after that.
 
     Args:
         strategy: whose rounds these are, of `strategy.round_steps` steps each.
         patience: waiting times.
-        steps: exchange of gradients, whose rounds are steps; None: rounds lead to a model, `strategy.outer`.
 
     Attributes:
         present: the ranks of the last round, whose models are evaluated together; before the first round, those that
@@ -261,13 +60,12 @@ class Absence(Everyone):
     has_absences = True
     number: int
 
-    def __init__(self, strategy: Strategy, patience: Patience, steps: GradientSteps | None = None) -> None:
+    def __init__(self, strategy: Strategy, patience: Patience) -> None:
         super().__init__(strategy)
-        comm, self._steps = strategy.comm, steps
-        self.step_rounds = None if steps is None else self
+        comm = strategy.comm
         self._site_size = comm.world_size // self._meeting.world_size
         patience.check(strategy.where, comm, self._site_size)
-        self.patience, self.steps_a_round = patience, 1 if steps is not None else strategy.round_steps or 1
+        self.patience, self.steps_a_round = patience, 1 if self.of_steps else strategy.round_steps or 1
         late = patience.join_at
         self._present = [rank for rank in range(comm.world_size) if rank // self._site_size not in late]
         self.number = 0
@@ -282,8 +80,8 @@ class Absence(Everyone):
 
     @property
     def _meeting(self) -> Communicator:
-        """Group of the ranks at this rank's position in every site; of all ranks where gradients are exchanged."""
-        return self.strategy.site.between if self._steps is None else self._comm
+        """Group of the ranks at this rank's position in every site."""
+        return self.strategy.site.between
 
     def _sites(self) -> list[int]:
         return sorted({rank // self._site_size for rank in self._present})
@@ -293,68 +91,23 @@ class Absence(Everyone):
         all_sites = range(self._comm.world_size // self._site_size)
         return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
 
-    def _together(
-        self,
-        work: Callable[[Communicator, list[float]], Any],
-        number: int,
-        awaited: list[int],
-        weight: float = 1.0,
-    ) -> Any:
+    def _about(self, number: int, awaited: list[int], weight: float = 1.0) -> _About:
+        """Waiting times, weight of this rank, number, awaited members and deadline of a meeting."""
+        patience = self.patience
+        times = patience.waiting_seconds, patience.averaging_seconds
+        return (*times, weight, number, awaited, patience.deadline)
+
+    def _together(self, work: Work, number: int, awaited: list[int], weight: float = 1.0) -> Any:
         """Result of `work` among the sites that are present; None: done without this one."""
-        about = (*self._waits, weight, number, awaited, self.patience.deadline)
-        sites, result = self._meeting.among_present(work, *about)
+        sites, result = self._meeting.among_present(work, *self._about(number, awaited, weight))
         size = self._site_size
         self._present = [site * size + place for site in sites for place in range(size)]
         return result
-
-    @property
-    def _waits(self) -> tuple[float, float]:
-        return self.patience.waiting_seconds, self.patience.averaging_seconds
-
-    @property
-    def peers(self) -> Communicator:
-        """Connects the ranks that step together, in an exchange of gradients those of the attempt."""
-        return super().peers if self._steps is None or self._steps.peers is None else self._steps.peers
 
     def take_place(self, step: int) -> bool:
         """Join, if this rank has not yet; False: the others have done the step while it was away."""
         self.join()
         return step >= self.number * self.steps_a_round
-
-    def listen(self, last_micro_batch: bool) -> None:
-        """Prepare for the backward pass of a step that is a round: ranks meet where gradients leave during it."""
-
-        def meet() -> JointWork:
-            weight = float(self.strategy.context.samples or 1)
-            about = (*self._waits, weight, self.number, self._present, self.patience.deadline)
-            return self._comm.meet(*about)
-
-        assert self._steps is not None
-        self._steps.listen(last_micro_batch, meet)
-
-    def exchange(self, work: Callable[[], None]) -> bool:
-        """Exchange gradients of a step among ranks that arrive in time; False: this one did not, and has caught up."""
-
-        def among(attempt: Callable[[Communicator, list[float]], Any], early: JointWork | None) -> Any:
-            if early is None:
-                weight = float(self.strategy.context.samples or 1)
-                return self._together(attempt, self.number, self._present, weight)
-            result = early.run(attempt)
-            self._present = early.members
-            return result
-
-        assert self._steps is not None
-        if self._steps.exchange(among, work):
-            return True
-        self._catch_up(self.number + 1, self.number + 1)
-        return False
-
-    def end_step(self) -> None:
-        """Count a step that is a round, and publish what it led to while ranks are absent."""
-        self.number += 1
-        self._note_round()
-        if len(self._present) < self._comm.world_size:
-            self._publish()
 
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""
@@ -429,8 +182,6 @@ class Absence(Everyone):
 
     def _mine(self) -> list[Tensor]:
         """State published by this rank: empty if another rank of its site publishes the same."""
-        if self._steps is not None:
-            return self._steps.packed()
         packed: list[Tensor] = self.strategy.outer.packed() if self.strategy.site.is_first else []
         return packed
 
@@ -438,14 +189,11 @@ class Absence(Everyone):
         self._states.publish(self.number, self._mine())
 
     def _take_over(self, state: list[Tensor]) -> None:
-        if self._steps is not None:
-            self._steps.unpack(state)
-            return
         self.strategy.outer.unpack(self.strategy.site.shared(state))
         self.strategy.site.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
-        fetched = self._states.fetch(at_least, is_open=self._steps is not None)
+        fetched = self._states.fetch(at_least, is_open=self.of_steps)
         if fetched is None:
             self.number = LOST
         else:
@@ -470,3 +218,154 @@ class Absence(Everyone):
         super().load_state_dict(state)
         if self._comm.members_change:  # other ranks may be present now
             self._has_begun = False
+
+
+class StepAbsence(Absence):
+    """Membership of steps whose gradients are exchanged by the ranks of a meeting, as in torchft's data-parallel.
+
+    Ranks meet when the step's first bucket of gradients is ready, else after the backward pass, and exchange theirs,
+    weighed by the samples of those present. If a member is lost meanwhile the others exchange theirs once more: what
+    the first attempt has changed is taken back, on the lost one too.
+
+    A rank that returns takes over parameters, buffers, the optimizer's state and what its strategy declares to be equal
+    on all ranks (`Strategy.healed`); errors that it keeps for itself stay its own. With a schedule of rates the
+    optimizer's settings stay its own too, as it advances the schedule by the steps that it skips.
+    """
+
+    of_steps = True
+
+    def __init__(self, strategy: Strategy, patience: Patience) -> None:
+        super().__init__(strategy, patience)
+        self._peers: Communicator | None = None  # of the exchange under way
+        self._early: JointWork | None = None  # of the step, since a bucket was ready in its backward pass
+
+    @property
+    def _meeting(self) -> Communicator:
+        return self._comm
+
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that step together, in an exchange of gradients those of the attempt."""
+        return super().peers if self._peers is None else self._peers
+
+    @property
+    def _weight(self) -> float:
+        return float(self.strategy.context.samples or 1)
+
+    def listen(self, last_micro_batch: bool) -> None:
+        """Prepare for a backward pass; during the last one of a step ranks meet when a bucket is ready."""
+        strategy, gradients = self.strategy, self.strategy.site.gradients
+        self._early = None
+        if gradients is None or not last_micro_batch:
+            return
+        if strategy.comm.members_change or strategy.trainable[0].device.type not in ("cpu", "meta"):
+            return  # a hook must not wait there: all buckets leave after the pass
+
+        def meet_early() -> bool:
+            gathering = self._early = self._comm.meet(*self._about(self.number, self._present, self._weight))
+            if gathering.peers is not None:
+                self._join_attempt(gathering.peers, gathering.weights)
+            return gathering.peers is not None
+
+        gradients.listen(True, before_first=meet_early)
+
+    def exchange(self, work: Callable[[], None]) -> bool:
+        """Exchange gradients of a step by `work` among ranks that arrive in time, see `Everyone`."""
+
+        def among(attempt: Work) -> Any:
+            if self._early is None:
+                return self._together(attempt, self.number, self._present, self._weight)
+            result = self._early.run(attempt)
+            self._present = self._early.members
+            return result
+
+        return self.exchange_among(among, work)
+
+    def exchange_among(self, among: Callable[[Work], Any], work: Callable[[], None]) -> bool:
+        """Run `work` among the ranks of this step; False: the others have gone on without this one.
+
+        Args:
+            among: runs an attempt among the ranks that arrive in time; None: without this one.
+            work: exchanges gradients over `peers`; runs again without members that are lost meanwhile.
+        """
+        strategy, gradients, before = self.strategy, self.strategy.site.gradients, self.strategy.context
+        if before.scaler is not None:
+            raise InputError(
+                f"{strategy.where}: time-outs for absent ranks do not go with autocast: fp16, whose scaler unscales "
+                "gradients once; use bf16, or leave the time-outs out"
+            )
+        kept = [None if p.grad is None else p.grad.detach().clone() for p in strategy.trainable]
+        state = [each.state_of(each.own_state) for each in strategy.acting]
+        owed = strategy.site.state_dict()
+        num_attempts = 0
+
+        def restore() -> None:
+            for each, saved in zip(strategy.acting, state, strict=True):
+                each.load_state_of(saved)
+            strategy.site.load_state_dict(owed)
+
+        def attempt(peers: Communicator, weights: Sequence[float]) -> bool:
+            nonlocal num_attempts
+            if num_attempts:
+                for parameter, gradient in zip(strategy.trainable, kept, strict=True):
+                    parameter.grad = None if gradient is None else gradient.clone()
+                restore()
+                if gradients is not None:
+                    gradients.forget()
+            if num_attempts or self._early is None:
+                strategy.shared_state.context = before
+                self._join_attempt(peers, weights)
+            num_attempts += 1
+            work()
+            return True
+
+        is_in = among(attempt)
+        if num_attempts and not is_in:
+            restore()
+        if gradients is not None:
+            gradients.forget()
+            gradients.join(strategy.comm)
+        self._peers, self._early, strategy.shared_state.context = None, None, before
+        if not is_in:
+            self._catch_up(self.number + 1, self.number + 1)
+        return bool(is_in)
+
+    def _join_attempt(self, peers: Communicator, weights: Sequence[float]) -> None:
+        """Exchange with `peers`, weighed by their samples, from now on."""
+        strategy = self.strategy
+        context = strategy.context
+        samples_of = [int(weight) for weight in weights] if context.samples else ()
+        self._peers = peers
+        strategy.shared_state.context = replace(context, samples_of=samples_of, comm=peers)
+        if strategy.site.gradients is not None:
+            strategy.site.gradients.join(peers, strategy.context.weight)
+
+    def end_step(self) -> None:
+        """Count a step, and publish what it led to while ranks are absent."""
+        self.number += 1
+        self._note_round()
+        if len(self._present) < self._comm.world_size:
+            self._publish()
+
+    def _mine(self) -> list[Tensor]:
+        strategy = self.strategy
+        return pack_plain(
+            {
+                "model": {**dict(strategy.model.named_parameters()), **dict(strategy.model.named_buffers())},
+                "optim": strategy.optim.state_dict(),
+                "healed": [each.state_of(each.healed) for each in strategy.acting],
+            }
+        )
+
+    @torch.no_grad()
+    def _take_over(self, state: list[Tensor]) -> None:
+        strategy, taken = self.strategy, unpack_plain(state)
+        model = {**dict(strategy.model.named_parameters()), **dict(strategy.model.named_buffers())}
+        for name, held in model.items():
+            held.copy_(taken["model"][name])
+        optim = taken["optim"]
+        if strategy.scheduler is not None:
+            optim = {**optim, "param_groups": strategy.optim.state_dict()["param_groups"]}
+        strategy.optim.load_state_dict(optim)
+        for each, healed in zip(strategy.acting, taken["healed"], strict=True):
+            each.load_state_of(healed)

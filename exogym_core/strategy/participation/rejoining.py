@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from exogym_core.events import RoundPlace
-from exogym_core.strategy.participation.site import LOST, Everyone
+from exogym_core.strategy.participation.absence import Absence
+from exogym_core.strategy.participation.site import LOST
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
@@ -17,7 +17,7 @@ from netsim.units import format_seconds
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator, NextMeeting
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.participation.absence import Patience
+    from exogym_core.strategy.participation.patience import Patience
     from exogym_core.strategy.parts.outer import SharedModel
 
 __all__ = ["Rejoining", "short_time_out"]
@@ -41,7 +41,7 @@ class _Averaged(NamedTuple):
     state: list[Tensor] | None
 
 
-class Rejoining(Everyone):
+class Rejoining(Absence):
     """Membership of rounds as in torchft's DiLoCo, with synchronous quorums: whoever comes is in the next one.
 
     At the end of its `H` steps a rank joins the next meeting (see `netsim.ranks.JoinNext`). Ranks that answer do not
@@ -59,24 +59,17 @@ class Rejoining(Everyone):
         patience: waiting times.
     """
 
-    state = State("number", present="_present", is_newest="_is_newest", has_begun="_has_begun")
-    has_absences = True
-    number: int
+    state = State(is_newest="_is_newest")
 
     def __init__(self, strategy: Strategy, patience: Patience) -> None:
-        super().__init__(strategy)
         comm = strategy.comm
         patience.check(strategy.where, comm, 1)
         if comm.members_change or strategy.site.between.world_size != comm.world_size:
             raise InputError(
                 f"{strategy.where}: rejoin='at_once' goes with simulated workers of one rank each; leave it out"
             )
-        self.patience, self.steps_a_round = patience, strategy.round_steps or 1
-        self._present = [rank for rank in range(comm.world_size) if rank not in patience.join_at]
-        self.number = 0
+        super().__init__(strategy, patience)
         self._is_newest = comm.rank in self._present
-        self._has_begun = False
-        self._news: dict[str, Any] = {}
 
     @property
     def present(self) -> list[int]:
@@ -85,11 +78,6 @@ class Rejoining(Everyone):
         return (
             [rank for rank in self._present if rank != self._comm.rank] if is_behind else list(self._present)
         )
-
-    def take_place(self, step: int) -> bool:
-        """Join, if this rank has not yet; False: the others have done the step while it was away."""
-        self.join()
-        return step >= self.number * self.steps_a_round
 
     def join(self) -> None:
         """Begin, late where `join_at` says so, with the parameters of the start; called before the first step."""
@@ -159,8 +147,3 @@ class Rejoining(Everyone):
         """Count the round, and keep the state to which it has led."""
         self.number += 1
         self._comm.keep_state()
-
-    def round_place(self, step: int) -> RoundPlace:
-        """Place of a step among the rounds, with the news since the last call: its members, or this rank's return."""
-        news, self._news = self._news, {}
-        return RoundPlace(-(-step // self.steps_a_round), **news)

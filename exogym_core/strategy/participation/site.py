@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from exogym_core.events import RoundPlace
     from exogym_core.strategy.base import StepContext, Strategy
     from exogym_core.strategy.optimizers import OptimSpec
-    from exogym_core.strategy.participation.absence import Absence
     from exogym_core.strategy.parts.average import Steps
     from exogym_core.strategy.parts.outer import OuterStep, SharedModel
 
@@ -248,14 +247,14 @@ class Everyone(Stateful):
 
     Attributes:
         has_absences: ranks may be absent from rounds.
-        step_rounds: this membership where each step is a round, which exchanges gradients; else None.
+        of_steps: each step is a round, which exchanges gradients.
         number: rounds behind this rank's parameters, including downloaded ones; None: not counted here.
         is_out: this rank was not drawn for the round, and has no replica.
         remarks: warnings for the user.
     """
 
     has_absences = False
-    step_rounds: Absence | None = None
+    of_steps = False
     number: int | None = None
     is_out = False
     remarks: tuple[str, ...] = ()
@@ -280,6 +279,20 @@ class Everyone(Stateful):
         present = self.present
         whole = len(present) == self._comm.world_size
         return self._comm if whole else self._comm.group(present, reuse=True)
+
+    def listen(self, last_micro_batch: bool) -> None:
+        """Prepare for a backward pass; gradients leave for the site during that of the `last_micro_batch`."""
+        site = self.strategy.site
+        if site.gradients is not None:
+            site.gradients.listen(last_micro_batch, site.weight(self.strategy.context))
+
+    def exchange(self, work: Callable[[], None]) -> bool:
+        """Exchange gradients of a step by `work`; False: others did so without this rank, which has caught up."""
+        work()
+        return True
+
+    def end_step(self) -> None:
+        """Count a step that is a round."""
 
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from exogym_core.plain import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +21,11 @@ __all__ = [
     "flatten",
     "in_buckets",
     "pack_named",
+    "pack_plain",
     "plan_buckets",
     "unflatten",
     "unpack_named",
+    "unpack_plain",
     "widened",
     "write_back",
 ]
@@ -119,6 +124,19 @@ def unpack_named(layout: Layout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
             named[name] = flat[start : start + size].view(tuple(shape))
             start += size
     return named
+
+
+def pack_plain(value: Any) -> list[Tensor]:
+    """Plain value such as an optimizer's state as flat tensors: its form as text, then the tensors in it."""
+    tensors: dict[str, Tensor] = {}
+    form = json.dumps(encode(value, tensors), separators=(",", ":")).encode()
+    return [torch.frombuffer(bytearray(form), dtype=torch.uint8), *tensors.values()]
+
+
+def unpack_plain(packed: Sequence[Tensor]) -> Any:
+    """Undo `pack_plain`."""
+    form, *tensors = packed
+    return decode(json.loads(bytes(form.tolist())), {str(n): tensor for n, tensor in enumerate(tensors)})
 
 
 def widened(tensor: Tensor) -> Tensor:

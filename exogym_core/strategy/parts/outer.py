@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from exogym_core.plain import decode, encode
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.parts.average import AGGREGATES, Flight, RoundAveraging, run
-from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.flat import flatten, pack_plain, unflatten, unpack_plain, write_back
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
@@ -259,19 +257,16 @@ class OuterStep(SharedModel):
 
     def packed(self) -> list[Tensor]:
         """Global parameters and the outer optimizer's state, flat: the state that a rank catches up to."""
-        tensors: dict[str, Tensor] = {}
-        plain = json.dumps(encode(self.optim.state_dict(), tensors), separators=(",", ":"))
-        form = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
-        return [form, *self.flats, *tensors.values()]
+        form, *tensors = pack_plain(self.optim.state_dict())
+        return [form, *self.flats, *tensors]
 
     @torch.no_grad()
     def unpack(self, packed: Sequence[Tensor]) -> None:
         """Take over the state of another rank's `packed`, and the global parameters as this rank's."""
         form, *tensors = packed
-        states = {str(number): tensor for number, tensor in enumerate(tensors[len(self.flats) :])}
         for flat, theirs in zip(self.flats, tensors, strict=False):
             flat.copy_(theirs)
-        self.optim.load_state_dict(decode(json.loads(bytes(form.tolist())), states))
+        self.optim.load_state_dict(unpack_plain([form, *tensors[len(self.flats) :]]))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
