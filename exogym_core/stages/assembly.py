@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.parts.flat import pack_named, unpack_named
@@ -59,8 +59,8 @@ class Assembly:
         flats: list[Tensor] = []
         for name in snapshot.layouts:
             joined: dict[str, Tensor] = {}
-            for _, of_rank in (parts[number] for number in sorted(parts)):
-                joined = {**of_rank.get(name, {}), **joined}
+            for number in sorted(parts, reverse=True):
+                joined |= parts[number][1].get(name, {})
             order = sorted(joined, key=lambda key: self._order[key.partition("[")[0]])
             layouts[name], packed = pack_named({key: joined[key] for key in order})
             flats += packed
@@ -71,10 +71,5 @@ class Assembly:
 
 def whole_states(states: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
     """State of each worker's model, of the states of its ranks."""
-    joined: list[dict[str, Any]] = []
-    for first in range(0, len(states), count):
-        whole: dict[str, Any] = {}
-        for state in reversed(states[first : first + count]):
-            whole |= state
-        joined.append(whole)
-    return joined
+    workers = (states[first : first + count] for first in range(0, len(states), count))
+    return [dict(chain.from_iterable(state.items() for state in reversed(ranks))) for ranks in workers]

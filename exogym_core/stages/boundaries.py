@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from fnmatch import filter as matching
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ __all__ = [
 BOUNDARY_CODECS = ("subspace", "top-k")
 
 
-class BoundaryCodec(Protocol):
+class BoundaryCodec(ABC):
     """Codec of activations and their gradients.
 
     Attributes:
@@ -42,25 +43,29 @@ class BoundaryCodec(Protocol):
         residuals: what was not sent yet, by place; kept in checkpoints.
     """
 
-    name: str
-    residuals: dict[Hashable, Tensor]
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.residuals: dict[Hashable, Tensor] = {}
 
+    @abstractmethod
     def message_like(self, values: Tensor) -> Tensor:
         """Memory for the message of such values."""
 
+    @abstractmethod
     def encode(self, values: Tensor, place: Hashable) -> Tensor:
         """Message of `values`, the next ones at this `place` (boundary, direction and micro-batch)."""
 
+    @abstractmethod
     def decode(self, message: Tensor, like: Tensor) -> Tensor:
         """Values of a message, in the shape and dtype of `like`."""
 
 
-class _Flat:
+class _Flat(BoundaryCodec):
     """One of `CODECS`, on the flat values."""
 
     def __init__(self, name: str, codec: Codec) -> None:
-        self.name, self._codec = name, codec
-        self.residuals: dict[Hashable, Tensor] = {}
+        super().__init__(name)
+        self._codec = codec
 
     def message_like(self, values: Tensor) -> Tensor:
         return values.new_empty(self._codec.encoded_bytes(values.numel()), dtype=torch.uint8)
@@ -72,17 +77,15 @@ class _Flat:
         return self._codec.decode(message, like.numel()).to(like.dtype).view(like.shape)
 
 
-class _TopK:
+class _TopK(BoundaryCodec):
     """The largest share of the values, and their places; the rest is added to the next values at the same place.
 
     So each micro-batch of a step has its residual at each boundary (Rudakov et al., arXiv 2401.07788, error feedback).
     """
 
-    name = "top-k"
-
     def __init__(self, share: float) -> None:
+        super().__init__("top-k")
         self._share = share
-        self.residuals: dict[Hashable, Tensor] = {}
 
     def message_like(self, values: Tensor) -> Tensor:
         size = self._count(values) * (values.element_size() + 4)
@@ -110,7 +113,7 @@ class _TopK:
         return flat.view(like.shape)
 
 
-class _Subspace:
+class _Subspace(BoundaryCodec):
     """Coordinates in a fixed subspace of the last dimension, shared by all ranks (Ramasinghe et al., arXiv 2506.01260).
 
     Forwards x U, backwards g U, for U of orthonormal columns: the gradients are those of a model that projects by U U^T
@@ -118,12 +121,10 @@ class _Subspace:
     the subspace.
     """
 
-    name = "subspace"
-
     def __init__(self, width: int, seed: int) -> None:
+        super().__init__("subspace")
         self._width, self._seed = width, seed
         self._bases: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-        self.residuals: dict[Hashable, Tensor] = {}
 
     def _basis(self, like: Tensor) -> Tensor:
         size = like.shape[-1]
@@ -203,12 +204,11 @@ def boundary_trials(
     stages: Stages | None, device: torch.device | None = None
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
     """Trial of a codec of `BOUNDARY_CODECS`, as those of `coding_trials`: a value costs alike at any number of them."""
-    codec = None if stages is None else boundary_codec(stages.codec)
-    if codec is None or codec.name not in BOUNDARY_CODECS:
+    options = None if stages is None else stages.codec
+    codec = boundary_codec(options)
+    if options is None or codec is None or codec.name not in BOUNDARY_CODECS:
         return
-    assert stages is not None
-    assert stages.codec is not None
-    drawn = torch.randn(256, 4 * (stages.codec.width or 64), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randn(256, 4 * (options.width or 64), generator=torch.Generator().manual_seed(0))
     values = drawn.to(device)
     message = codec.encode(values, "trial")
     yield (

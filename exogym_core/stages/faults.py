@@ -60,6 +60,15 @@ class StageRoute:
         """Workers whose micro-batches a rank computes."""
         return [w for w in range(self._num_workers) if self.rank_of(w, rank % self._count) == rank]
 
+    def places_of(self, worker: int, positions: Sequence[int]) -> list[int]:
+        """Places among the members of a worker's ranks at these positions; of all workers' where ranks are absent."""
+        ranks = [divmod(rank, self._count) for rank in self.members]
+        return [
+            place
+            for place, (of, position) in enumerate(ranks)
+            if position in positions and (of == worker or not self.is_whole)
+        ]
+
 
 class StageAbsence(StepAbsence):
     """Membership of steps of stages that continue without ranks that are late or cut off (SWARM, arXiv 2301.11913).
@@ -143,7 +152,7 @@ class StageAbsence(StepAbsence):
             total = sum(map(samples_of, range(self._comm.world_size)))
             unit = None if route.is_whole else total / self._comm.world_size
             context.loss = learner.take_passes({each: steps_of[each] for each in own}, strategy.context, unit)
-            rank.sum_shared_along(route, team, context.samples / total)
+            rank.sum_shared(route, team, context.samples / total)
             work()
             if strategy.max_norm is not None:
                 rank.norms[:] = [norm_across(rank.counted, team, 1 / len(self._present))]

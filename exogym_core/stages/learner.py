@@ -105,30 +105,25 @@ class StageRank:
         """True on the rank of the last stage."""
         return self.position == self.cut.stages.count - 1
 
-    def sum_shared(self) -> None:
-        """Sum the gradients of parameters that several stages hold."""
-        for parameter, group, _ in self.shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            group.all_reduce(parameter.grad)
+    def sum_shared(
+        self, route: StageRoute | None = None, team: Communicator | None = None, share: float = 1.0
+    ) -> None:
+        """Sum the gradients of parameters that several stages hold.
 
-    def sum_shared_along(self, route: StageRoute, team: Communicator, share: float) -> None:
-        """Sum the gradients of parameters that several stages hold where ranks may be absent.
-
-        Without one, among all ranks that hold them: their mean then, of which this rank's gradient is a `share`.
+        Args:
+            route: of the step, where ranks may be absent. Without one, gradients are summed among all ranks that hold
+                them: their mean then, of which this rank's gradient is a `share`.
+            team: connects the ranks of the route.
+            share: as above.
         """
-        for parameter, _, positions in self.shared:
+        for parameter, group, positions in self.shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if not route.is_whole:
-                parameter.grad *= share
-            places = enumerate(divmod(each, self.cut.stages.count) for each in route.members)
-            ranks = [
-                place
-                for place, (worker, position) in places
-                if position in positions and (worker == self.worker or not route.is_whole)
-            ]
-            team.group(ranks).all_reduce(parameter.grad)
+            if route is not None and team is not None:
+                if not route.is_whole:
+                    parameter.grad *= share
+                group = team.group(route.places_of(self.worker, positions))
+            group.all_reduce(parameter.grad)
 
     def clip_together(self, strategy: Strategy) -> None:
         """Have a strategy that is set up clip gradients by the norm over all stages."""
@@ -281,80 +276,95 @@ class StageLearner(TorchLearner):
         Each pass of the schedule is taken for one worker after the other. So no ranks wait for each other in a circle:
         whatever a pass needs comes of earlier passes of the schedule for the same worker.
         """
-        stages, position, messages = self._rank.cut.stages, self._rank.position, self._messages
-        first = self._num_taken if stages.is_asynchronous else 0
+        cut = self._rank.cut
+        first = self._num_taken if cut.stages.is_asynchronous else 0
         number = max(len(step.micro_batches) for step in steps.values())
-        total = sum(step.samples for step in steps.values())
-        lag = stages.lag(position)
-        self._sizes = {key: size for key, size in self._sizes.items() if key[0] >= first - lag}
-        seconds_of = dict.fromkeys(steps, 0.0)
-        for worker, step in steps.items():
-            if self._cost is not None:
-                seconds_of[worker] = self._cost.seconds(context.number, step.samples)
-            for micro, (_, samples) in enumerate(step.micro_batches, first):
-                self._sizes[micro, worker] = samples, samples / step.samples
         self._num_taken = first + number
+        self._note_sizes(steps, first)
+        self._copy_weights()
+        total, loss = sum(step.samples for step in steps.values()), 0.0
+        seconds_of = {
+            worker: 0.0 if self._cost is None else self._cost.seconds(context.number, step.samples)
+            for worker, step in steps.items()
+        }
         order = [
             each._replace(micro=first + each.micro, worker=worker)
-            for each in actions(stages, position, number)
+            for each in actions(cut.stages, self._rank.position, number)
             for worker, step in steps.items()
             if first + each.micro >= 0 and each.micro < len(step.micro_batches)
         ]
-        if lag:
-            self._copies = {
-                id(each): each.detach().clone().requires_grad_(each.requires_grad)
-                for each in self._rank.held.model.parameters()
-            }
-        loss = 0.0
         for index, action in enumerate(order):
             for coming in order[index : index + 2]:
-                messages.expect(coming, self._sizes[coming[2:]][0])
-            step, seconds = steps[action.worker], seconds_of[action.worker]
-            samples, weight = self._sizes[action[2:]]
-            share = self._rank.cut.shares[action.stage] * weight
+                self._messages.expect(coming, self._sizes[coming[2:]][0])
+            step, (samples, weight) = steps[action.worker], self._sizes[action[2:]]
+            seconds, share = seconds_of[action.worker], cut.shares[action.stage] * weight
             weight *= step.samples / total  # in the mean of this rank
-            weight_in_unit = weight * total / (unit or total)
-            place = action.micro % number
             if action.is_forward:
-                behind = action.micro - stages.lag(min(position + 1, stages.count - 1))
-                if stages.is_asynchronous and behind >= 0:  # the next rank's backward pass of now
-                    messages.expect(
-                        action._replace(is_forward=False, micro=behind), self._sizes[behind, 0][0]
-                    )
+                self._expect_answer(action)
                 batch = step.micro_batches[action.micro - first][0]
                 loss += self._forward_pass(action, batch, samples, context) * weight
                 self._charge(seconds, step.samples, share * FORWARD_SHARE)
-                if action.stage < stages.num_stages - 1:
-                    towards, left = action._replace(stage=action.stage + 1), self._left[action[1:]]
-                    messages.send(towards, left, samples, place, action.micro)
-                continue
-            is_last = index == len(order) - 1
-            context.last_micro_batch = is_last
-            self._before_backward(is_last and self._overlaps)
-            clock = self._clock if is_last else None
-            share *= 1 - FORWARD_SHARE
-            if clock is not None:
-                clock.begin_backward(seconds, step.samples, share)
-            self._backward_pass(action, samples, weight_in_unit)
-            if clock is not None:
-                clock.end()
             else:
-                self._charge(seconds, step.samples, share)
-            if action.stage:
-                entered = self._entered.pop(action[1:])
-                grads = [each.grad for each in entered if each.requires_grad]
-                towards = action._replace(stage=action.stage - 1)
-                messages.send(towards, grads, samples, place, action.micro + lag)
+                is_last = index == len(order) - 1
+                context.last_micro_batch = is_last
+                self._before_backward(is_last and self._overlaps)
+                about = seconds, step.samples, share * (1 - FORWARD_SHARE)
+                clock = self._clock if is_last else None
+                if clock is not None:
+                    clock.begin_backward(*about)
+                self._backward_pass(action, samples, weight * total / (unit or total))
+                if clock is not None:
+                    clock.end()
+                else:
+                    self._charge(*about)
+            self._pass_on(action, samples, action.micro % number)
         # What the next rank has answered by now is delivered; to wait for more would be to wait for that rank.
-        messages.deliver(self._num_taken - (stages.delay or 1) if stages.is_asynchronous else self._num_taken)
-        for parameter in self._rank.held.model.parameters() if stages.is_asynchronous else ():
-            if parameter.requires_grad and parameter.grad is None:
+        late = (cut.stages.delay or 1) if cut.stages.is_asynchronous else 0
+        self._messages.deliver(self._num_taken - late)
+        for parameter in self._model.parameters():
+            if cut.stages.is_asynchronous and parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        if unit is not None:
-            for parameter in self._rank.held.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad *= unit / total
+            if unit is not None and parameter.grad is not None:
+                parameter.grad *= unit / total
         return loss
+
+    def _note_sizes(self, steps: Mapping[int, StepSamples], first: int) -> None:
+        """Note the sizes of the micro-batches of a step, from number `first` on; forget those whose passes are over."""
+        oldest = first - self._rank.cut.stages.lag(self._rank.position)
+        self._sizes = {key: size for key, size in self._sizes.items() if key[0] >= oldest}
+        for worker, step in steps.items():
+            for micro, (_, samples) in enumerate(step.micro_batches, first):
+                self._sizes[micro, worker] = samples, samples / step.samples
+
+    def _copy_weights(self) -> None:
+        """Copy the parameters for passes whose gradients belong to a later step, if there are any."""
+        if self._rank.cut.stages.lag(self._rank.position):
+            self._copies = {
+                id(each): each.detach().clone().requires_grad_(each.requires_grad)
+                for each in self._model.parameters()
+            }
+
+    def _expect_answer(self, action: StagePass) -> None:
+        """Post the receives of the backward pass that the next rank takes now, under `pipedream`."""
+        stages = self._rank.cut.stages
+        behind = action.micro - stages.lag(min(self._rank.position + 1, stages.count - 1))
+        if stages.is_asynchronous and behind >= 0:
+            answer = action._replace(is_forward=False, micro=behind)
+            self._messages.expect(answer, self._sizes[behind, 0][0])
+
+    def _pass_on(self, action: StagePass, samples: int, place: int) -> None:
+        """Send the result of a pass to the stage that goes on with it; `place` of its micro-batch in the step."""
+        stages, since = self._rank.cut.stages, action.micro
+        towards = action._replace(stage=action.stage + (1 if action.is_forward else -1))
+        if not 0 <= towards.stage < stages.num_stages:
+            return
+        results: Sequence[Tensor | None]
+        if action.is_forward:
+            results = self._left[action[1:]]
+        else:
+            results = [each.grad for each in self._entered.pop(action[1:]) if each.requires_grad]
+            since += stages.lag(self._rank.position)
+        self._messages.send(towards, results, samples, place, since)
 
     def _charge(self, seconds: float, samples: int, share: float) -> None:
         if self._cost is not None:
