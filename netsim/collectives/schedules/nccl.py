@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netsim.collectives.schedules.ring import RingPhase
 from netsim.collectives.schedules.schedule import Phase, Step, boundaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import numpy.typing as npt
 
     from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks
 
@@ -47,89 +46,28 @@ def _num_channels(num_bytes: int) -> int:
     return CHANNELS if num_bytes > _LEAST_CHANNEL_BYTES else 1
 
 
-class SlicedRing(Phase):
-    """Loops around a ring, in each of which every part of the layout moves on by a chunk a channel.
-
-    A loop has `num_rounds` rounds, a round one step for each slice of each channel. In round j the member at position
-    p sends of part (p + shift - j) mod n, so it passes on the slice that it received a round before: the window is a
-    round. Receivers add in the first `num_reducing` rounds.
-    """
-
-    def __init__(self, p: Problem, layout: Bytes, *, shift: int, num_rounds: int, num_reducing: int) -> None:
-        """`layout` has the boundaries of one part a member."""
-        self._ranks, self._shift = p.ranks, shift
-        self._num_rounds, self._num_reducing = num_rounds, num_reducing
-        parts = np.diff(layout)
-        channels = _num_channels(p.num_bytes)
-        bounds = _slice_bounds(layout, channels, p.element_bytes)
-        self._offsets, self._sizes = bounds[:, :-1], np.diff(bounds, axis=1)
-        self.window = channels * _SLICES
-        self.num_steps = self._sizes.shape[1] * num_rounds
-        turns, rest = divmod(num_rounds, len(parts))
-        running = np.concatenate([[0], np.cumsum(np.tile(parts, 2))])
-        first = (np.arange(len(parts)) + shift - rest + 1) % len(parts)
-        self._sent = turns * parts.sum() + running[first + rest] - running[first]
-        self.num_gaps = int((self._sizes == 0).sum()) * -(-num_rounds // max(len(parts) - 1, 1))
-        self._all_steps = self.num_steps
-
-    def reduces(self, index: int) -> bool:
-        """Receivers add in the first rounds of a loop."""
-        return index // self.window % self._num_rounds < self._num_reducing
-
-    def _place(self, index: int) -> tuple[Ranks, int]:
-        """Parts that the positions send of in a step, and the slice."""
-        loop, rest = divmod(index, self._num_rounds * self.window)
-        number, piece = divmod(rest, self.window)
-        num = len(self._ranks)
-        return (np.arange(num) + self._shift - number) % num, loop * self.window + piece
-
-    def step(self, index: int) -> Step:
-        """Messages from every member to its neighbour."""
-        parts, piece = self._place(index)
-        ranks = self._ranks
-        step = Step(ranks, np.roll(ranks, -1), self._offsets[parts, piece], self._sizes[parts, piece])
-        if not self.has_gaps:
-            return step
-        kept = step.num_bytes > 0
-        return Step(step.src[kept], step.dst[kept], step.offset[kept], step.num_bytes[kept])
-
-    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
-        """Bytes each member sends: the parts that it passes on."""
-        if self.num_steps != self._all_steps:
-            return super().sent_bytes(num_ranks, counted)
-        total = np.zeros(num_ranks, np.int64)
-        ranks = self._ranks
-        total[ranks] = self._sent if counted is None else self._sent * counted[ranks, np.roll(ranks, -1)]
-        return total
-
-    def fixed_pairs(self) -> tuple[Ranks, Ranks]:
-        """Each member and its neighbour."""
-        return self._ranks, np.roll(self._ranks, -1)
-
-
 def _whole(num_bytes: int, element_bytes: int) -> int:
     """Round down to whole elements, at least one."""
     return max(num_bytes // element_bytes, 1) * element_bytes
 
 
 def _slice_bounds(layout: Bytes, channels: int, element_bytes: int) -> Bytes:
-    """Boundaries of the slices of each part by loop, slice and channel; shape (parts, slices + 1).
+    """Boundaries of the slices of all parts, each by loop, slice and channel.
 
     Channels alternate, so a part is not in one piece a channel: only sizes and their order matter.
     """
-    low, size = layout[:-1], np.diff(layout)
+    size = np.diff(layout)
     share = -(-size // (channels * element_bytes)) * element_bytes
     most = _whole(_CHUNK_BYTES, element_bytes)
     loops = max(int(-(-share.max(initial=0) // most)), 1)
-    sizes = np.zeros((len(low), loops, _SLICES, channels), np.int64)
+    sizes = np.zeros((len(size), loops, _SLICES, channels), np.int64)
     for channel in range(channels):
         left = np.clip(size - channel * share, 0, share)
         chunk = np.clip(left[:, None] - np.arange(loops) * most, 0, most)
         half = -(-chunk // (_SLICES * element_bytes)) * element_bytes
         first = np.minimum(np.maximum(half, _whole(_LEAST_SLICE_BYTES, element_bytes)), chunk)
         sizes[:, :, 0, channel], sizes[:, :, 1, channel] = first, chunk - first
-    ends = low[:, None] + np.cumsum(sizes.reshape(len(low), -1), axis=1)
-    return np.column_stack([low, ends])
+    return np.append(0, np.cumsum(sizes))
 
 
 class PipelinedTree(Phase):
@@ -199,13 +137,6 @@ class PipelinedTree(Phase):
             bounds = self._bounds[channel]
             yield *(ends if up else ends[::-1]), np.full(len(members), bounds[-1] - bounds[0], np.int64)
 
-    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
-        """Bytes each member sends to its parents and children."""
-        total = np.zeros(num_ranks, np.int64)
-        for src, dst, num_bytes in self.pair_bytes(num_ranks):
-            np.add.at(total, src, num_bytes if counted is None else num_bytes * counted[src, dst])
-        return total
-
     @property
     def num_messages(self) -> int:
         """Chunks times members below a root."""
@@ -271,9 +202,29 @@ def all_gather_nccl_ring(p: Problem) -> tuple[Phase, ...]:
 
 
 def _ring(p: Problem, layout: Bytes, *, shift: int, num_rounds: int, num_reducing: int) -> tuple[Phase, ...]:
+    """Loops around a ring, in each of which every part moves on by a chunk a channel, in slices.
+
+    A round has a step for each slice of each channel, and so has the window.
+    """
     if not num_rounds:
         return ()
-    return (SlicedRing(p, layout, shift=shift, num_rounds=num_rounds, num_reducing=num_reducing),)
+    channels = _num_channels(p.num_bytes)
+    bounds = _slice_bounds(layout, channels, p.element_bytes)
+    pieces, window = (len(bounds) - 1) // p.num_ranks, channels * _SLICES
+    loops = pieces // window
+    ring = RingPhase(
+        p.ranks,
+        bounds,
+        shift=shift,
+        reduce=num_reducing > 0,
+        pieces=pieces,
+        window=window,
+        skip_empty=True,
+        loops=loops,
+        num_rounds=num_rounds,
+        num_reducing=num_reducing,
+    )
+    return (ring,)
 
 
 def all_reduce_nccl_tree(p: Problem) -> tuple[Phase, ...]:

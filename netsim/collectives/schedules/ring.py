@@ -13,7 +13,7 @@ import numpy as np
 from netsim.collectives.schedules.schedule import Phase, Step
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from collections.abc import Iterator
 
     from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks
 
@@ -26,6 +26,8 @@ class RingPhase(Phase):
     The chunk is (p + shift - direction * (i // pieces)) mod n for the member at position p, so a member
     passes on what it received `pieces` steps ago. Steps are computed, never stored: two numbers describe a
     ring of any size.
+
+    With `loops`, each takes an equal share of every chunk's pieces through all its rounds before the next begins.
     """
 
     def __init__(
@@ -40,44 +42,71 @@ class RingPhase(Phase):
         window: int = 1,
         num_steps: int | None = None,
         skip_empty: bool = False,
+        loops: int = 1,
+        num_rounds: int | None = None,
+        num_reducing: int | None = None,
     ) -> None:
-        """`bounds` are the boundaries of all pieces, chunk by chunk: shape (n * pieces + 1,)."""
+        """`bounds` are the boundaries of all pieces, chunk by chunk: shape (n * pieces + 1,).
+
+        A loop has `num_rounds` rounds (None: n - 1), in the first `num_reducing` of which (None: all) `reduce` holds.
+        """
+        num = len(ranks)
+        rounds = num - 1 if num_rounds is None else num_rounds
         self.ranks = ranks
         self.shift = shift
         self.reduce = reduce
         self.direction = direction
         self.pieces = pieces
         self.window = window
-        self.num_steps = (len(ranks) - 1) * pieces if num_steps is None else num_steps
-        self.num_gaps = int((np.diff(bounds) == 0).sum()) if skip_empty else 0
-        self._next = np.roll(ranks, -direction)
+        self.num_steps = self._all_steps = rounds * pieces if num_steps is None else num_steps
         self._sizes = np.diff(bounds)
+        gaps = int((self._sizes == 0).sum()) if skip_empty else 0
+        self.num_gaps = gaps * -(-rounds // max(num - 1, 1))
+        self._loops, self._num_reducing = loops, num_reducing
+        self._loop_rounds = (
+            rounds if loops > 1 else max(rounds, num)
+        )  # of a single loop as many as `num_steps` takes
+        self._next = np.roll(ranks, -direction)
         # Twice around, part by part: what all positions send in a step is then a slice.
-        self._sizes_twice = np.tile(self._sizes.reshape(len(ranks), pieces).T, 2)
-        self._offsets_twice = np.tile(bounds[:-1].reshape(len(ranks), pieces).T, 2)
+        self._sizes_twice = np.tile(self._sizes.reshape(num, pieces).T, 2)
+        self._offsets_twice = np.tile(bounds[:-1].reshape(num, pieces).T, 2)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Round of a step within its loop, and which piece of a chunk each member sends."""
+        width = self.pieces // self._loops
+        loop, rest = divmod(index, self._loop_rounds * width)
+        number, piece = divmod(rest, width)
+        return number, (loop * width + piece) % self.pieces
+
+    def reduces(self, index: int) -> bool:
+        """Return whether receivers add what comes in step `index`."""
+        return self.reduce and (self._num_reducing is None or self._place(index)[0] < self._num_reducing)
 
     def _slice(self, twice: Bytes, index: int) -> Bytes:
         """Values of each position in step `index`, shape (n,)."""
-        round_number, part = divmod(index, self.pieces)
+        number, piece = self._place(index)
         num = len(self.ranks)
-        first = (self.shift - self.direction * round_number) % num
-        return twice[part, first : first + num]
+        first = (self.shift - self.direction * number) % num
+        return twice[piece, first : first + num]
 
     def num_bytes(self, index: int) -> Bytes:
         """The bytes of each message of step `index`."""
         num_bytes = self._slice(self._sizes_twice, index)
-        return num_bytes[num_bytes > 0] if self.has_gaps else num_bytes
+        return num_bytes[num_bytes > 0] if self.num_gaps else num_bytes
 
     def step(self, index: int) -> Step:
         """Messages from every member to its neighbour."""
         offset, num_bytes = self._slice(self._offsets_twice, index), self._slice(self._sizes_twice, index)
-        if not self.has_gaps:
+        if not self.num_gaps:
             return Step(self.ranks, self._next, offset, num_bytes)
         kept = num_bytes > 0
         return Step(self.ranks[kept], self._next[kept], offset[kept], num_bytes[kept])
 
-    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
-        """Bytes each member sends, from sums over the runs of chunks that it passes on."""
+    def pair_bytes(self, num_ranks: int) -> Iterator[tuple[Ranks, Ranks, Bytes]]:
+        """Each member and its neighbour, from sums over the runs of chunks that it passes on."""
+        if self._loops > 1 and self.num_steps != self._all_steps:
+            yield from super().pair_bytes(num_ranks)
+            return
         num = len(self.ranks)
         rounds, rest = divmod(self.num_steps, self.pieces)
         by_chunk = self._sizes.reshape(num, self.pieces)
@@ -89,11 +118,7 @@ class RingPhase(Phase):
             sent = sent + by_chunk[(np.arange(num) + self.shift - self.direction * rounds) % num, :rest].sum(
                 axis=1
             )
-        if counted is not None:
-            sent = sent * counted[self.ranks, self._next]
-        total = np.zeros(num_ranks, np.int64)
-        total[self.ranks] = sent
-        return total
+        yield self.ranks, self._next, sent
 
     def fixed_pairs(self) -> tuple[Ranks, Ranks]:
         """Each member and its neighbour."""

@@ -84,25 +84,15 @@ class Phase(ABC):
         """Return whether receivers add what comes in step `index`."""
         return self.reduce
 
-    @property
-    def has_gaps(self) -> bool:
-        """Messages without bytes are left out."""
-        return self.num_gaps > 0
-
     def num_bytes(self, index: int) -> Bytes:
         """The bytes of each message of step `index`."""
         return self.step(index).num_bytes
 
     def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
-        """Bytes each of `num_ranks` members sends; with `counted`, an (n, n) mask, only those from i to j.
-
-        Walks through all steps; a regular phase knows better.
-        """
+        """Bytes each of `num_ranks` members sends; with `counted`, an (n, n) mask, only those from i to j."""
         total = np.zeros(num_ranks, np.int64)
-        for index in range(self.num_steps):
-            step = self.step(index)
-            num_bytes = step.num_bytes if counted is None else step.num_bytes * counted[step.src, step.dst]
-            np.add.at(total, step.src, num_bytes)
+        for src, dst, num_bytes in self.pair_bytes(num_ranks):
+            np.add.at(total, src, num_bytes if counted is None else num_bytes * counted[src, dst])
         return total
 
     @property
@@ -114,12 +104,10 @@ class Phase(ABC):
         return sum(len(self.step(index).src) for index in range(self.num_steps))
 
     def pair_bytes(self, num_ranks: int) -> Iterator[tuple[Ranks, Ranks, Bytes]]:
-        """(src, dst, bytes) of pairs that exchange messages, in columns; a pair may come more than once."""
-        pairs = self.fixed_pairs()
-        if pairs is not None:
-            src, dst = pairs
-            yield src, dst, self.sent_bytes(num_ranks)[src]
-            return
+        """(src, dst, bytes) of pairs that exchange messages, in columns; a pair may come more than once.
+
+        Walks through all steps; a regular phase knows better.
+        """
         for index in range(self.num_steps):
             step = self.step(index)
             yield step.src, step.dst, step.num_bytes
@@ -192,9 +180,11 @@ class Schedule:
     @cached_property
     def sent_bytes(self) -> Bytes:
         """Payload bytes each member sends, shape (num_ranks,)."""
-        return sum(
-            (phase.sent_bytes(self.num_ranks) for phase in self.phases), np.zeros(self.num_ranks, np.int64)
-        )
+        return self._sent_bytes()
+
+    def _sent_bytes(self, *counted: npt.NDArray[np.bool_]) -> Bytes:
+        zero = np.zeros(self.num_ranks, np.int64)
+        return sum((phase.sent_bytes(self.num_ranks, *counted) for phase in self.phases), zero)
 
     @cached_property
     def gates(self) -> list[int]:
@@ -235,8 +225,7 @@ class Schedule:
         if len(code) != self.num_ranks:
             raise ValueError(f"region_bytes: {len(code)} regions for {self.num_ranks} members; give one each")
         crosses = code[:, None] != code[None, :]
-        zero = np.zeros(self.num_ranks, np.int64)
-        return sum((phase.sent_bytes(self.num_ranks, crosses) for phase in self.phases), zero)
+        return self._sent_bytes(crosses)
 
     @cached_property
     def sequence(self) -> StepSequence:
