@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from netsim.errors import InputError
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
-from netsim.topology.file import link_form
+from netsim.topology.file import LinkEntry, RegionEntry
 from netsim.topology.graph import Link
 from netsim.topology.topology import Topology
-from netsim.topology.values import Duration, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -86,7 +85,7 @@ class LinkLine:
     def line(self) -> str:
         """Entry of `links` or `wan`."""
         between = f"[{_quote(self.there.source)}, {_quote(self.there.target)}]"
-        entry = {"between": between, **link_form("bandwidth", self.there, self.back, _format_value)}
+        entry = {"between": between, **LinkEntry.form(self.there, self.back, _FORMATS)}
         text = f"  # {on_one_line(self.comment)}" if self.comment else ""
         return f"  - {_flow(entry)}{text}"
 
@@ -209,12 +208,11 @@ def region_entry(
 ) -> str:
     """Entry of `regions`: each host's own link in bit/s, the goodput of `streams` together where measured."""
     card = LinkLine.between("", "", (up, down), latency_seconds, "", streams=(streams, streams))
-    return _flow({"hosts": hosts, **link_form("nic", card.there, card.back, _format_value)})
+    return _flow({"hosts": hosts, **RegionEntry.form(card.there, card.back, _FORMATS)})
 
 
-def _format_value(of: Any, value: float) -> str:
-    """Format a quantity with few digits and a unit."""
-    return rate(value) if of is Rate else milliseconds(value) if of is Duration else f"{value * 100:.6g} %"
+# Few digits and a unit.
+_FORMATS = {"bit/s": rate, "s": milliseconds, "%": lambda share: f"{share * 100:.6g} %"}
 
 
 def _flow(entry: Mapping[str, Any]) -> str:

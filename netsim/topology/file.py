@@ -6,10 +6,17 @@ import copy
 import difflib
 import itertools
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import ConfigError, Document, KeyPath
@@ -29,9 +36,8 @@ from netsim.topology.values import (
     Rate,
     RequestPrice,
     Text,
-    write_value,
 )
-from netsim.topology.weather import HostEvent, Weather, read_weather, write_weather
+from netsim.topology.weather import HostEvent, Weather, read_weather
 from netsim.units import format_bits_per_second, format_count
 
 if TYPE_CHECKING:
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from netsim.topology.topology import Topology
+
+    Formats = Mapping[str, Callable[[float], str]]
 
 __all__ = [
     "MAX_HOSTS",
@@ -50,7 +58,6 @@ __all__ = [
     "StoreEntry",
     "TopologyFile",
     "likely_names",
-    "link_form",
     "plain_form",
     "read_topology",
 ]
@@ -77,6 +84,12 @@ class _EachWay(Schema):
                 f"give {self._both_key} (each way), or both up and down, such as {self._example}"
             )
         return self
+
+    @classmethod
+    def of(cls, up: Any, down: Any, **others: Any) -> Self:
+        """Entry with the values of both directions."""
+        ways = {cls._both_key: up} if up == down else {"up": up, "down": down}
+        return cls.model_construct(**ways, **others)
 
     def value(self, is_up: bool) -> Any:
         """Value of one direction."""
@@ -109,6 +122,11 @@ class StreamEntry(_EachWay):
     @classmethod
     def _short(cls, value: object) -> object:
         return value if isinstance(value, dict) else {"rate": value}
+
+    @model_serializer(mode="wrap")
+    def _shorten(self, write: SerializerFunctionWrapHandler) -> Any:
+        form = write(self)
+        return form if self.rate is None else form["rate"]
 
 
 class _Pipe(_EachWay):
@@ -148,6 +166,31 @@ class _Pipe(_EachWay):
         figures = self.loss, self.queue, egress, streams, self.mtu, stream
         return Link(index, source, target, self.value(is_up), seconds, *figures)
 
+    @classmethod
+    def form(cls, link: Link, back: Link, formats: Formats | None = None, **others: Any) -> dict[str, Any]:
+        """Keys of an entry with the figures of both directions, defaults left out.
+
+        Args:
+            link, back: the directions.
+            formats: writers of quantities, by unit.
+            others: values of other keys.
+        """
+        counts = link.measured_streams, back.measured_streams
+        ones = link.stream_bits_per_second, back.stream_bits_per_second
+        entry = cls.of(
+            link.bits_per_second,
+            back.bits_per_second,
+            latency=link.latency_seconds,
+            loss=link.loss,
+            queue=link.queue_packets,
+            mtu=link.mtu_bytes,
+            measured=MeasuredEntry.of(*counts) if counts[0] else None,
+            stream=StreamEntry.of(*ones) if any(ones) else None,
+            **others,
+        )
+        form = entry.model_dump(mode="json", by_alias=True, exclude_defaults=True, context=formats)
+        return {cls._both_key: form.pop(cls._both_key), **form} if cls._both_key in form else form
+
 
 class LinkEntry(_Pipe):
     """A connection of two hosts or routers; `up` is from the first name in `between` to the second."""
@@ -181,17 +224,6 @@ class StoreEntry(Schema):
     def store(self) -> Storage:
         """The store of these figures."""
         return Storage(self.latency, self.put, self.get, self.egress)
-
-    @classmethod
-    def form(cls, store: Storage) -> dict[str, Any]:
-        """Keys of a store's figures, defaults left out."""
-        figures = {
-            "latency": write_value(Duration, store.latency_seconds or None),
-            "put": write_value(RequestPrice, store.dollars_per_put or None),
-            "get": write_value(RequestPrice, store.dollars_per_get or None),
-            "egress": write_value(Price, store.dollars_per_byte or None),
-        }
-        return _without_none(**figures)
 
 
 class HostEntry(Schema):
@@ -514,38 +546,6 @@ def likely_names(name: str, known: Collection[str]) -> Collection[str]:
     return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]
 
 
-def link_form(
-    key: str, link: Link, back: Link, write: Callable[[Any, float], Any] = write_value
-) -> dict[str, Any]:
-    """Keys of a connection's figures, defaults left out.
-
-    Args:
-        key: of the rate, where that of both directions is the same; else they are `up` and `down`.
-        link, back: its directions.
-        write: makes text of a quantity of a type.
-    """
-    streams = _each_way("streams", link.measured_streams, back.measured_streams)
-    one = [
-        None if each is None else write(Rate, each)
-        for each in (link.stream_bits_per_second, back.stream_bits_per_second)
-    ]
-    return {
-        **_each_way(key, write(Rate, link.bits_per_second), write(Rate, back.bits_per_second)),
-        "latency": write(Duration, link.latency_seconds),
-        **_without_none(
-            loss=write(Loss, link.loss) if link.loss else None,
-            queue=link.queue_packets,
-            mtu=link.mtu_bytes,
-            measured=streams if link.measured_streams else None,
-            stream=one[0] if one[0] == one[1] else {"up": one[0], "down": one[1]},
-        ),
-    }
-
-
-def _each_way(key: str, up: Any, down: Any) -> dict[str, Any]:
-    return {key: up} if up == down else {"up": up, "down": down}
-
-
 def plain_form(topology: Topology) -> dict[str, Any]:
     """The topology as a mapping that `Topology.from_mapping` reads back to an equal one; empty keys left out."""
     index = topology.link_between
@@ -554,22 +554,12 @@ def plain_form(topology: Topology) -> dict[str, Any]:
     form: dict[str, Any] = {
         "name": topology.name,
         "source": topology.source,
-        "hosts": {
-            host.name: _without_none(
-                region=host.region,
-                device=host.device,
-                devices=host.devices,
-                store=None if host.store is None else StoreEntry.form(host.store),
-            )
-            for host in topology.hosts
-            if host.name not in inside
-        },
+        "hosts": {host.name: _host_form(host) for host in topology.hosts if host.name not in inside},
         "routers": [name for name in topology.routers if name not in regions],
         "links": [
             {
                 "between": [link.source, link.target],
-                **link_form("bandwidth", link, index[link.target, link.source]),
-                **_without_none(egress=write_value(Price, link.dollars_per_byte or None)),
+                **LinkEntry.form(link, index[link.target, link.source], egress=link.dollars_per_byte),
             }
             for link in topology.links
             if link.index < index[link.target, link.source].index
@@ -580,12 +570,12 @@ def plain_form(topology: Topology) -> dict[str, Any]:
             {
                 "from": topology.hosts[source].name,
                 "to": topology.hosts[target].name,
-                **_without_none(through=[topology.links[link].target for link in links[:-1]] or None),
+                **({"through": [topology.links[link].target for link in links[:-1]]} if links[1:] else {}),
             }
             for (source, target), links in topology.explicit_routes.items()
         ],
         "protocol": copy.deepcopy(topology.protocol),
-        **write_weather(topology.weather),
+        **topology.weather.model_dump(mode="json", by_alias=True, exclude_defaults=True),
     }
     return {key: value for key, value in form.items() if value}
 
@@ -603,13 +593,21 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
         for number, host in enumerate(hosts):
             link = topology.link_between.get((host.name, region))
             if host.name == f"{region}.{number}" and link is not None and num_links[host.name] == 1:
-                card = link_form("nic", link, topology.link_between[region, host.name])
-                machine = _without_none(device=host.device, devices=host.devices)
-                entries.append({"hosts": len(hosts), **card, **machine})
+                back = topology.link_between[region, host.name]
+                card = RegionEntry.form(link, back, device=host.device, devices=host.devices)
+                entries.append({"hosts": len(hosts), **card})
         if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
             regions[region] = entries[0]
     return regions
 
 
-def _without_none(**entries: Any) -> dict[str, Any]:
-    return {key: value for key, value in entries.items() if value is not None}
+def _host_form(host: Host) -> dict[str, Any]:
+    store = None
+    if host.store is not None:
+        store = StoreEntry.model_construct(
+            **dict(zip(StoreEntry.model_fields, astuple(host.store), strict=True))
+        )
+    entry = HostEntry.model_construct(
+        region=host.region, device=host.device, devices=host.devices, store=store
+    )
+    return entry.model_dump(mode="json", exclude_defaults=True)

@@ -568,10 +568,13 @@ def _limit_between(
     route = topology.route(src, dst)
     links = [topology.links[index] for index in route]
     round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
-    window, loss = _mean_window(protocol, links, round_trip)
+    window, loss = protocol.transfer_window(links, round_trip), 0.0
+    segments = protocol.over(links).segment_bytes * protocol.streams
+    lost = 1.0 - math.prod(1.0 - link.loss for link in links if not link.measured_streams)
+    if lost and (kept := MEAN_WINDOWS[protocol.congestion](lost, round_trip) * segments) < window:
+        window, loss = kept, lost  # loss keeps it below what the protocol allows
+    untouched = max(window, segments / loss if loss else 0.0)
     link = min(topology.links[index].bits_per_second / 8 * shares[index] for index in route) * 8
-    segment = protocol.over(links).segment_bytes
-    untouched = max(window, segment * protocol.streams / loss if loss else 0.0)
     needed = link / 8 * round_trip
     return untouched, WindowLimit(
         topology.hosts[src].name,
@@ -584,12 +587,3 @@ def _limit_between(
         loss,
         not loss and protocol.stream_windows(links, round_trip)[1] * protocol.streams <= window,
     )
-
-
-def _mean_window(protocol: Protocol, links: list[Link], round_trip_seconds: float) -> tuple[float, float]:
-    """(mean window of all streams in bytes, loss that keeps it below what the protocol allows; else 0)."""
-    window = protocol.transfer_window(links, round_trip_seconds)
-    loss = 1.0 - math.prod(1.0 - link.loss for link in links if not link.measured_streams)
-    segment = protocol.over(links).segment_bytes * protocol.streams
-    kept = MEAN_WINDOWS[protocol.congestion](loss, round_trip_seconds) * segment if loss else math.inf
-    return (kept, loss) if kept < window else (window, 0.0)

@@ -1,18 +1,23 @@
-"""Types of the values in topology files: how each is read, written, and described in the JSON Schema.
-
-A written quantity has the fewest digits that read back to the same number.
-"""
+"""Types of the values in topology files: how each is read, written, and described in the JSON Schema."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    SerializationInfo,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from netsim.errors import InputError
 from netsim.topology.protocol import read_mtu
@@ -28,6 +33,8 @@ from netsim.units import (
 )
 
 __all__ = [
+    "RATE",
+    "TIME",
     "Bytes",
     "Direction",
     "Duration",
@@ -39,13 +46,12 @@ __all__ = [
     "Packets",
     "Price",
     "ProtocolSpec",
+    "Quantity",
     "Rate",
     "RateOrZero",
     "Series",
     "Share",
     "Text",
-    "Writer",
-    "write_value",
 ]
 
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e21  # bits per second; beyond these, durations lose all digits
@@ -53,28 +59,54 @@ _NAME = re.compile(r"\w[\w.:@+-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """Writer of a type's values."""
+class Quantity:
+    """A quantity in files, text with its unit: reader, writer and JSON Schema of a field of a schema.
 
-    write: Callable[[Any], Any]
+    A number is read, as one in SI units, where the validation has a context. It is written with the fewest digits that
+    read back to it, or by the function for its unit in the serialization's context.
 
+    Attributes:
+        parse: reads text.
+        unit: that it is written with.
+        example: text for the schema.
+        pattern: regular expression of accepted units.
+    """
 
-def write_value(of: Any, value: Any) -> Any:
-    """Write `value` of the type `of` as a file has it; text, numbers without a unit and None are unchanged."""
-    if value is None or isinstance(value, str | bool):
-        return value
-    if get_origin(of) in (Union, UnionType):
-        of = next(each for each in get_args(of) if each is not type(None))
-    writers = [each for each in get_args(of) if isinstance(each, Writer)]
-    if writers:
-        try:
-            return writers[0].write(value)
-        except (TypeError, ValueError, ArithmeticError):
-            return value  # of the wrong kind, which its reader refuses
-    if isinstance(value, tuple | list):
-        item = get_args(get_args(of)[0])[0]
-        return [write_value(item, each) for each in value]
-    return value
+    parse: Callable[[object], float]
+    unit: str
+    example: str
+    pattern: str
+
+    def read(self, value: object, info: ValidationInfo) -> float:
+        """Read a file's text, or a program's number."""
+        if info.context is not None and not isinstance(value, str | bool):
+            with suppress(
+                TypeError, ValueError, ArithmeticError
+            ):  # of the wrong kind, which is refused below
+                value = self._plain_text(value)
+        return self.parse(value)
+
+    def write(self, number: float, info: SerializationInfo) -> str:
+        """Write a number as a file has it."""
+        text: str = (info.context or {}).get(self.unit, self._plain_text)(number)
+        return text
+
+    def _plain_text(self, value: Any) -> str:
+        number = float(value)
+        if self.unit == "%":  # the point of the fraction's own digits moves: multiplying by 100 would round
+            return f"{(Decimal(repr(number)) * 100).normalize():f} %"
+        is_whole = number.is_integer() and abs(number) < 1e15
+        return f"{int(number) if is_whole else repr(number)} {self.unit}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        write = core_schema.plain_serializer_function_ser_schema(self.write, info_arg=True)
+        return core_schema.with_info_before_validator_function(
+            self.read, handler(source), serialization=write
+        )
+
+    def __get_pydantic_json_schema__(self, *schema: object) -> dict[str, Any]:
+        pattern = rf"^[0-9.eE+-]+ ?{self.pattern}$"
+        return {"type": "string", "examples": [self.example], "pattern": pattern}
 
 
 def _read_name(value: object) -> object:
@@ -128,7 +160,10 @@ def _read_packets(value: object) -> int:
     return value
 
 
-def _read_series(value: object) -> object:
+def _read_series(value: Any, info: ValidationInfo) -> object:
+    if info.context is not None and not isinstance(value, str | list | tuple | Mapping):
+        with suppress(TypeError):  # a program's rows may be of any kind
+            value = [list(row) for row in value]
     if value is None or isinstance(value, str):
         return value
     expected = "expected a CSV file, or a list of [time, value] rows"
@@ -150,46 +185,27 @@ def _read_protocol(value: object) -> object:
     raise InputError(f"expected a preset such as 'linux-tcp', or a mapping, got {shown(value)}")
 
 
-def _in(unit: str) -> Writer:
-    def write(number: float) -> str:
-        is_whole = float(number).is_integer() and abs(number) < 1e15
-        return f"{int(number) if is_whole else repr(float(number))} {unit}"
-
-    return Writer(write)
-
-
-def _write_percentage(fraction: float) -> str:
-    """Move the point of the fraction's own digits: multiplying by 100 would round."""
-    return f"{(Decimal(repr(float(fraction))) * 100).normalize():f} %"
-
-
-def _schema(example: str, pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "examples": [example], "pattern": rf"^[0-9.eE+-]+ ?{pattern}$"})
-
-
-_RATE, _RATE_SCHEMA = _in("bit/s"), _schema("100 Mbit/s", "([kMGT]i?)?(bit/s|bps)")
-_TIME, _TIME_SCHEMA = _in("s"), _schema("30 ms", "(ns|us|ms|s|min|h)")
-_PERCENTAGE = Writer(_write_percentage)
-_PRICE = Writer(lambda dollars_per_byte: f"{float(dollars_per_byte)!r} $/B")  # digits that read back exactly
+RATE = Quantity(parse_bits_per_second, "bit/s", "100 Mbit/s", "([kMGT]i?)?(bit/s|bps)")
+TIME = Quantity(parse_seconds, "s", "30 ms", "(ns|us|ms|s|min|h)")
 
 Name: TypeAlias = Annotated[str, BeforeValidator(_read_name)]
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text), Field(max_length=2000)]
-Rate: TypeAlias = Annotated[float, BeforeValidator(_read_rate), _RATE, _RATE_SCHEMA]
-RateOrZero: TypeAlias = Annotated[float, BeforeValidator(_read_any_rate), _RATE, _RATE_SCHEMA]
-Duration: TypeAlias = Annotated[float, BeforeValidator(_read_duration), _TIME, _TIME_SCHEMA]
-Interval: TypeAlias = Annotated[float, BeforeValidator(_read_interval), _TIME, _TIME_SCHEMA]
-Loss: TypeAlias = Annotated[float, BeforeValidator(_read_loss), _PERCENTAGE, _schema("0.01 %", "%")]
-Share: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), _PERCENTAGE, _schema("50 %", "%")]
-Price: TypeAlias = Annotated[
-    float, BeforeValidator(parse_dollars_per_byte), _PRICE, _schema("0.02 $/GB", r"\$/([kMGT]i?)?B")
-]
+Rate: TypeAlias = Annotated[float, replace(RATE, parse=_read_rate)]
+RateOrZero: TypeAlias = Annotated[float, replace(RATE, parse=_read_any_rate)]
+Duration: TypeAlias = Annotated[float, replace(TIME, parse=_read_duration)]
+Interval: TypeAlias = Annotated[float, replace(TIME, parse=_read_interval)]
+Loss: TypeAlias = Annotated[float, Quantity(_read_loss, "%", "0.01 %", "%")]
+Share: TypeAlias = Annotated[float, Quantity(parse_fraction, "%", "50 %", "%")]
+Price: TypeAlias = Annotated[float, Quantity(parse_dollars_per_byte, "$/B", "0.02 $/GB", r"\$/([kMGT]i?)?B")]
 RequestPrice: TypeAlias = Annotated[
     float,
-    BeforeValidator(parse_dollars_per_request),
-    Writer(lambda dollars: f"{float(dollars)!r} $/request"),
-    _schema("4.50 $/million", r"\$/(request|thousand|million)"),
+    Quantity(parse_dollars_per_request, "$/request", "4.50 $/million", r"\$/(request|thousand|million)"),
 ]
-Bytes: TypeAlias = Annotated[int, BeforeValidator(_read_bytes), _schema("4 MiB", "([kMGT]i?)?B")]
+Bytes: TypeAlias = Annotated[
+    int,
+    BeforeValidator(_read_bytes),
+    WithJsonSchema({"type": "string", "examples": ["4 MiB"], "pattern": "^[0-9.eE+-]+ ?([kMGT]i?)?B$"}),
+]
 Packets: TypeAlias = Annotated[int, BeforeValidator(_read_packets), Field(json_schema_extra={"minimum": 1})]
 Mtu: TypeAlias = Annotated[
     int, BeforeValidator(read_mtu), Field(json_schema_extra={"minimum": 576, "maximum": 65_535})

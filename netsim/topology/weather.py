@@ -11,32 +11,33 @@ import csv
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeAlias
 
 import pydantic
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from netsim.errors import InputError, UnknownNameError
 from netsim.files.documents import key_text
 from netsim.files.plain_files import read_text
 from netsim.files.schemas import Schema, problems_of
 from netsim.topology.values import (
+    RATE,
+    TIME,
     Bytes,
     Direction,
     Duration,
     Interval,
     Loss,
     Name,
+    Quantity,
     Rate,
     RateOrZero,
     Series,
     Share,
-    Writer,
-    write_value,
 )
-from netsim.units import format_seconds, parse_bits_per_second, parse_seconds, shown
+from netsim.units import format_seconds, shown
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass as _ModelType
@@ -60,7 +61,6 @@ __all__ = [
     "random_crashes",
     "read_csv_lines",
     "read_weather",
-    "write_weather",
 ]
 
 MAX_TRACE_BYTES = 10_000_000
@@ -77,27 +77,17 @@ class _Called(_ModelType):
     may not hold is an InputError.
     """
 
-    def __call__(self, *values: object, **named: Any) -> Any:
+    def __call__(self: Any, *values: object, **named: Any) -> Any:
         if values:
-            raise InputError(f"{self.__name__}: give values by name: {', '.join(_types(self))}")
-        types = _types(self)
+            keys = (field.alias or name for name, field in self.model_fields.items())
+            raise InputError(f"{self.__name__}: give values by name: {', '.join(keys)}")
         plain = {name.removesuffix("_"): value for name, value in named.items()}
-        plain = {
-            name: write_value(types[name], value) if name in types else value for name, value in plain.items()
-        }
         try:
-            return super().__call__(**plain)
+            return self.model_validate(plain, context={"units": "SI"})
         except pydantic.ValidationError as error:
             problem = problems_of(error, plain)[0]
             kind = UnknownNameError if problem.is_unknown_name else InputError
             raise kind(f"{key_text((self.__name__, *problem.path))}: {problem.message}") from None
-
-
-@cache
-def _types(model: Any) -> dict[str, Any]:
-    """Types of a model's fields, by their keys in a file."""
-    types = get_type_hints(model, include_extras=True)
-    return {field.alias or name: types[name] for name, field in model.model_fields.items()}
 
 
 def _as_tuple(value: object) -> object:
@@ -110,25 +100,27 @@ _Ends = Annotated[tuple[Name, ...], Field(min_length=2, max_length=2), _Tuple]
 _Levels = Annotated[tuple[Share, ...], Field(min_length=2, max_length=100), _Tuple]
 
 
-def _reader(parse: Callable[[object], float]) -> AfterValidator:
-    """Reader of rows of a trace; the name of a CSV file stays."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a trace, whose values are quantities; the name of a CSV file stays."""
 
-    def read(rows: Any) -> Any:
+    of: Quantity
+
+    def read(self, rows: Any, info: pydantic.ValidationInfo) -> Any:
         if not isinstance(rows, list):
             return rows
-        return _check_rows([(parse_seconds(time), parse(value)) for time, value in rows])
+        return _check_rows([(TIME.read(time, info), self.of.read(value, info)) for time, value in rows])
 
-    return AfterValidator(read)
-
-
-def _writer(of: Any) -> Writer:
-    return Writer(
-        lambda rows: [[write_value(Duration, time), write_value(of, value)] for time, value in rows]
-    )
+    def write(self, rows: Any, info: pydantic.SerializationInfo) -> Any:
+        if not isinstance(rows, list | tuple):
+            return rows
+        return [[TIME.write(time, info), self.of.write(value, info)] for time, value in rows]
 
 
-_Rates: TypeAlias = Annotated[Series, _reader(parse_bits_per_second), _writer(Rate)]
-_Latencies: TypeAlias = Annotated[Series, _reader(parse_seconds), _writer(Duration)]
+_Rates: TypeAlias = Annotated[Series, AfterValidator(_Rows(RATE).read), PlainSerializer(_Rows(RATE).write)]
+_Latencies: TypeAlias = Annotated[
+    Series, AfterValidator(_Rows(TIME).read), PlainSerializer(_Rows(TIME).write)
+]
 
 
 # --- kinds of entries ---------------------------------------------------------------------------------------
@@ -575,22 +567,6 @@ def read_weather(
             found.setdefault(key, []).append(entry)
     in_order: dict[str, Any] = {key: _sort(entries) for key, entries in found.items()}
     return Weather.model_construct(**in_order)
-
-
-def write_weather(weather: Weather) -> dict[str, list[dict[str, Any]]]:
-    """Entries of a topology file by key, as `read_weather` reads them back."""
-    return {key: [_write(entry) for entry in getattr(weather, key)] for key in Weather.model_fields}
-
-
-def _write(entry: Entry) -> dict[str, Any]:
-    types = _types(type(entry))
-    values = {
-        field.alias or name: (getattr(entry, name), field.default)
-        for name, field in type(entry).model_fields.items()
-    }
-    return {
-        key: write_value(types[key], value) for key, (value, default) in values.items() if value != default
-    }
 
 
 def _sort(entries: Iterable[Any]) -> tuple[Any, ...]:
