@@ -183,7 +183,7 @@ def library_algorithm(protocol: Protocol, op: str, hosts: Sequence[int], num_byt
         op, hosts, num_bytes: as of `Choices.algorithm`.
     """
     if protocol.library == "gloo":
-        return default_algorithm(op, gloo=True)
+        return "gloo"
     if protocol.library != "nccl":
         return None
     if op == "all_reduce" and prefers_tree(

@@ -17,7 +17,6 @@ from netsim.collectives.schedules.algorithms import (
     ALGORITHMS,
     algorithm_names,
     build,
-    default_algorithm,
     find_algorithm,
 )
 from netsim.collectives.schedules.schedule import Problem
@@ -174,7 +173,7 @@ def ring_seconds(
         repeat: repetitions, of which the last counts.
     """
     ring = "ring"
-    if ring not in ALGORITHMS[made.op] or made.algorithm in (ring, default_algorithm(made.op, gloo=True)):
+    if ring not in ALGORITHMS[made.op] or made.algorithm in (ring, "gloo"):
         return None
     if not find_algorithm(made.op, made.algorithm).is_offered:
         return None

@@ -21,7 +21,7 @@ from netsim.collectives.start import Timing, link_bytes, time_collective
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks, Schedule, Step
+    from netsim.collectives.schedules.schedule import Problem, Ranks, Schedule, Step
     from netsim.network.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
@@ -190,8 +190,11 @@ class Estimator:
             hosts: the host of each member.
             repeat: number of repetitions; the last one is timed, on warm connections.
         """
-        num_bytes = problem.num_bytes
-        most = self._most_simulated_bytes(num_bytes)
+        num_bytes = most = problem.num_bytes
+        loss = float(self._topology.loss.max(initial=0.0))
+        if loss and self._protocol.has_windows:
+            segment = self._protocol.segment_bytes * self._protocol.streams
+            most = min(max(int(_MOST_LOSSES * segment / loss), _LEAST_BYTES), num_bytes)
         if most == num_bytes:
             return self._of_schedule(build(problem), hosts, repeat)
         half, whole = (
@@ -199,13 +202,6 @@ class Estimator:
             for size in (most // 2, most)
         )
         return whole + (whole - half) * (num_bytes - most) / (most - most // 2)
-
-    def _most_simulated_bytes(self, num_bytes: int) -> int:
-        loss = float(self._topology.loss.max(initial=0.0))
-        if not loss or not self._protocol.has_windows:
-            return num_bytes
-        segment = self._protocol.segment_bytes * self._protocol.streams
-        return min(max(int(_MOST_LOSSES * segment / loss), _LEAST_BYTES), num_bytes)
 
     def _of_schedule(self, schedule: Schedule, hosts: Sequence[int], repeat: int) -> float:
         if self.is_crowd(schedule, hosts, _MOST_WHOLE):
@@ -356,57 +352,32 @@ class _Crowds:
     def _step_seconds(
         self, step: Step, routes: MessageRoutes, links: Ranks, load: FloatArray, early: FloatArray
     ) -> float:
-        protocol = self._protocol
+        protocol, topology, rate = self._protocol, self._topology, routes.capacity
         acks = load[self._back] * protocol.ack_share * protocol.payload_share
         latency = routes.latency(links)
-        back = routes.latency(links, self._topology.latency_seconds[self._back])
-        window = _transfer_windows(protocol, self._topology, links, latency + back)
+        round_trips = latency + routes.latency(links, topology.latency_seconds[self._back])
+        window: FloatArray | float = protocol.transfer_window((), 0.0)
+        if topology.measured_streams.any() or any(link.stream_bits_per_second for link in topology.links):
+            crossed = ([topology.links[link] for link in route if link >= 0] for route in links)
+            trips = zip(crossed, round_trips.tolist(), strict=True)
+            window = np.array([protocol.transfer_window(*trip) for trip in trips])
         starts = latency - early[step.src] if len(early) else latency
-        slowest = (starts + step.num_bytes * (latency + back) / window).max(initial=0.0)
-        ends = self._ends(
-            routes.capacity, links, starts, step.num_bytes, load + acks, together=not len(early)
-        )
-        if len(early):
-            ends += acks / routes.capacity
-        return max(float(ends[load > 0].max(initial=0.0)), float(slowest)) + protocol.software_seconds
-
-    @staticmethod
-    def _ends(
-        rate: FloatArray,
-        routes: Ranks,
-        starts: FloatArray,
-        num_bytes: Bytes,
-        load: FloatArray,
-        *,
-        together: bool,
-    ) -> FloatArray:
-        """Instant at which each link has carried its load; it is busy from its first byte, or a late member's, on."""
-        if together:
+        slowest = (starts + step.num_bytes * round_trips / window).max(initial=0.0)
+        # A link is busy from its first byte, or a late member's, on.
+        if not len(early):
             first = np.full(len(load) + 1, np.inf)
-            for place in routes.T:
+            for place in links.T:
                 np.minimum.at(first, place, starts)
-            return first[:-1] + load / rate
-        ends = np.zeros(len(load))
-        links = routes.ravel()
-        order = np.lexsort((np.repeat(starts, routes.shape[1]), links))
-        order = order[links[order] >= 0]
-        links, message = links[order], order // routes.shape[1]
-        upto = np.cumsum(num_bytes[message])
-        last = np.searchsorted(links, links, side="right") - 1
-        left = upto[last] - upto + num_bytes[message]
-        np.maximum.at(ends, links, starts[message] + left / rate[links])
-        return ends
-
-
-def _transfer_windows(
-    protocol: Protocol, topology: Topology, routes: Ranks, round_trips: FloatArray
-) -> FloatArray:
-    """Most payload in flight of a transfer on each route (`padded`)."""
-    if not (topology.measured_streams.any() or any(link.stream_bits_per_second for link in topology.links)):
-        return np.full(len(routes), protocol.transfer_window((), 0.0))
-    return np.array(
-        [
-            protocol.transfer_window([topology.links[link] for link in route if link >= 0], float(round_trip))
-            for route, round_trip in zip(routes, round_trips, strict=True)
-        ]
-    )
+            ends = first[:-1] + (load + acks) / rate
+        else:
+            crossing, width = links.ravel(), links.shape[1]
+            order = np.lexsort((np.repeat(starts, width), crossing))
+            order = order[crossing[order] >= 0]
+            crossing, message = crossing[order], order // width
+            upto = np.cumsum(step.num_bytes[message])
+            last = np.searchsorted(crossing, crossing, side="right") - 1
+            left = upto[last] - upto + step.num_bytes[message]
+            ends = np.zeros(len(load))
+            np.maximum.at(ends, crossing, starts[message] + left / rate[crossing])
+            ends += acks / rate
+        return max(float(ends[load > 0].max(initial=0.0)), float(slowest)) + protocol.software_seconds

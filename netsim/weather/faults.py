@@ -27,7 +27,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from heapq import heappop, heappush, merge
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock, Order
@@ -49,22 +49,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackgroundTraffic",
-    "Conditions",
     "Entry",
     "Faults",
-    "Quantity",
     "WeatherHistory",
     "drift_factors",
     "network_with_weather",
     "simulate_weather",
 ]
 
-Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
-# Quantities of links, by the key of an entry that changes them.
-_QUANTITIES: dict[str, Quantity] = {
-    "bandwidth": "bits_per_second",
-    "latency": "latency_seconds",
-    "loss": "loss",
+# Figures of links by the key of an entry that changes them: field of a Link, and setter of the network.
+_FIGURES: dict[str, tuple[str, Callable[[Network, int, float], None]]] = {
+    "bandwidth": ("bits_per_second", Network.set_capacity),
+    "latency": ("latency_seconds", Network.set_latency),
+    "loss": ("loss", Network.set_loss),
 }
 
 
@@ -85,66 +82,27 @@ class _Condition:
     __slots__ = ("dead_since", "downs", "factors", "forced", "in_force", "is_up", "stated", "traced")
 
     def __init__(self, link: Link) -> None:
-        self.stated: dict[Quantity, float] = {name: getattr(link, name) for name in _QUANTITIES.values()}
+        self.stated: dict[str, float] = {key: getattr(link, field) for key, (field, _) in _FIGURES.items()}
         self.in_force = dict(self.stated)
-        self.traced: dict[Quantity, float] = {}
+        self.traced: dict[str, float] = {}
         self.factors: dict[Hashable, float] = {}
-        self.forced: dict[Quantity, tuple[Hashable, float]] = {}
+        self.forced: dict[str, tuple[Hashable, float]] = {}
         self.downs: set[Hashable] = set()
         self.is_up = True
         self.dead_since = 0.0
 
     @property
     def is_dead(self) -> bool:
-        return not (self.is_up and self.in_force["bits_per_second"])
+        return not (self.is_up and self.in_force["bandwidth"])
 
-    def value(self, quantity: Quantity) -> float:
-        traced = self.traced.get(quantity, self.stated[quantity])
-        _, value = self.forced.get(quantity, (None, traced))
-        return value * math.prod(self.factors.values()) if quantity == "bits_per_second" else value
+    def value(self, key: str) -> float:
+        _, value = self.forced.get(key, (None, self.traced.get(key, self.stated[key])))
+        return value * math.prod(self.factors.values()) if key == "bandwidth" else value
 
-    def release(self, quantity: Quantity, cause: Hashable) -> None:
-        """End an event that set a quantity; if another has set it since, that value stays."""
-        if quantity in self.forced and self.forced[quantity][0] == cause:
-            del self.forced[quantity]
-
-
-class Conditions:
-    """Links of a network, each with the causes that act on it; sets the resulting values on the network."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._setters: dict[Quantity, Callable[[int, float], None]] = {
-            "bits_per_second": network.set_capacity,
-            "latency_seconds": network.set_latency,
-            "loss": network.set_loss,
-        }
-        self._links: dict[int, _Condition] = {}
-
-    def of(self, link: int) -> _Condition:
-        """Condition of a link."""
-        if link not in self._links:
-            self._links[link] = _Condition(self._network.topology.links[link])
-        return self._links[link]
-
-    def change(self, links: Iterable[int], act: Callable[[_Condition], object]) -> None:
-        """Change the causes that act on links, and set the resulting values on the network."""
-        network = self._network
-        for link in links:
-            condition = self.of(link)
-            was_dead = condition.is_dead
-            act(condition)
-            if condition.is_up == bool(condition.downs):
-                condition.is_up = not condition.downs
-                network.set_link_up(link, condition.is_up)
-            for quantity, before in condition.in_force.items():
-                value = condition.value(quantity)
-                if value == before:
-                    continue
-                condition.in_force[quantity] = value
-                self._setters[quantity](link, value)
-            if condition.is_dead and not was_dead:
-                condition.dead_since = network.env.now
+    def release(self, key: str, cause: Hashable) -> None:
+        """End an event that set a figure; if another has set it since, that value stays."""
+        if self.forced.get(key, (None,))[0] == cause:
+            del self.forced[key]
 
 
 # A steady sender's transfer is as long as this at its own rate, and is followed by another.
@@ -293,11 +251,16 @@ class Faults:
             )
         network.has_faults = True
         self._network = network
-        self._conditions = Conditions(network)
+        self._conditions: dict[int, _Condition] = {}  # by link
         self._steps: list[tuple[float, int, _Step, Iterator[_Step]]] = []
         self._num_entries = 0
         self._claims = set[tuple[object, ...]]()
-        self._links_at = cache(self._find_links_at)
+        links = network.topology.links
+        names = [host.name for host in network.topology.hosts]
+        # Links that begin or end at a host.
+        self._links_at = cache(
+            lambda host: tuple(link.index for link in links if names[host] in (link.source, link.target))
+        )
         self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
         self._turn_at = math.inf
         self.on_stuck: Callable[[str], None] = self._give_up
@@ -355,9 +318,7 @@ class Faults:
             return None
         if not env.only_weather_is_next() or self._moves():
             return None
-        downtime = self._network.downtime
-        may_resume = self.may_come_back(self._network.dead_links, {*+downtime.awaited, *downtime.paused})
-        return None if may_resume else self.blame()
+        return None if self.may_come_back(self._network.dead_links, self._still()) else self.blame()
 
     def blame(self) -> str:
         """Describe the links and hosts that block transfers for good; "" if there are none."""
@@ -368,8 +329,8 @@ class Faults:
 
     def _dead_places(self, dead: Collection[int]) -> str:
         """Describe the hosts and links that block transfers or ranks, and since when."""
-        network, conditions = self._network, self._conditions
-        causes = {cause for link in dead for cause in conditions.of(link).downs}
+        network = self._network
+        causes = {cause for link in dead for cause in self._condition(link).downs}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
         crashed.update(+network.downtime.awaited)
         values, at_crashed = defaultdict[str, list[str]](list), set[int]()
@@ -379,7 +340,7 @@ class Faults:
             fate = f"crashed at {self._fate(since, at_host, [host])}"
             values[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
-            ends, since = network.topology.links[link], conditions.of(link).dead_since
+            ends, since = network.topology.links[link], self._condition(link).dead_since
             values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
         return ", ".join(
             f"{format_list(names, _MOST_NAMES)} {fate.replace('comes', 'come') if names[1:] else fate}"
@@ -436,11 +397,8 @@ class Faults:
         if has_acted:
             self.on_change()
         if self._steps and self._steps[0][0] < self._turn_at:
-            self._call_at(self._steps[0][0])
-
-    def _call_at(self, instant: float) -> None:
-        self._turn_at = instant
-        self._network.env.at(instant, Order.WEATHER, self._on_turn)
+            self._turn_at = self._steps[0][0]
+            self._network.env.at(self._turn_at, Order.WEATHER, self._on_turn)
 
     def _on_turn(self, event: simpy.Event) -> None:
         if self._network.env.now < self._turn_at:
@@ -454,14 +412,16 @@ class Faults:
 
     def _is_stuck(self) -> bool:
         """Return whether a transfer or rank waits for the network and no event to come can help."""
-        network = self._network
-        dead, stand_still = network.dead_links, {*+network.downtime.awaited, *network.downtime.paused}
+        dead, still = self._network.dead_links, self._still()
         # Cheap tests first: this runs at every turn of the weather.
-        if not (dead or stand_still) or self.may_come_back(dead, stand_still):
+        if not (dead or still) or self.may_come_back(dead, still) or self._moves():
             return False
-        if self._moves():
-            return False
-        return bool(stand_still or network.transfers_waiting())
+        return bool(still or self._network.transfers_waiting())
+
+    def _still(self) -> set[int]:
+        """Hosts that are paused, or have crashed and are awaited."""
+        downtime = self._network.downtime
+        return {*+downtime.awaited, *downtime.paused}
 
     def _moves(self) -> bool:
         """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
@@ -473,17 +433,42 @@ class Faults:
         Or whether one of these crashed hosts may come back.
         """
         changing = {number for _, number, _, _ in self._steps}
-        for condition in map(self._conditions.of, dead):
+        for condition in map(self._condition, dead):
             zeros = {cause for cause, factor in condition.factors.items() if not factor}
             if condition.is_up and zeros and zeros <= changing:
                 return True
         places = {*dead, *(~host for host in hosts)}
         return any(not step.revives.isdisjoint(places) for _, _, step, _ in self._steps)
 
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _condition(self, link: int) -> _Condition:
+        if link not in self._conditions:
+            self._conditions[link] = _Condition(self._network.topology.links[link])
+        return self._conditions[link]
+
+    def _change(self, links: Iterable[int], act: Callable[[_Condition], object]) -> None:
+        """Change the causes that act on links, and set the resulting values on the network."""
+        network = self._network
+        for link in links:
+            condition = self._condition(link)
+            was_dead = condition.is_dead
+            act(condition)
+            if condition.is_up == bool(condition.downs):
+                condition.is_up = not condition.downs
+                network.set_link_up(link, condition.is_up)
+            for key, before in condition.in_force.items():
+                value = condition.value(key)
+                if value != before:
+                    condition.in_force[key] = value
+                    _FIGURES[key][1](network, link, value)
+            if condition.is_dead and not was_dead:
+                condition.dead_since = network.env.now
+
     # -- steps of entries -------------------------------------------------------------------------------------
 
     def _link_event(self, event: LinkEvent, links: tuple[int, ...], number: int) -> Iterator[_Step]:
-        change = self._conditions.change
+        change = self._change
         if event.up:
             return iter([_Step(event.at, lambda: change(links, _bring_up), frozenset(links))])
         if event.down:
@@ -493,12 +478,11 @@ class Faults:
                 lambda: change(links, lambda link: link.downs.discard(number)),
                 links,
             )
-        key = next(key for key in _QUANTITIES if getattr(event, key) is not None)
-        quantity, value = _QUANTITIES[key], getattr(event, key)
+        key, value = next((key, value) for key in _FIGURES if (value := getattr(event, key)) is not None)
         return _begin_and_end(
             event,
-            lambda: change(links, lambda link: link.forced.update({quantity: (number, value)})),
-            lambda: change(links, lambda link: link.release(quantity, number)),
+            lambda: change(links, lambda link: link.forced.update({key: (number, value)})),
+            lambda: change(links, lambda link: link.release(key, number)),
             links,
             may_revive=True,
         )
@@ -507,7 +491,7 @@ class Faults:
         host = self._network.topology.host_index(event.host)
         links = self._links_at(host)
         if event.up:
-            return iter([_Step(event.at, lambda: self._bring_back(host), frozenset((*links, ~host)))])
+            return iter([_Step(event.at, lambda: self._end_crashes(host), frozenset((*links, ~host)))])
         if event.pause and not event.for_:
             return iter(())
         crash = _Crash(host, number, pauses=bool(event.pause))
@@ -522,7 +506,7 @@ class Faults:
             self._network.pause(crash.host)
             self._network.downtime.pause(crash.host)
             return
-        self._conditions.change(self._links_at(crash.host), lambda link: link.downs.add(crash))
+        self._change(self._links_at(crash.host), lambda link: link.downs.add(crash))
         self._network.drop_transfers(crash.host)
         self._network.downtime.begin(crash.host)
 
@@ -531,25 +515,17 @@ class Faults:
         causes.discard(crash)
         if not any(cause.pauses for cause in causes):
             self._network.resume(crash.host)
-        self._conditions.change(self._links_at(crash.host), lambda link: link.downs.discard(crash))
+        self._change(self._links_at(crash.host), lambda link: link.downs.discard(crash))
         if not causes:
             self._network.downtime.end(crash.host)
 
-    def _bring_back(self, host: int) -> None:
+    def _end_crashes(self, host: int) -> None:
         for crash in list(self._crashes[host]):
             self._end_crash(crash)
 
-    def _find_links_at(self, host: int) -> tuple[int, ...]:
-        """Links that begin or end at a host."""
-        topology = self._network.topology
-        name = topology.hosts[host].name
-        return tuple(link.index for link in topology.links if name in (link.source, link.target))
-
     def _trace(self, trace: Trace, links: tuple[int, ...], number: int) -> Iterator[_Step]:
-        quantity = _QUANTITIES[trace.key]
-
         def set_value(value: float) -> None:
-            self._conditions.change(links, lambda link: link.traced.update({quantity: value}))
+            self._change(links, lambda link: link.traced.update({trace.key: value}))
 
         for instant, value in trace.rows:
             yield _Step(instant, partial(set_value, value), frozenset(links))
@@ -568,16 +544,14 @@ class Faults:
             count += 1
 
     def _drift(self, drift: Drift, links: tuple[int, ...], number: int) -> Iterator[_Step]:
-        yield from merge(
-            *(self._drift_of(drift, link, number) for link in links), key=lambda step: step.instant
-        )
+        def of(link: int) -> Iterator[_Step]:
+            def set_factor(factor: float) -> None:
+                self._change((link,), lambda each: each.factors.update({number: factor}))
 
-    def _drift_of(self, drift: Drift, link: int, number: int) -> Iterator[_Step]:
-        for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
-            yield _Step(instant, partial(self._set_factor, (link,), number, factor))
+            for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
+                yield _Step(instant, partial(set_factor, factor))
 
-    def _set_factor(self, links: tuple[int, ...], cause: Hashable, factor: float) -> None:
-        self._conditions.change(links, lambda link: link.factors.update({cause: factor}))
+        return merge(*map(of, links), key=lambda step: step.instant)
 
 
 _STEPS: dict[type, Callable[[Faults, Any, tuple[int, ...], int], Iterator[_Step]]] = {

@@ -175,13 +175,9 @@ def find_algorithm(op: str, name: str) -> Algorithm:
     return row
 
 
-def default_algorithm(op: str, *, gloo: bool = False) -> str:
-    """Name of the algorithm for the operation `op` where none is chosen: the first of its row in `ALGORITHMS`.
-
-    Under the protocol gloo (`gloo` is True) it is gloo's own.
-    """
-    names = algorithm_names(op)
-    return "gloo" if gloo else names[0]
+def default_algorithm(op: str) -> str:
+    """Name of the algorithm for the operation `op` where none is chosen: the first of its row in `ALGORITHMS`."""
+    return algorithm_names(op)[0]
 
 
 def build(p: Problem) -> Schedule:

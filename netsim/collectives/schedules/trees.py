@@ -94,35 +94,23 @@ def all_reduce_halving_doubling(p: Problem) -> tuple[Phase, ...]:
     pairs = [ranks[2 * pair : 2 * pair + 2] for pair in range(extra)]
     fold = step_of([(odd, even, 0, p.num_bytes) for even, odd in pairs])
     unfold = step_of([(even, odd, 0, p.num_bytes) for even, odd in pairs])
-    halving = _halving_steps(members, p)
-    doubling = [step_of(_reverse(step)) for step in reversed(halving)]
+    # Partners at distance p/2, p/4, ..., 1 exchange halves of what they still hold; p ends with chunk p.
+    bounds = boundaries(p.num_bytes, core, p.element_bytes).tolist()
+    halving: list[Step] = []
+    distance = core // 2
+    while distance:
+        rows = []
+        for position in range(core):
+            partner = position ^ distance
+            first = partner & ~(distance - 1)  # the half in which the partner ends
+            rows.append((members[position], members[partner], bounds[first], bounds[first + distance]))
+        halving.append(step_of(rows))
+        distance //= 2
+    doubling = [Step(step.dst, step.src, step.offset, step.num_bytes) for step in reversed(halving)]
     return (
         ListedPhase([fold, *halving] if extra else halving, reduce=True),
         ListedPhase([*doubling, unfold] if extra else doubling),
     )
-
-
-def _halving_steps(members: list[int], p: Problem) -> list[Step]:
-    """Partners at distance p/2, p/4, ..., 1 exchange halves of what they still hold; p ends with chunk p."""
-    num = len(members)
-    bounds = boundaries(p.num_bytes, num, p.element_bytes).tolist()
-    steps = []
-    distance = num // 2
-    while distance:
-        rows = []
-        for position in range(num):
-            partner = position ^ distance
-            first = partner & ~(distance - 1)  # the half in which the partner ends
-            rows.append((members[position], members[partner], bounds[first], bounds[first + distance]))
-        steps.append(step_of(rows))
-        distance //= 2
-    return steps
-
-
-def _reverse(step: Step) -> Rows:
-    """Rows that send each range back from its receiver to its sender."""
-    low, high = step.offset.tolist(), (step.offset + step.num_bytes).tolist()
-    return list(zip(step.dst.tolist(), step.src.tolist(), low, high, strict=True))
 
 
 def all_reduce_two_level(p: Problem) -> tuple[Phase, ...]:
