@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from exogym_core import Trainer
 from exogym_core.strategy import FedAvgStrategy, SparseLoCoStrategy, StreamingDiLoCoStrategy
 from netsim import Clock, Network, Topology, start_collective
-from netsim.collectives.schedules.store import store_exchange
+from netsim.collectives.schedules.direct import store_exchange
 from netsim.errors import InputError
 
 # Peers behind a router; the edge is a relay 2 ms from h2, with a link of its own to the store.

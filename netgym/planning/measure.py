@@ -30,7 +30,7 @@ from netgym.planning.weather import (
 from netsim import Weather
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.collectives.estimate import Estimator
-from netsim.collectives.schedules.store import STORE
+from netsim.collectives.schedules.direct import STORE
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_bytes, format_count, format_seconds
 

@@ -16,7 +16,7 @@ from netgym.planning.rounds import other_algorithms
 from netgym.planning.setting import with_links
 from netgym.planning.step_ratio import law_ratio
 from netsim.collectives.choice import parse_collectives
-from netsim.collectives.schedules.store import STORE
+from netsim.collectives.schedules.direct import STORE
 from netsim.errors import NetsimError
 from netsim.units import format_bits_per_second, format_seconds
 

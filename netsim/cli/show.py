@@ -31,6 +31,12 @@ __all__ = ["show_command", "validate_command"]
 _MANY_HOSTS = 10  # more are shown by region
 _MANY_ROWS = 60
 _MOST_ROUTED = 100  # places between which JSON has all routes
+_WHERE_GIVEN = ("mtu_bytes", "measured_streams", "stream_bits_per_second")
+_LINK_KEYS = (
+    *("bits_per_second", "latency_seconds", "loss", "queue_packets"),
+    *_WHERE_GIVEN,
+    "dollars_per_byte",
+)
 _PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
 
 
@@ -180,19 +186,19 @@ def _routes(network: Topology, places: _Places, of_route: _OfRoute) -> list[list
     return rows
 
 
-def _bits_per_second(network: Topology, one: int, other: int) -> float:
-    return min(network.links[link].bits_per_second for link in network.route(one, other))
-
-
 def _as_mapping(network: Topology) -> dict[str, object]:
     """Numbers in bit/s and seconds; `docs/topology.md` lists the keys."""
     what, places = _places(network)
     routes: dict[str, object] | None = None
+
+    def narrowest(topology: Topology, one: int, other: int) -> float:
+        return min(topology.links[link].bits_per_second for link in topology.route(one, other))
+
     if len(places) <= _MOST_ROUTED:
         routes = {
             "between": list(places),
             "of": f"{what}s",
-            "bits_per_second": _routes(network, places, _bits_per_second),
+            "bits_per_second": _routes(network, places, narrowest),
             "latency_seconds": _routes(network, places, Topology.route_latency_seconds),
         }
     return {
@@ -208,18 +214,9 @@ def _as_mapping(network: Topology) -> dict[str, object]:
             {
                 "from": link.source,
                 "to": link.target,
-                "bits_per_second": link.bits_per_second,
-                "latency_seconds": link.latency_seconds,
-                "loss": link.loss,
-                "queue_packets": link.queue_packets,
-                **({"mtu_bytes": link.mtu_bytes} if link.mtu_bytes else {}),
-                **({"measured_streams": link.measured_streams} if link.measured_streams else {}),
-                **(
-                    {"stream_bits_per_second": link.stream_bits_per_second}
-                    if link.stream_bits_per_second
-                    else {}
-                ),
-                "dollars_per_byte": link.dollars_per_byte,
+                **{
+                    key: each for key in _LINK_KEYS if (each := getattr(link, key)) or key not in _WHERE_GIVEN
+                },
             }
             for link in network.links
         ],

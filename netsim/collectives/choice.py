@@ -10,9 +10,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from netsim.collectives.estimate import Estimator
-from netsim.collectives.nccl_tuning import prefers_tree
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
+from netsim.collectives.schedules.nccl import prefers_tree
 from netsim.collectives.schedules.schedule import Problem
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol

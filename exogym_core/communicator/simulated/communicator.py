@@ -31,7 +31,7 @@ from exogym_core.communicator.base import (
 )
 from exogym_core.communicator.exchange import Part, own_value
 from exogym_core.communicator.simulated.simulation import load_of
-from netsim.collectives.schedules.store import STORE
+from netsim.collectives.schedules.direct import STORE
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import (
     Advance,

@@ -15,7 +15,7 @@ from exogym_core.communicator.base import AVERAGING_ALGORITHMS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
 from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
 from netsim.collectives.choice import Choices, parse_collectives
-from netsim.collectives.schedules.store import store_exchange
+from netsim.collectives.schedules.direct import store_exchange
 from netsim.collectives.start import start_all_to_all
 from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach
 from netsim.topology.graph import Storage

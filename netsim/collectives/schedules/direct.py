@@ -1,6 +1,9 @@
 """Direct algorithms: every message goes from the owner of its bytes to their destination, all at once.
 
-Also what needs no bytes (dissemination barrier) and what is one message (sendrecv).
+Also what needs no bytes (dissemination barrier), what is one message (sendrecv), and the exchange through an object
+store, where each member uploads its part once and downloads those of all others. Its copies of parts, in the store and
+in relays, are members too: rank j's in place k is member (1 + k) n + j, and each message has one sender and one
+receiver.
 """
 
 from __future__ import annotations
@@ -9,13 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.collectives.schedules.schedule import ListedPhase, Step, step_of
+from netsim.collectives.schedules.schedule import ListedPhase, Schedule, Step, step_of
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from netsim.collectives.schedules.schedule import Bytes, Phase, Problem, Ranks
 
 __all__ = [
+    "STORE",
     "all_gather_direct",
     "all_reduce_direct",
     "all_to_all_direct",
@@ -27,6 +33,7 @@ __all__ = [
     "reduce_scatter_direct",
     "scatter_direct",
     "sendrecv_direct",
+    "store_exchange",
 ]
 
 
@@ -115,3 +122,33 @@ def barrier_dissemination(p: Problem) -> tuple[Phase, ...]:
 def sendrecv_direct(p: Problem) -> tuple[Phase, ...]:
     """Send a message from member 0 to member 1."""
     return (ListedPhase([step_of([(0, 1, 0, p.num_bytes)])]),)
+
+
+STORE = "store"
+"""Name of the algorithm in results."""
+
+
+def store_exchange(op: str, part_bytes: int, places: Sequence[int], num_places: int) -> Schedule:
+    """Make the schedule of an exchange among `len(places)` ranks.
+
+    A download from a relay leaves when the relay has its copy; a relay gets those that a rank downloads from it.
+
+    Args:
+        op: the collective in whose place it is.
+        part_bytes: that each rank uploads.
+        places: where each rank downloads: 0 is the store, others are relays.
+        num_places: the store and its relays.
+    """
+    num = len(places)
+    owner, rank = every_pair(num)
+    place = np.array(places, np.int64)[rank]
+    copy = num * (1 + place) + owner
+    relayed = np.unique(copy[place > 0])
+    own, direct = np.arange(num, dtype=np.int64), place == 0
+    first = (np.append(relayed % num + num, copy[direct]), np.append(relayed, rank[direct]))
+    pairs = [(own, own + num), first, (copy[~direct], rank[~direct])]
+    steps = [Step(src, dst, np.zeros_like(src), np.full_like(src, part_bytes)) for src, dst in pairs]
+    layout = np.array([0, part_bytes], np.int64)
+    phases = (ListedPhase(steps),) if part_bytes else ()
+    copies = num * num_places
+    return Schedule(op, STORE, num + copies, part_bytes, phases, layout, num_copies=copies)

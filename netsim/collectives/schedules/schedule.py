@@ -149,7 +149,7 @@ class Schedule:
             a rank, or one a pair (all_to_all, row by row).
         root: member that sends to all or receives from all, where the operation has one.
         element_bytes: size of an element; parts hold whole elements.
-        num_copies: last members that are copies in a store, and no ranks; see `netsim.collectives.schedules.store`.
+        num_copies: last members that are copies in a store, and no ranks; see `netsim.collectives.schedules.direct`.
     """
 
     op: str
