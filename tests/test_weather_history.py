@@ -11,7 +11,7 @@ from experiments import experiment
 from worlds import chain_form
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.results.report.network import link_use
+from exogym_core.results.report.network import NetworkSection
 from exogym_core.results.run_folder import RunFolder
 from netgym.cli.main import main
 from netsim import Topology
@@ -72,7 +72,7 @@ def test_bytes_are_those_of_the_links_at_a_bounded_number_of_instants() -> None:
     assert instants == sorted(set(instants))
     for row in rows[1:-1]:
         assert row["a->b"] == pytest.approx(row["virtual_seconds"] * 500_000, abs=1_001)
-    (use,) = link_use([("sends", rows)], TWO)
+    (use,) = NetworkSection.of(TWO, [("sends", rows)]).use
     assert use["span_seconds"] == pytest.approx(2.0 / 120, rel=0.01)
     assert use["links"] == {"a->b": pytest.approx([0.5] * 120, abs=0.1)}
 

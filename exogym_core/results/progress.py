@@ -52,7 +52,6 @@ __all__ = [
     "progress_elsewhere",
     "progress_for",
     "shown",
-    "trains_by_wall_clock",
     "warnings_to",
 ]
 
@@ -406,18 +405,18 @@ def warnings_to(write: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def progress_elsewhere(path: Path) -> str | None:
-    """Progress of another process on the run of a folder, in words; None where none works on it."""
-    owner = owner_of(path)
+def progress_elsewhere(path: Path) -> tuple[str | None, bool]:
+    """Progress of another process on the run of a folder, in words, and whether it trains on a real transport.
+
+    None in place of the words where no other process works on it.
+    """
+    now, owner = _now(path), owner_of(path)
+    is_wall = now is not None and "wall_seconds" in now
     if owner in (None, os.getpid()):
-        return None
-    now = _now(path)
-    return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']}{_of(now['steps'])}"
-
-
-def trains_by_wall_clock(path: Path) -> bool:
-    """Return True if the run of a folder trains now, on a real transport."""
-    return "wall_seconds" in (_now(path) or {})
+        return None, is_wall
+    if now is None:
+        return f"process {owner}", is_wall
+    return f"{now['strategy']}: step {now['step']}{_of(now['steps'])}", is_wall
 
 
 def folder_status(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import seeded_name, visible
 from exogym_core.results.fit_result import load_pandas
-from exogym_core.results.progress import progress_elsewhere, trains_by_wall_clock
+from exogym_core.results.progress import progress_elsewhere
 from exogym_core.results.run_folder import RunFolder, csv_text
 from exogym_core.results.schema import (
     COUNTERS,
@@ -202,12 +202,13 @@ class Results:
         document = load_document(path)
         if not isinstance(document.data, dict):
             raise document.error((), "is not an experiment: expected a mapping")
+        running, trains_for_real = progress_elsewhere(path.parent)
         results = cls(
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, document.data) for entry in folder.read_summary()],
-            running=progress_elsewhere(path.parent),
-            trains_for_real=trains_by_wall_clock(path.parent),
+            running=running,
+            trains_for_real=trains_for_real,
         )
         folder.check_tables()
         return results

@@ -193,7 +193,7 @@ class RunFolder:
             _make_unlinked(self.path / parent)
         write_whole(path, text)
         if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
-            self._write_facts(_facts(self.path))
+            self._seal(_facts(self.path))
         return path
 
     def write_environment(self, code_folder: Path | None = None) -> None:
@@ -213,12 +213,14 @@ class RunFolder:
         }
         if code_folder is not None:
             facts["code"] = relative_to(self.path, code_folder)
-        self._write_facts(facts)
+        self._seal(facts)
 
-    def _write_facts(self, facts: dict[str, Any]) -> None:
-        """Facts, under this user's seal of the experiment that lies here now."""
-        facts["seal"] = seal_of(self.path, facts.get("code"))
-        self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+    def _seal(self, facts: dict[str, Any]) -> None:
+        """Write environment.json with this user's seal of the experiment that lies here now."""
+        self._write_facts(facts, seal=seal_of(self.path, facts.get("code")))
+
+    def _write_facts(self, facts: dict[str, Any], **changes: Any) -> None:
+        self.write_text(_ENVIRONMENT, json.dumps(facts | changes, indent=2) + "\n")
 
     def write_result(self, label: str, result: FitResult, *, seed: int | None = None) -> None:
         """Metrics of one strategy, comparisons of replicas and traffic of links, if any.
@@ -239,8 +241,7 @@ class RunFolder:
     def note_retimed(self, name: str, source: str) -> None:
         """Note in environment.json that a strategy's run was not trained here, but is that of `source` retimed."""
         facts = _facts(self.path)
-        facts["retimed"] = dict(sorted({**facts.get("retimed", {}), name: source}.items()))
-        self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+        self._write_facts(facts, retimed=dict(sorted({**facts.get("retimed", {}), name: source}.items())))
 
     def read_retimed(self) -> dict[str, str]:
         """Runs that were retimed, by the names in their files: the folder that each was trained in."""
@@ -317,8 +318,7 @@ class RunFolder:
         """Record the digest of tables and summary in environment.json at the end of a run; drop it before one."""
         facts = _facts(self.path)
         if are_final or "tables" in facts:
-            facts["tables"] = self._digest_of("metrics/*.csv") if are_final else None
-            self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+            self._write_facts(facts, tables=self._digest_of("metrics/*.csv") if are_final else None)
 
     # --- reading -------------------------------------------------------------------------------------------
 

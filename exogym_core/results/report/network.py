@@ -32,7 +32,6 @@ __all__ = [
     "Strip",
     "WeatherStrips",
     "draw_weather",
-    "link_use",
     "low_spans",
     "mean_rates",
     "strip_columns",
@@ -50,20 +49,11 @@ def _network(topology: Any) -> Topology | None:
     )
 
 
-def _sketch(network: Topology | None) -> Sketch | None:
-    """Drawing of a network; None without one, or where it has more places than a page can show."""
-    sketch = Sketch.of(network) if network is not None else None
-    return sketch if sketch is not None and 1 < len(sketch.places) <= _MAX_PLACES else None
-
-
-def _matrix(topology: Any) -> dict[str, Any] | None:
+def _matrix(network: Topology) -> dict[str, Any] | None:
     """Bandwidth and one-way latency between regions (hosts, where there are none) as rows of texts.
 
-    None without a topology, or where it has more places than a page can show.
+    None where it has more places than a page can show.
     """
-    network = _network(topology)
-    if network is None:
-        return None
     places: dict[str, list[int]] = {}
     for host in network.hosts:
         places.setdefault(network.region_of(host.index), []).append(host.index)
@@ -127,11 +117,8 @@ _BOXES = {"wide": (960, 420), "narrow": (340, 400)}
 _MARGINS = {"wide": (110, 45), "narrow": (60, 44)}
 
 
-def _drawings(topology: Any) -> list[Drawing]:
-    """The drawing for a page, and that for a telephone; none without a topology, or with too many places."""
-    sketch = _sketch(_network(topology))
-    if sketch is None:
-        return []
+def _drawings(sketch: Sketch) -> list[Drawing]:
+    """The drawing for a page, and that for a telephone."""
     spots = sketch.positions()
     fastest = max((rate for wire in sketch.wires for rate in wire.rates), default=1.0)
     drawings = []
@@ -172,7 +159,8 @@ class NetworkSection(NamedTuple):
     Attributes:
         matrix: bandwidths and latencies between its places; None: it has too many, or there is no network.
         drawings: one for a page, and one for a telephone.
-        use: use of links, see `link_use`.
+        use: of links in each run, for the page's slider: `name`, `span_seconds`, and `links`: name -> share of its
+            stated capacity in each span.
     """
 
     matrix: Mapping[str, Any] | None = None
@@ -183,25 +171,25 @@ class NetworkSection(NamedTuple):
     def of(
         cls, topology: Any, histories: Sequence[tuple[str, Sequence[Mapping[str, float]]]] = ()
     ) -> NetworkSection:
-        """Section on the topology of a resolved experiment; `histories` as of `link_use`."""
-        return cls(_matrix(topology), _drawings(topology), link_use(histories, topology))
+        """Section on the topology of a resolved experiment; a drawing has as many places as a page can show.
+
+        Args:
+            topology: plain data; without one the section is empty.
+            histories: (name of the run, rows of `virtual_seconds` and of bytes by link from the start).
+        """
+        network = _network(topology)
+        if network is None:
+            return cls()
+        matrix, sketch = _matrix(network), Sketch.of(network)
+        if not 1 < len(sketch.places) <= _MAX_PLACES:
+            return cls(matrix)
+        return cls(matrix, _drawings(sketch), _link_use(sketch, histories))
 
 
-def link_use(
-    histories: Sequence[tuple[str, Sequence[Mapping[str, float]]]], topology: Any
+def _link_use(
+    sketch: Sketch, histories: Sequence[tuple[str, Sequence[Mapping[str, float]]]]
 ) -> list[dict[str, Any]]:
-    """Mean use of links in each run, for the page's slider; empty without a drawing or measurements.
-
-    Args:
-        histories: (name of the run, rows of `virtual_seconds` and of bytes by link from the start).
-        topology: of all of them.
-
-    Returns:
-        A run each: `name`, `span_seconds`, and `links`: name -> share of its stated capacity in each span.
-    """
-    sketch = _sketch(_network(topology))
-    if sketch is None:
-        return []
+    """Mean use of links in the runs that have measurements."""
     links_drawn = [link for wire in sketch.wires for link in (wire.there, wire.back)]
     links_drawn.sort(key=attrgetter("index"))
     capacity = {f"{link.source}->{link.target}": link.bits_per_second for link in links_drawn}

@@ -18,9 +18,15 @@ function logTicks(least, most, count) {
   return ticks.filter((_, position) => position % stride === 0);
 }
 
+/** Whether curves end so far apart that only a logarithmic axis shows all of them. */
+function farApart(curves) {
+  const ends = curves.map((curve) => curve.x.at(-1)).filter((end) => end > 0);
+  return Math.max(...ends) > 12 * Math.min(...ends);
+}
+
 /** uPlot wants places that rise: those that stand still are moved by what nobody sees. */
 function rising(places) {
-  const tiny = Math.max(1e-12, (places[places.length - 1] || 1) * 1e-9);
+  const tiny = Math.max(1e-12, (places.at(-1) || 1) * 1e-9);
   let last = -Infinity;
   return places.map((place) => (last = place > last ? place : last + tiny));
 }

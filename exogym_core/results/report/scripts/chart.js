@@ -64,7 +64,7 @@ class Chart {
 
   uplotOptions(series, bands) {
     const { x, y, curves } = this.options;
-    const ends = curves.map((curve) => curve.x[curve.x.length - 1]).filter((end) => end > 0);
+    const ends = curves.map((curve) => curve.x.at(-1)).filter((end) => end > 0);
     const linear = ends.length ? Number((Math.min(...ends) / 4).toPrecision(1)) : 1;
     const grid = { stroke: "#e3e6e8", width: 1 };
     const axis = { stroke: "#5b6168", grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
@@ -126,10 +126,10 @@ class Chart {
   /** Of each curve the point nearest to the cursor, since not every curve has one at each place. */
   nearest(plot, at, hovered) {
     const values = plot.data[at];
-    if (at === 0 || values[hovered] !== null && values[hovered] !== undefined) return hovered;
+    if (at === 0 || !isMissing(values[hovered])) return hovered;
     let [before, after] = [hovered - 1, hovered + 1];
-    while (before >= 0 && (values[before] === null || values[before] === undefined)) before--;
-    while (after < values.length && (values[after] === null || values[after] === undefined)) after++;
+    while (before >= 0 && isMissing(values[before])) before--;
+    while (after < values.length && isMissing(values[after])) after++;
     if (before < 0) return after < values.length ? after : hovered;
     if (after >= values.length) return before;
     const x = plot.data[0];
@@ -165,18 +165,14 @@ class Chart {
 
   draw_legend() {
     const { curves, y } = this.options;
-    this.values = curves.map((curve) => element("span", { class: "value" }, y.write(curve.y[curve.y.length - 1])));
+    this.values = curves.map((curve) => element("span", { class: "value" }, y.write(curve.y.at(-1))));
     this.legend.replaceChildren(...curves.map((curve, position) => {
-      const button = element("button", { type: "button", "aria-pressed": String(this.isShown(curve)) },
-        swatch(curve.colour, curve.dash), element("span", { class: "name" }, curve.name), this.values[position]);
-      button.addEventListener("click", () => {
-        const show = !this.isShown(curve);
+      const content = [swatch(curve.colour, curve.dash), element("span", { class: "name" }, curve.name), this.values[position]];
+      return toggle(content, this.isShown(curve), (show) => {
         this.hidden.set(curve.name, !show);
-        button.setAttribute("aria-pressed", String(show));
         const at = this.places[position];
         for (let each = at; each <= at + (curve.least ? 2 : 0); each++) this.chart.setSeries(each, { show });
       });
-      return button;
     }));
   }
 
@@ -189,8 +185,8 @@ class Chart {
       const series = curves[position];
       if (!series) return;
       const place = at === null ? null : plot.cursor.idxs[this.places[position]];
-      const found = place === null || place === undefined ? null : plot.data[this.places[position]][place];
-      value.textContent = y.write(found ?? series.y[series.y.length - 1]);
+      const found = isMissing(place) ? null : plot.data[this.places[position]][place];
+      value.textContent = y.write(found ?? series.y.at(-1));
     });
   }
 
@@ -198,7 +194,7 @@ class Chart {
     if (!this.chart) return false;
     const { min, max } = this.chart.scales.x;
     const x = this.chart.data[0];
-    return min > x[0] || max < x[x.length - 1];
+    return min > x[0] || max < x.at(-1);
   }
 
   /** [first, last] place on the screen. */
@@ -215,7 +211,7 @@ class Chart {
     const width = this.chart.over.clientWidth;
     const [left, right] = [share * width - (share * width) / factor, share * width + ((1 - share) * width) / factor];
     const x = this.chart.data[0];
-    const bound = (place) => Math.min(Math.max(this.chart.posToVal(place, "x"), x[0]), x[x.length - 1]);
+    const bound = (place) => Math.min(Math.max(this.chart.posToVal(place, "x"), x[0]), x.at(-1));
     const [min, max] = [bound(left), bound(right)];
     if (max > min) this.chart.setScale("x", { min, max });
   }

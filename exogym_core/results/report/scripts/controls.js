@@ -1,27 +1,32 @@
 // What can be chosen, and what stands behind curves and below them: weather, absences.
 
-function choice(label, values, chosen, choose) {
-  const group = element("div", { class: "choice", role: "group", "aria-label": label });
-  const buttons = Object.entries(values).map(([value, text]) => {
-    const button = element("button", { type: "button", "aria-pressed": String(value === chosen) }, text);
-    button.addEventListener("click", () => {
-      buttons.forEach((each) => each.setAttribute("aria-pressed", String(each === button)));
-      choose(value);
-    });
-    return button;
-  });
-  group.append(...buttons);
-  return group;
-}
+const press = (button, isOn) => button.setAttribute("aria-pressed", String(isOn));
 
-function toggle(text, isOn, change) {
-  const button = element("button", { type: "button", "aria-pressed": String(isOn) }, text);
+/** A button that is on or off. */
+function toggle(content, isOn, change) {
+  const button = element("button", { type: "button", "aria-pressed": String(isOn) }, ...[content].flat());
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", String(on));
-    change(on);
+    press(button, on);
+    change(on, button);
   });
   return button;
+}
+
+/** Buttons of which one is on. */
+function choice(label, texts, chosen, choose) {
+  const buttons = Object.entries(texts).map(([value, text]) => toggle(text, value === chosen, (_, pressed) => {
+    buttons.forEach((each) => press(each, each === pressed));
+    choose(value);
+  }));
+  return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
+}
+
+function selection(label, texts, choose) {
+  const select = element("select", { "aria-label": label },
+    ...Object.entries(texts).map(([value, text]) => element("option", { value }, text)));
+  select.addEventListener("change", () => choose(select.value));
+  return select;
 }
 
 /** Grey where links or hosts were down or slow; a strategy's colour at the foot where ranks were away. */

@@ -7,10 +7,6 @@ function showCurves(section) {
   const reset = element("button", { type: "button", disabled: true }, "Show all");
   reset.addEventListener("click", () => chart.reset());
   chart.zoomed = () => { reset.disabled = !chart.isZoomed; };
-  const farApart = (curves) => {
-    const ends = curves.map((curve) => curve.x[curve.x.length - 1]).filter((end) => end > 0);
-    return Math.max(...ends) > 12 * Math.min(...ends);
-  };
   const logX = toggle("log x", false, (on) => { state.logX = on; draw(); });
   const logY = toggle("log y", true, (on) => { state.logY = on; draw(); });
 
@@ -22,7 +18,7 @@ function showCurves(section) {
         return { ...each, x, y, least, most };
       });
     const isLog = state.logX ?? farApart(curves);
-    logX.setAttribute("aria-pressed", String(isLog));
+    press(logX, isLog);
     chart.show({
       curves,
       label: `${payload.measures[state.measure]} against ${ALIGNMENTS[state.align]}`,
@@ -37,15 +33,12 @@ function showCurves(section) {
   const alignments = Object.fromEntries(payload.alignments.map((name) => [name, name]));
   tools.append(choice("Align by", alignments, state.align, (value) => { state.align = value; state.logX = null; draw(); }));
   if (Object.keys(payload.measures).length > 1) {
-    const select = element("select", { "aria-label": "What is shown" },
-      ...Object.entries(payload.measures).map(([name, text]) => element("option", { value: name }, text)));
-    select.addEventListener("change", () => {
-      state.measure = select.value;
-      state.logY = select.value !== "accuracy";
-      logY.setAttribute("aria-pressed", String(state.logY));
+    tools.append(selection("What is shown", payload.measures, (measure) => {
+      state.measure = measure;
+      state.logY = measure !== "accuracy";
+      press(logY, state.logY);
       draw();
-    });
-    tools.append(select);
+    }));
   }
   tools.append(logX, logY, reset);
   section.querySelector("h2").after(tools);
@@ -71,11 +64,10 @@ function showUse(section) {
     const curves = known.filter((each) => each.use[state.what]).map((each) => ({
       ...each, x: [0, ...each.use.seconds], y: [each.use[state.what][0], ...each.use[state.what]], stepped: true,
     }));
-    const ends = curves.map((curve) => curve.x[curve.x.length - 1]);
     chart.show({
       curves,
       label: `Bits per second that all workers sent, against ${ALIGNMENTS.time}`,
-      x: { label: ALIGNMENTS.time, write: seconds, log: Math.max(...ends) > 12 * Math.min(...ends) },
+      x: { label: ALIGNMENTS.time, write: seconds, log: farApart(curves) },
       y: { write: rate, log: false },
       shade: shading("time", curves),
       remark: remarks("time", curves),

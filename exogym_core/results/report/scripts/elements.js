@@ -20,13 +20,12 @@ function swatch(colour, dash) {
   return svg;
 }
 
-const number = (value, digits = 4) => {
-  if (value === null || value === undefined) return "";
-  return String(Number(value.toPrecision(digits))).replace("e+", "e");
-};
+const isMissing = (value) => value === null || value === undefined;
+const number = (value, digits = 4) =>
+  isMissing(value) ? "" : String(Number(value.toPrecision(digits))).replace("e+", "e");
 /** A value in the first unit whose least value it reaches; units are [least value, name, size if not that]. */
 const scaled = (value, units, digits) => {
-  const [least, unit, size = least] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
+  const [least, unit, size = least] = units.find(([least]) => Math.abs(value) >= least) || units.at(-1);
   return `${number(value / size, digits)} ${unit}`;
 };
 /** A time, as `netsim.units.format_seconds` writes it. */

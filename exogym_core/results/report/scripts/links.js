@@ -27,10 +27,8 @@ function showLinks(parent) {
   };
   slider.addEventListener("input", draw);
   if (use.length > 1) {
-    const select = element("select", { "aria-label": "Whose use of the network" },
-      ...use.map((each, position) => element("option", { value: position }, each.name)));
-    select.addEventListener("change", () => { run = use[select.value]; draw(); });
-    parent.append(select);
+    const names = use.map((each) => each.name);
+    parent.append(selection("Whose use of the network", names, (position) => { run = use[position]; draw(); }));
   }
   parent.append(element("label", { for: "instant" }, "Load of links at: "), slider, line,
     element("p", { class: "note" }, "Grey: 0.1 % of what a link can carry, or less; amber: 3 %; red: all of it."));
