@@ -13,10 +13,11 @@ import copy
 import math
 import warnings
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,6 +27,8 @@ from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_round
 from exogym_core.run.recording import MOST_CALLS, record_kinds
 from exogym_core.workers.rng import kept_rng
 from netsim import Weather
+from netsim.collectives.closed_form import bytes_after
+from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from exogym_core.run.recording import Recording
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.host import RunResult
+    from netsim.topology.topology import FloatArray
 
 __all__ = ["CHOICE_ROUNDS", "MOST_STEPS", "choose_algorithms", "first_rounds", "rivals", "without_values"]
 
@@ -48,6 +52,8 @@ _FEW_MESSAGES = 20_000  # of a round: it is simulated with every algorithm
 _WITHIN = 1.5  # times as long as `auto`'s alone: such a call may be the faster in a round of more messages
 # Raised by recordings that are refused, by torch for tensors without values, and by copies of parts that have none.
 _NEEDS_VALUES = (InputError, RuntimeError, TypeError)
+_MOST_COUNTED = 4_000_000  # messages times members of a call whose bytes are counted for a bound
+_ROUNDING, _GRID = 1e-6, 2.0**-30  # of bounds, relative, and of each request's computing, in seconds
 _SAME = 1 + 1e-9  # times as long: rounds that differ by less are equal, and `auto` stays
 
 
@@ -180,10 +186,57 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
             break
         if all(run.collectives[op] == [name] for op, name in trial.items()):
             continue
+        there = replace(quiet, collectives={**fixed, **trial})
+        if least_seconds(played_rounds, there, step_seconds) >= least:
+            continue
         took, by = played(trial, least)
         if took * _SAME < least:
             best, least, run = trial, took, by
     return {**fixed, **best}
+
+
+def least_seconds(recording: Recording, world: World, step_seconds: Sequence[float]) -> float:
+    """Lower bound of the seconds from the last rank's first mark to its last one, by the bytes of each link.
+
+    Of each round, counted are calls among all ranks, by algorithms that `world` fixes, that all wait for in that round.
+    The last rank to begin it enters them at earliest when it has computed what it computes before, and the bytes that
+    wait for it cross each link after that. Whoever receives the last of these bytes begins the next round no earlier.
+
+    Args:
+        recording: rounds.
+        world: ranks and a network without weather.
+        step_seconds: mean seconds of computing of each rank's step.
+    """
+    topology, protocol = world.topology, world.protocol
+    assert topology is not None
+    book, estimator = Schedules(world), Estimator(topology, protocol)
+    rates = protocol.payload_bytes_per_second(topology)
+    every, computing = tuple(range(world.num_ranks)), np.array(step_seconds)
+
+    @cache
+    def crossing_seconds(call: Any) -> FloatArray | float:
+        """Seconds for which a call keeps each link busy after a member's entry; shape (ranks, links)."""
+        if call.op not in world.collectives or call.ranks != every or call.store is not None:
+            return 0.0
+        plan, hosts = book.of(call), book.hosts_of(call)
+        is_estimated = estimator.is_long(plan) or estimator.is_crowd(plan, hosts)
+        if is_estimated or plan.num_messages * plan.num_ranks > _MOST_COUNTED:
+            return 0.0
+        return bytes_after(plan, hosts, topology, protocol) / rates
+
+    total = 0.0
+    for kinds in zip(*recording.posts_by_round, strict=False):
+        common = frozenset[Any].intersection(*(frozenset(key for key, *_ in posts) for posts in kinds))
+        found = []
+        for posts in kinds:
+            busy, least = np.zeros((len(every), len(rates))), np.zeros(len(every))
+            for key, call, steps in reversed(posts):
+                if key in common:
+                    busy += crossing_seconds(call)
+                least = np.maximum(least, steps * computing + busy.max(axis=1, initial=0.0))
+            found.append(least)
+        total += min(float(found[kind][rank]) for rank, kind in enumerate(recording.kinds or every))
+    return total * (1 - _ROUNDING) - max(map(len, recording.streams)) * _GRID
 
 
 def _same(seconds: float, step: int) -> float:

@@ -31,6 +31,7 @@ __all__ = [
     "PlannedRank",
     "PlannedRounds",
     "arrive",
+    "listing_once",
     "planned_copy",
     "planned_rank",
     "take_rounds",
@@ -207,6 +208,19 @@ def planned_copy(strategy: Strategy) -> Strategy:
     """Copy of a strategy for a rank of a plan, without a schedule of rates."""
     mine = copy.deepcopy(strategy)
     mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
+    return mine
+
+
+def listing_once(model: nn.Module) -> nn.Module:
+    """Copy of a model, with the same parameters, that lists them once: for ranks that only make their groups."""
+    mine, whole = copy.copy(model), list(model.named_parameters())
+
+    def named_parameters(prefix: str = "", recurse: bool = True, **options: Any) -> Iterator[Any]:
+        if prefix or not recurse or options:
+            return model.named_parameters(prefix, recurse, **options)
+        return iter(whole)
+
+    mine.named_parameters = named_parameters  # type: ignore[method-assign,assignment]
     return mine
 
 

@@ -275,6 +275,11 @@ class Recording:
             request.call for stream in self.streams for request in stream if isinstance(request, Post)
         )
 
+    @property
+    def posts_by_round(self) -> list[list[list[tuple[Key, Call, float]]]]:
+        """By stream and round after the first mark: calls that are waited for in it, and steps computed before them."""
+        return [_posts_by_round(stream) for stream in self.streams]
+
     def rounds_of(self, rank: int, *kinds: type) -> list[list[Hashable]]:
         """Requests of these kinds of a rank between marks, without numbers that increase from round to round."""
         rounds: list[list[Hashable]] = [[]]
@@ -648,6 +653,22 @@ def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
         elif isinstance(request, Mark):
             rounds.append([])
     return rounds[-2]
+
+
+def _posts_by_round(stream: Stream) -> list[list[tuple[Key, Call, float]]]:
+    rounds: list[list[tuple[Key, Call, float]]] = []
+    posts, waited, steps = list[tuple[Key, Call, float]](), set[Key](), 0.0
+    for request in stream:
+        if isinstance(request, Mark):
+            rounds.append([post for post in posts if post[0] in waited])
+            posts, waited, steps = [], set(), 0.0
+        elif isinstance(request, Post):
+            posts.append((request.key, request.call, steps))
+        elif isinstance(request, Wait):
+            waited.add(request.key)
+        elif isinstance(request, Computing):
+            steps += request.share
+    return rounds[1:]
 
 
 _LONGEST_STRETCH = 64  # calls

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.algorithms import CHOICE_ROUNDS, MOST_STEPS, choose_algorithms, first_rounds, rivals
-from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_rounds, without_updates
+from exogym_core.run.planned_rank import (
+    PlannedRounds,
+    listing_once,
+    planned_rank,
+    take_rounds,
+    without_updates,
+)
 from exogym_core.run.recording import (
     REPEATS,
     ClockReadError,
@@ -402,13 +408,11 @@ class SimulatedRounds:
         if not self._strategy.is_synchronous:
             return None, True
         try:
-            body = partial(self._body, is_alone=True)
+            body, listing = partial(self._body, is_alone=True), listing_once(self._model)
 
             def make_groups(comm: Communicator, computing: Callable[[int, float], None]) -> None:
                 setting = self._setting
-                planned_rank(
-                    self._strategy, comm, self._model, computing, setting.max_steps, seed=setting.seed
-                )
+                planned_rank(self._strategy, comm, listing, computing, setting.max_steps, seed=setting.seed)
 
             made = record_kinds(body, self._num_ranks, self._setting.collectives, make_groups)
         except (ValueError, RuntimeError) as error:

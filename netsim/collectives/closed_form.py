@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["MessageRoutes", "contention_free_seconds", "undisturbed_seconds"]
+__all__ = ["MessageRoutes", "bytes_after", "contention_free_seconds", "undisturbed_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -160,6 +160,29 @@ def undisturbed_seconds(
     All members enter at 0. None for the rare schedule that is too irregular.
     """
     return _seconds(schedule, MessageRoutes(hosts, topology, protocol), is_bound=True)
+
+
+def bytes_after(schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> Seconds:
+    """Least bytes that cross each link after a member has entered, however early others have; shape (members, links).
+
+    They are those that the member sends, and those that others send once they have received what depends on it.
+    """
+    routes, num = MessageRoutes(hosts, topology, protocol), schedule.num_ranks
+    crossed = np.zeros((num, len(routes.capacity) + 1))  # the last one is no link
+    depends = [np.eye(num, dtype=bool)]  # by number of steps done: (member, others that depend on it)
+    for index, gate in enumerate(schedule.gates):
+        step = schedule.step(index)
+        some = step.num_bytes > 0  # others may be left out
+        src, dst, num_bytes = step.src[some], step.dst[some], step.num_bytes[some]
+        late = depends[gate][:, src].astype(np.float64)
+        over = np.zeros((len(src), crossed.shape[1]))
+        for place in routes.links(src, dst).T:
+            over[np.arange(len(src)), place] += num_bytes
+        crossed += late @ over
+        receives = np.zeros((len(src), num))
+        receives[np.arange(len(src)), dst] = 1
+        depends.append(depends[-1] | (late @ receives > 0))
+    return crossed[:, :-1]
 
 
 def _seconds(schedule: Schedule, routes: MessageRoutes, *, is_bound: bool) -> Seconds | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,14 +17,23 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
+from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.cost.compute import Compute
 from exogym_core.results.fit_result import FitResult
+from exogym_core.run import algorithms
+from exogym_core.run.algorithms import choose_algorithms, first_rounds, least_seconds, rivals
+from exogym_core.run.recording import Recording
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, build_strategy
 from netgym.planning.measure import Measured
 from netgym.planning.models import SequenceModel
 from netgym.planning.setting import Setting
-from netsim import Topology
+from netsim import Network, Topology, start_collective
+from netsim.collectives.choice import schedule
+from netsim.collectives.closed_form import bytes_after
 from netsim.collectives.schedules.algorithms import ALGORITHMS
+from netsim.network.clock import Clock
+from netsim.topology.protocol import PRESETS
+from netsim.units import parse_seconds
 
 Form = dict[str, Any]
 ROUNDS = 3  # the first meets cold connections
@@ -99,6 +110,7 @@ MIXED = network(
     "linux-tcp",
     "50 ms",
 )
+SLOW = network([("50 Mbit/s", "5 ms")] * 3, [("10 Gbit/s", "50 us")] * 3, "ideal", "500 ms")
 PARTS = [200_000, 1_000_000, 2_000]
 OFFERED = sorted(name for name, row in ALGORITHMS["all_reduce"].items() if row.is_offered)
 
@@ -113,6 +125,80 @@ def test_rounds_are_as_fast_as_by_any_one_algorithm(
     assume("codec" not in STRATEGIES[strategy][1] or name != "ring")
     best = round_seconds(strategy, trained(strategy, sizes, where, name))
     assert round_seconds(strategy, trained(strategy, sizes, where, "auto")) <= best * (1 + 1e-6)
+
+
+@given(st.sampled_from(OFFERED), st.integers(0, 5), sizes, networks, st.sampled_from(sorted(PRESETS)))
+@example("direct", 0, [1_000_000], SLOW, "ideal")
+@settings(max_examples=20)
+def test_bytes_that_wait_for_the_last_member_cross_links_after_it(
+    algorithm: str, late: int, sizes: list[int], where: Form, protocol: str
+) -> None:
+    topology, kind, hosts = Topology.from_mapping(where["topology"]), PRESETS[protocol], tuple(range(6))
+    made = schedule(
+        "all_reduce", 6, num_bytes=4 * sum(sizes), algorithm=algorithm, hosts=hosts, topology=topology
+    )
+    clock, ends = Clock(), list[float]()
+    started = start_collective(
+        Network(clock, topology, kind), made, hosts, on_done=lambda _: ends.append(clock.now)
+    )
+    for member in set(hosts) - {late}:
+        started.arrive(member)
+    clock.run(until=1000.0)
+    started.arrive(late)
+    clock.run()
+    load = bytes_after(made, hosts, topology, kind)[late]
+    assert (load / kind.payload_bytes_per_second(topology)).max() <= (max(ends) - 1000) * (1 + 1e-6)
+    assert load.max() > 0
+
+
+@given(
+    st.integers(0, len(STRATEGIES) - 1),
+    sizes,
+    networks,
+    st.sampled_from(sorted(PRESETS)),
+    st.tuples(*[st.sampled_from([1, 2, 10])] * 6),
+)
+@example(0, PARTS, MIXED, "linux-tcp", (1, 1, 1, 1, 1, 1))
+@example(
+    3, [1_000_000], SLOW, "ideal", (1, 1, 1, 1, 1, 10)
+)  # most bytes have crossed when the last rank comes
+@settings(max_examples=10)
+def test_rounds_left_out_by_their_bound_would_not_be_chosen(
+    strategy: int, sizes: list[int], where: Form, protocol: str, slowness: tuple[int, ...]
+) -> None:
+    name, arguments, period = STRATEGIES[strategy]
+    topology, step = Topology.from_mapping(where["topology"]), parse_seconds(where["compute"])
+    means = [step * each for each in slowness]
+    made = build_strategy(name, **arguments)
+    recording = first_rounds(made, Sized(sizes), 6, ROUNDS * period, None, "auto")
+    assert recording is not None
+
+    seconds = [partial(lambda mean, _: mean, each) for each in means]
+
+    def world(collectives: Any, protocol: str = where["protocol"]) -> World:
+        return World.build(6, topology, None, protocol, collectives)
+
+    for algorithm in OFFERED:
+        there = world({"all_reduce": algorithm}, protocol)
+        ends: list[list[float]] = [[] for _ in range(6)]
+        for row in recording.replay(there, seconds, Schedules(there)).rows:
+            ends[row.rank].append(row.virtual_seconds)
+        first, *_, last = map(max, zip(*ends, strict=True))
+        assert least_seconds(recording, there, means) <= last - first
+    chosen = choose_algorithms(recording, world("auto"), means)
+    with patch.object(algorithms, "least_seconds", return_value=0.0):
+        assert choose_algorithms(recording, world("auto"), means) == chosen
+
+
+def test_bounds_leave_most_rounds_out_where_bytes_take_the_time() -> None:
+    with torch.device("meta"):
+        model = Sized([10**9])
+    recording = first_rounds(build_strategy("DiLoCo", H=3), model, 16, 9, None, "auto")
+    assert recording is not None
+    world = World.build(16, Topology.load("wan-4-regions"), None, "ideal", "auto")
+    with patch.object(Recording, "replay", autospec=True, side_effect=Recording.replay) as replay:
+        choose_algorithms(recording, world, [0.5] * 16)
+    assert replay.call_count <= len(rivals(recording, world)["all_reduce"]) / 2
 
 
 class Odd(DiLoCoStrategy):
