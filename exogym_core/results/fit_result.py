@@ -49,7 +49,8 @@ class Rows(Sequence[dict[str, Any]]):
         """Add a row behind the others."""
         for name, value in row.items():
             if name not in self._columns:
-                self._columns[name] = [_ABSENT] * self._num_rows if self._num_rows else _column_for(value)
+                is_packed = not self._num_rows and type(value) in _CODES
+                self._columns[name] = array(_CODES[type(value)]) if is_packed else [_ABSENT] * self._num_rows
             column = self._columns[name]
             if isinstance(column, array) and not _fits(column, value):
                 column = self._columns[name] = list(column)
@@ -99,11 +100,6 @@ class Rows(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"Rows({list(self)!r})"
-
-
-def _column_for(value: object) -> MutableSequence[Any]:
-    code = _CODES.get(type(value))
-    return array(code) if code is not None and _fits(array(code), value) else []
 
 
 def _fits(column: array[Any], value: object) -> bool:

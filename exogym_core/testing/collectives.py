@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from exogym_core.data.batches import batch_tensors
 from exogym_core.testing.group_calls import (
     IN_PLACE,
     GroupCall,
@@ -193,7 +194,7 @@ class CollectiveTrial:
         """Bytes of each member's tensor, or list of parts."""
         size = len(self.members)
         given = [call.arguments(size, member)[:1] for member in range(size)]
-        return [sum(each.nbytes for each in _tensors(arguments)) for arguments in given]
+        return [sum(each.nbytes for each in batch_tensors(arguments)) for arguments in given]
 
     def _run(self, function: Callable[..., Any]) -> RunResult[_Seen]:
         num_arguments, takes_op = signature_of(function)
@@ -208,7 +209,7 @@ class CollectiveTrial:
             seen, num_off_clock = _Seen(), comm.state.num_off_clock
             for call in self.calls:
                 arguments = call.arguments(group.world_size, group.rank)[:num_arguments]
-                given = _tensors(arguments)
+                given = batch_tensors(arguments)
                 kept = [each.clone() for each in given]
                 entered = comm.now() if call.operation == "barrier" else 0.0
                 got = function(group, *arguments, **({"op": call.reduce_op} if takes_op else {}))
@@ -330,12 +331,6 @@ def signature_of(function: Callable[..., Any]) -> tuple[int | None, bool]:
         kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
     )
     return None if takes_any else positional - 1, "op" in parameters
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [each for inside in value for each in _tensors(inside)] if isinstance(value, list | tuple) else []
 
 
 def _copied(value: Any) -> Any:

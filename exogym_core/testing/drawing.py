@@ -155,10 +155,6 @@ def chosen_call(picks: Picks, choices: CallChoices) -> GroupCall:
     return GroupCall(operation, form, 0, reduce_op, picks.below(8), is_uneven, is_listed)
 
 
-def _other_values(call: GroupCall, number: int) -> TensorForm:
-    return call.form._replace(seed=call.form.seed + number)
-
-
 @st.composite
 def collective_trials(draw: st.DrawFn, choices: CallChoices) -> CollectiveTrial:
     """Draw calls of a function by all ranks or by a group, some on a network with stragglers and weather."""
@@ -174,7 +170,8 @@ def collective_trials(draw: st.DrawFn, choices: CallChoices) -> CollectiveTrial:
         chosen_call(Picks(data[at : at + _CALL_BYTES]), choices) for at in range(0, len(data), _CALL_BYTES)
     ]
     if picks.chance(2):  # of one form with other values, which a function may take for the same call
-        calls = [replace(calls[0], form=_other_values(calls[0], number)) for number in range(num_calls)]
+        form = calls[0].form
+        calls = [replace(calls[0], form=form._replace(seed=form.seed + n)) for n in range(num_calls)]
     trial = CollectiveTrial(num_ranks, tuple(calls), group)
     if not picks.chance(2):
         return trial
@@ -218,15 +215,15 @@ class Events:
         kinds: list[tuple[int, Callable[[], None]]] = [
             (2, self.nothing),
             (6, self.compute),
-            (8, self.collective),
-            (4, self.post),
+            (8, partial(self.by_members, self.give, "collective")),
+            (4, partial(self.by_members, self.begin, "post")),
             (3, self.wait),
             (2, self.message),
         ]
         if two_way:
             kinds += [
                 (3, self.look),
-                (2, self.off),
+                (2, partial(self.by_members, self.give, "off")),
                 (1, self.anyone),
                 (1, self.cancelled),
                 (2, self.mail),
@@ -294,15 +291,6 @@ class Events:
         call = self.call()
         for rank in call[1]:
             act(rank, kind, *call)
-
-    def collective(self) -> None:
-        self.by_members(self.give, "collective")
-
-    def off(self) -> None:
-        self.by_members(self.give, "off")
-
-    def post(self) -> None:
-        self.by_members(self.begin, "post")
 
     def wait(self) -> None:
         rank = self.someone()

@@ -214,15 +214,11 @@ class Turns:
             Aborted: the run is being unwound.
         """
         self._hand_over(rank, self._next())
-        if self.aborting:
-            raise Aborted
 
     def give_way_to_host(self, rank: int) -> None:
-        """Pass the turn to the host though this rank is ready."""
+        """Pass the turn to the host though this rank is ready; raises as `give_way`."""
         self.ready.append(rank)
         self._hand_over(rank, _HOST)
-        if self.aborting:
-            raise Aborted
 
     def by_host(self, function: Callable[[], T]) -> T:
         """Result of `function`, called by the host's thread while a rank keeps the turn.
@@ -286,6 +282,8 @@ class Turns:
             self.aborting = True
             self._get_back(me)
             raise
+        if self.aborting and me != _HOST:
+            raise Aborted
 
     def _leave(self, me: int, to: int) -> None:
         leaving = self._states[me]

@@ -222,10 +222,6 @@ class Pipe:
         """Close the descriptor; may be called again."""
         self._socket.close()
 
-    def detach(self) -> int:
-        """The descriptor, which from now on belongs to the caller."""
-        return self._socket.detach()
-
     def _framed(self, obj: Any) -> list[bytes | memoryview]:
         parts: list[memoryview] = []
         frame = dumps(obj, parts)

@@ -270,9 +270,6 @@ class ProcessRunner(Runner):
         Raises:
             RankError: always, where nothing else is made of it.
         """
-        raise self._died(index) from None
-
-    def _died(self, index: int) -> RankError:
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
         calls = self.exchange.calls_in_flight()
         flight = f"; in flight: {calls[0]}" if calls else ""
@@ -282,7 +279,7 @@ class ProcessRunner(Runner):
             f"the process of {self._names(index)} ended{after}: {ended}{flight}",
             *(f"  in flight: {call}" for call in calls[1:]),
         ]
-        return RankError("\n".join(lines), min(self._unfinished[index]))
+        raise RankError("\n".join(lines), min(self._unfinished[index])) from None
 
 
 def blocks_of(num_ranks: int, num_blocks: int) -> list[range]:
