@@ -254,10 +254,11 @@ class Evaluator(SnapshotThread):
         self._early: dict[EvaluationPoint, list[Finding]] = {}  # held back for earlier points
         self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy
         self._final: tuple[dict[str, Any], dict[str, Any]] | None = None
-        evaluated = [each for each in known if isinstance(each, Evaluated)]
-        self._known = {each.point for each in evaluated}
-        for each in evaluated[-1:]:
-            self._verdicts = {each.judged_version: (each.judged_loss, each.accuracy)}
+        self._known: set[EvaluationPoint] = set()
+        for each in known:
+            if isinstance(each, Evaluated):
+                self._known.add(each.point)
+                self._verdicts = {each.judged_version: (each.judged_loss, each.accuracy)}
 
     def take(self, rank: int, snapshot: Snapshot, tensors: Sequence[Tensor]) -> None:
         """Take a rank's snapshot; in a thread, its tensors may be reused afterwards.

@@ -248,9 +248,6 @@ class Loop(Role):
     _is_off_clock: bool = field(default=False, init=False)  # the strategy, in some step
     _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
 
-    def __post_init__(self) -> None:
-        self.peers = self.comm if self.stage is None else self.stage.peers
-
     def declared_state(self) -> dict[str, str]:
         """Attributes to keep: without the model where the rank has dropped it."""
         declared = super().declared_state()
@@ -421,6 +418,7 @@ class Loop(Role):
         """Make all replicas rank 0's, off the clock, and set learner and strategy up."""
         if not self.model.training:
             self.model.train()
+        self.peers = self.comm if self.stage is None else self.stage.peers
         together = self.comm.inside if self.comm.members_change else self.peers
         if together is not None and together.world_size > 1 and not self.is_copy:
             with self.comm.off_clock():

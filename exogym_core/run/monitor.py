@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from exogym_core.config import RunConfig
+from exogym_core.config import OPTIONS
 from exogym_core.events import Saved
 from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, close_logger, flat
 from exogym_core.results.recorder import RowRecorder
@@ -18,6 +17,7 @@ from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, 
 from exogym_core.run.retiming import RecordedEvaluator
 from exogym_core.stages.assembly import Assembly
 from exogym_core.workers.host import Sinks
+from exogym_core.workers.journal import Journal
 from exogym_core.workers.streams import Streams
 from netsim.errors import InputError, NetsimError
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from exogym_core.checkpoints.checkpoint import StoredCheckpoint
+    from exogym_core.checkpoints.writing import CheckpointWriter
     from exogym_core.events import Finding
     from exogym_core.results.fit_result import FitResult
     from exogym_core.run.evaluator import Evaluator
@@ -47,7 +49,6 @@ __all__ = [
 
 def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
     """Settings of a run for loggers, in plain values."""
-    own = {each.name: getattr(request, each.name) for each in fields(RunConfig)}
     return {
         "model": type(model).__name__,
         "model_parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
@@ -56,7 +57,7 @@ def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
         "topology": request.topology.name if request.topology is not None else None,
         "hosts": list(request.hosts),
         "compute": request.compute.to_mapping() if request.compute is not None else None,
-        **{name: value for name, value in own.items() if isinstance(value, PLAIN)},
+        **{name: each for name in OPTIONS if isinstance(each := getattr(request, name), PLAIN)},
     }
 
 
@@ -124,13 +125,18 @@ class RunMonitor:
         listeners: Sequence[Callable[[Mapping[str, Any]], None]],
         recording: RecordedTraining | None = None,
     ) -> None:
-        self.resumed = find_resumed(program)
+        request = program.request
+        self.resumed: StoredCheckpoint | None = None
+        if request.resume_from is not None:
+            self.resumed = find_resumed(program, Path(request.resume_from))
         if recording is None:
             program.prepare()
         else:
             recording.settle(program)
-        request = program.request
-        self.journal, self.writer = begin_checkpoints(program, self.resumed)
+        self.journal = Journal()
+        self.writer: CheckpointWriter | None = None
+        if self.resumed is not None or request.checkpoint_interval is not None:
+            self.journal, self.writer = begin_checkpoints(program, self.resumed)
         self._loggers = make_loggers(program)
         listening = [*listeners, *(logger.event for logger in self._loggers)]
         if request.on_event is not None:

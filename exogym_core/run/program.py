@@ -509,10 +509,7 @@ class Program:
         measured = self.compute is not None and self.compute.measured is not None
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
             return
-        device = request.device_of(0)
-        with kept_rng(device), first_batch(self.model):
-            batch, samples = self.data.sample_batch(request.minibatch_size)
-            batch, model = move_batch(batch, device), copy.deepcopy(self.model).to(device)
+        with self._trial() as (model, batch, samples):
             counted = count_flops(model, batch)
             self.step_flops = float(counted.total) * (request.batch_size / samples)
             if by_flops:
@@ -524,6 +521,14 @@ class Program:
                     seconds = measure_seconds(model, batch, cores, request.autocast)
                 self.compute = self.compute.with_seconds(seconds * self.data.samples_a_step() / samples)
         _ = self.durations  # an unknown device is reported now, not in a rank
+
+    @contextmanager
+    def _trial(self) -> Iterator[tuple[nn.Module, Any, int]]:
+        """A copy of the model, a first batch and its number of samples, on rank 0's device."""
+        device = self.request.device_of(0)
+        with kept_rng(device), first_batch(self.model):
+            batch, samples = self.data.sample_batch(self.request.minibatch_size)
+            yield copy.deepcopy(self.model).to(device), move_batch(batch, device), samples
 
     def _decide_on_stack(self) -> None:
         """Stack the replicas, or warn with the reason for which ranks run in threads instead."""
@@ -540,10 +545,8 @@ class Program:
         elif request.autocast == "fp16":
             reason = "fp16 scales the loss of each replica by itself"
         else:
-            with kept_rng(device), first_batch(self.model):
-                batch = move_batch(self.data.sample_batch(request.minibatch_size)[0], device)
+            with self._trial() as (model, batch, _):
                 try:
-                    model = copy.deepcopy(self.model).to(device)
                     self.backward_order = backward_order(model, batch, request.autocast)
                 except StackingError as error:
                     reason = str(error)

@@ -6,7 +6,7 @@ import copy
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -94,7 +94,7 @@ class FitRequest(RunConfig):
     @classmethod
     def check(cls, options: RunConfig) -> FitRequest:
         """From options that are checked each by itself."""
-        values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
+        values = dict(vars(options))
         values["topology"] = loaded_topology(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         if values["compute"] is None and values["topology"] is not None:

@@ -51,8 +51,8 @@ __all__ = [
 _MOST_FACTS, _MOST_CHARACTERS_OF_A_FACT = 2000, 100  # of a run, for other sites
 
 
-def find_resumed(program: Program) -> StoredCheckpoint | None:
-    """The checkpoint that the request resumes from; None for a run from the start.
+def find_resumed(program: Program, folder: Path) -> StoredCheckpoint | None:
+    """The checkpoint in the `folder` that the request resumes from; None for a run from the start.
 
     Measured seconds of a step and the micro-batch are taken from it.
 
@@ -60,15 +60,12 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
         InputError: there is no such folder.
         RecordError: the checkpoint is damaged.
     """
-    request = program.request
-    if request.resume_from is None:
-        return None
-    resumed = find_checkpoint(Path(request.resume_from))
-    if resumed is not None and request.finds_minibatch:
-        request.take_minibatch(resumed.identity["settings"]["minibatch_size"])
-    settled = resumed.identity["settings"]["compute"] if resumed is not None else None
-    if settled is not None and request.compute is not None:
-        found = Compute.parse(settled)
+    request, resumed = program.request, find_checkpoint(folder)
+    settled = {} if resumed is None else resumed.identity["settings"]
+    if settled and request.finds_minibatch:
+        request.take_minibatch(settled["minibatch_size"])
+    if settled and request.compute is not None and settled["compute"] is not None:
+        found = Compute.parse(settled["compute"])
         if request.compute.may_become(found):
             request.compute = found
     return resumed
@@ -85,9 +82,7 @@ def begin_checkpoints(
         InputError: `resumed` is of another run; the line names what differs, with both values.
         RecordError: no folder can be made, or `resumed` is damaged.
     """
-    request = program.request
-    keeps = resumed is not None or request.checkpoint_interval is not None
-    identity = _identity(program, program.data.fingerprint()) if keeps else {}
+    request, identity = program.request, _identity(program, program.data.fingerprint())
     if resumed is not None:
         resumed.check(identity)
         _refuse_edited_code(resumed, identity, request.edited_code)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -206,7 +206,7 @@ class RecordedTraining:
         for name in changes:
             if name not in (*RETIMED, *_OTHERS):
                 raise unknown_name("argument of retime", name, (*RETIMED, *_OTHERS))
-        kept = {each.name: getattr(self.options, each.name) for each in fields(RunConfig)}
+        kept = dict(vars(self.options))
         for name in ("trace", "out", "on_event", "run_name", "wandb_project"):
             kept[name] = None
         return self.trainer.retime(self, **(kept | changes))

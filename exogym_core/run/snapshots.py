@@ -133,12 +133,11 @@ class EvaluationTimes(NamedTuple):
     evaluate_seconds: float | None = None
 
 
-def refuse_other_parameters(model: nn.Module, objects: Mapping[str, int]) -> None:
-    """Raise InputError where a model's parameters are no longer the `objects`, by name, that are trained."""
-    found = {name: id(value) for name, value in model.named_parameters()}
-    if found != objects:
-        odd = next(name for name in [*objects, *found] if found.get(name) != objects.get(name))
-        what = "adds" if odd not in objects else "replaces" if odd in found else "removes"
+def refuse_other_parameters(model: nn.Module, trained: Mapping[str, Tensor]) -> None:
+    """Raise InputError where a model's parameters are no longer the tensors, by name, that are trained."""
+    found = dict(model.named_parameters())
+    for odd in [name for name in {**trained, **found} if found.get(name) is not trained.get(name)]:
+        what = "adds" if odd not in trained else "replaces" if odd in found else "removes"
         raise InputError(
             f"{type(model).__name__}: the model {what} its parameter {odd!r} after training has begun, which no "
             "optimizer would notice: create parameters in __init__ and change their values in place"
@@ -180,8 +179,8 @@ class Snapshots(Stateful):
                 "judged = 'outer', or leave judged_state() out"
             )
         self._comm, self._model, self._strategy, self._evaluations = comm, model, strategy, evaluations
-        self._trained = {name: value.requires_grad for name, value in model.named_parameters()}
-        self._objects = {name: id(value) for name, value in model.named_parameters()}
+        self._parameters = dict(model.named_parameters())
+        self._frozen = [name for name, value in self._parameters.items() if not value.requires_grad]
         self._version = 0
         self._born: int | None = 0  # the step that brought that version about; None: the end
         self._given = -1  # the newest version that has been deposited
@@ -304,14 +303,13 @@ class Snapshots(Stateful):
         Raises:
             InputError: they are not those with which the strategy was set up, which it still updates.
         """
-        found, name = dict(self._model.named_parameters()), type(self._model).__name__
-        refuse_other_parameters(self._model, self._objects)
-        if late := [each for each, value in found.items() if value.requires_grad > self._trained[each]]:
+        refuse_other_parameters(self._model, self._parameters)
+        if late := [name for name in self._frozen if self._parameters[name].requires_grad]:
             raise InputError(
-                f"{name}: the model sets requires_grad of its parameter {late[0]!r} after training has begun, which no "
-                "optimizer would notice: set it before"
+                f"{type(self._model).__name__}: the model sets requires_grad of its parameter {late[0]!r} after "
+                "training has begun, which no optimizer would notice: set it before"
             )
-        return found
+        return self._parameters
 
     def _judged(self, present: Sequence[int]) -> dict[str, Mapping[str, Tensor]]:
         """The judged model, if it differs from the replicas and this rank deposits it."""

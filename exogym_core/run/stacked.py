@@ -503,9 +503,8 @@ def batched_losses(
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device.type == "cuda" else [SDPBackend.MATH]
 
     def loss(own: dict[str, Tensor], samples: Any) -> Tensor:
-        objects = {name: id(value) for name, value in own.items()}
         # The model has its own parameters again after the call.
-        hook = model.register_forward_hook(lambda *_: refuse_other_parameters(model, objects))
+        hook = model.register_forward_hook(lambda *_: refuse_other_parameters(model, own))
         with autocast_to(precision, device), sdpa_kernel(kernels), hook:
             return loss_and_count(functional_call(model, own, (samples,)), "workers: stacked")[0].reshape(())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field
@@ -153,7 +153,9 @@ class RankState(CallState):
 
     pending_seconds: float = 0.0  # advanced, not yet requested
     pending_work: list[Any] = field(default_factory=list)  # what takes them, part by part
-    num_calls: dict[Hashable, Counter[Hashable]] = field(default_factory=dict)  # by group
+    num_calls: defaultdict[Hashable, Counter[Hashable]] = field(
+        default_factory=partial(defaultdict, Counter)
+    )  # by group
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
@@ -447,10 +449,7 @@ class SimulatedCommunicator(Communicator):
     @property
     def _counter(self) -> Counter[Hashable]:
         """Number of calls of this group, and of messages between two members."""
-        if self._num_calls is not None:
-            return self._num_calls
-        counts = self.state.num_calls.get(self._group_id)
-        return counts if counts is not None else self.state.num_calls.setdefault(self._group_id, Counter())
+        return self.state.num_calls[self._group_id] if self._num_calls is None else self._num_calls
 
     def _request(self, request: Request) -> None:
         state = self.state
@@ -536,20 +535,6 @@ class SimulatedCommunicator(Communicator):
         return group.source
 
     # --- among the members that are present ---------------------------------------------------------------
-
-    def among_present(
-        self,
-        work: Callable[[Communicator, list[float]], T],
-        seconds: float,
-        averaging_seconds: float = math.inf,
-        weight: float = 1.0,
-        number: int | None = None,
-        awaited: Sequence[int] | None = None,
-        deadline: Deadline = FIXED,
-    ) -> tuple[list[int], T | None]:
-        gathering = self.meet(seconds, averaging_seconds, weight, number, awaited, deadline)
-        result = gathering.run(work)
-        return gathering.members, result
 
     def meet(
         self,

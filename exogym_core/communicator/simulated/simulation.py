@@ -50,7 +50,7 @@ class LinkHistory:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._samples: list[tuple[float, NDArray[float64]]] = [(network.env.now, network.link_bytes)]
+        self._samples: list[tuple[float, NDArray[float64]]] = [(0.0, np.zeros(len(network.topology.links)))]
         self._gap_seconds = 0.0
 
     def record(self) -> None:
@@ -141,6 +141,7 @@ class Schedules:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        # No cached properties: before Python 3.12 all instances share their lock, and one choice waits for others.
         self._settled = lru_cache(1)(world.settled)
         self._choices = lru_cache(1)(self._new_choices)
         self._traffic = lru_cache(maxsize=_MOST_NOTED)(self._traffic_uncached)
