@@ -115,6 +115,7 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
         return hosts[name]
 
     columns = [header.index(name) for name in _COLUMNS]
+    read_seconds, read_bytes = _of_cell(parse_seconds), _of_cell(parse_bytes)
     if (plain := _plain_flows(rows, columns, hosts)) is not None:
         return FlowTable(header, rows, plain)
     flows = []
@@ -123,7 +124,7 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
         if len(row) != len(header):
             raise InputError(f"{path}:{line}: expected {len(header)} cells, got {len(row)}")
         cells = [row[column].strip() for column in columns]
-        flows.append(_flow(f"{path}:{line}: column", cells, host, _seconds_of_cell, _bytes_of_cell))
+        flows.append(_flow(f"{path}:{line}: column", cells, host, read_seconds, read_bytes))
     return FlowTable(header, rows, tuple(flows))
 
 
@@ -155,20 +156,16 @@ def _check_header(header: tuple[str, ...], path: str | Path) -> None:
             raise InputError(f"{path}:1: column {name} {again}")
 
 
-def _seconds_of_cell(text: str) -> float:
-    """Read seconds: a bare number, as the column says, or a time with its unit."""
-    try:
-        return float(text)
-    except ValueError:
-        return parse_seconds(text)
+def _of_cell(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """Reader of a bare number, in the unit of its column, or of a quantity with its unit."""
 
+    def read(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            return parse(text)
 
-def _bytes_of_cell(text: str) -> float:
-    """Read bytes: a bare number, as the column says, or a size with its unit."""
-    try:
-        return float(text)
-    except ValueError:
-        return parse_bytes(text)
+    return read
 
 
 def _flow(

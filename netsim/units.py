@@ -276,33 +276,24 @@ def _parse(value: object, kind: _Kind) -> Decimal:
     if not unit:
         raise InputError(f"{expected}, got the bare number {number}: add its unit")
     if unit not in kind.units:
-        _refuse_bytes_per_second(number, unit, value, kind)
-        raise InputError(_unknown_unit(unit, value, kind))
+        size = unit.removesuffix("/s").removesuffix("ps")
+        if kind is _RATE and size != unit and size in _SIZE.units:  # they look alike, and differ by 8
+            bits = format_bits_per_second(float(Decimal(number) * _SIZE.units[size] * 8))
+            raise InputError(
+                f"{shown(value)} is in bytes, and rates are in bits: write '{bits}' if bytes are meant"
+            )
+        # Units of other kinds are not close to any of ours, however alike they look.
+        known = sorted(kind.units)
+        folded = {name.lower(): name for name in known}
+        near = folded.get(unit.lower()) or next(iter(difflib.get_close_matches(unit, known, n=1)), None)
+        accepted = f": did you mean '{near}'? Accepted" if near else "; accepted"
+        raise InputError(f"unknown unit '{unit}' in {shown(value)}{accepted}: {', '.join(known)}")
     quantity = Decimal(number) * kind.units[unit]
     if quantity < 0:
         raise InputError(f"{expected} and not negative, got {shown(value)}")
     if not math.isfinite(float(quantity)):
         raise InputError(f"{expected}, got {shown(value)}, which is too large")
     return abs(quantity)  # no negative zero
-
-
-def _refuse_bytes_per_second(number: str, unit: str, value: str, kind: _Kind) -> None:
-    """Bytes where bits are due look alike and differ by 8: say the rate that is meant."""
-    size = unit.removesuffix("/s").removesuffix("ps")
-    if kind is _RATE and size != unit and size in _SIZE.units:
-        bits = format_bits_per_second(float(Decimal(number) * _SIZE.units[size] * 8))
-        raise InputError(
-            f"{shown(value)} is in bytes, and rates are in bits: write '{bits}' if bytes are meant"
-        )
-
-
-def _unknown_unit(unit: str, value: str, kind: _Kind) -> str:
-    """Units of other kinds are not close to any of ours, however alike they look."""
-    known = sorted(kind.units)
-    folded = {name.lower(): name for name in known}
-    near = folded.get(unit.lower()) or next(iter(difflib.get_close_matches(unit, known, n=1)), None)
-    accepted = f": did you mean '{near}'? Accepted" if near else "; accepted"
-    return f"unknown unit '{unit}' in {shown(value)}{accepted}: {', '.join(known)}"
 
 
 def _digits(number: float) -> str:

@@ -16,8 +16,6 @@ from netsim.topology.topology import Topology
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
@@ -198,16 +196,19 @@ def _draw_matrix(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
     row = {end: position for position, end in enumerate(ends)}
     names = [sketch.places[end].name for end in ends]
     size = len(ends)
+    font = float(np.clip(80 / size, 4.0, 7.5))
     axes.set_xlim(-0.5, size - 0.5)
     axes.set_ylim(size - 0.5, -0.5)
     for wire in sketch.wires:
         low, high = sorted((row[wire.one], row[wire.other]))
         shade = _shade(colours, wire.there.bits_per_second)
         axes.fill_between([high - 0.5, high + 0.5], low - 0.5, low + 0.5, color=shade, linewidth=0)
-        _write_cell(
-            axes, high, low, _short(format_bits_per_second(wire.there.bits_per_second)), _ink_on(shade), size
-        )
-        _write_cell(axes, low, high, _short(format_seconds(wire.there.latency_seconds)), _INK, size)
+        is_light = 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] > 0.5
+        rate, latency = wire.there.bits_per_second, wire.there.latency_seconds
+        above = (high, low, format_bits_per_second(rate), _INK if is_light else _PAPER)
+        for x, y, text, ink in (above, (low, high, format_seconds(latency), _INK)):
+            short = text.replace(" ", "\n", 1)
+            axes.text(x, y, short, fontsize=font, ha="center", va="center", color=ink, linespacing=0.95)
     axes.plot([-0.5, size - 0.5], [-0.5, size - 0.5], color="#bbbbbb", linewidth=0.8)
     axes.set_xticks(range(size), names, rotation=45, ha="left", fontsize=7.5)
     axes.set_yticks(range(size), names, fontsize=7.5)
@@ -217,21 +218,8 @@ def _draw_matrix(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
     axes.set_xlabel("above the diagonal: bandwidth; below: one-way latency", fontsize=8)
 
 
-def _write_cell(axes: Axes, x: float, y: float, text: str, ink: str, size: int) -> None:
-    font = float(np.clip(80 / size, 4.0, 7.5))
-    axes.text(x, y, text, fontsize=font, ha="center", va="center", color=ink, linespacing=0.95)
-
-
-def _short(quantity: str) -> str:
-    return quantity.replace(" ", "\n", 1)
-
-
 def _shade(colours: ScalarMappable, bits_per_second: float) -> tuple[float, ...]:
     return tuple(colours.to_rgba(np.array([bits_per_second]))[0].tolist())
-
-
-def _ink_on(shade: Sequence[float]) -> str:
-    return _INK if 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] > 0.5 else _PAPER
 
 
 def _add_legend(axes: Axes, sketch: Sketch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     _OfRoute = Callable[[Topology, int, int], float]
 
 __all__ = ["show_command", "validate_command"]
+
+T = TypeVar("T")
 
 _MANY_HOSTS = 10  # more are shown by region
 _MANY_ROWS = 60
@@ -127,42 +129,32 @@ def _links(network: Topology) -> Table:
         if sides[0] < sides[1]:
             group = region.get(link.source)
             rows[(f"{group}.*" if group else link.source, link.target, *_figures(link, back))] += 1
-    title = format_count(len(network.links) // 2, "link")
     optional = ("queue", "mtu", "measured with", "one stream")  # few files have them
-    kept = [place for place, _ in enumerate(optional) if any(row[6 + place] for row in rows)]
-    columns = (
-        "from",
-        "to",
-        "number",
-        "bandwidth",
-        "and back",
-        "latency",
-        "loss",
-        *(optional[place] for place in kept),
-    )
-    shown = (
-        (*row[:2], f"{number:,}", *row[2:6], *(row[6 + place] for place in kept))
-        for row, number in rows.items()
-    )
-    return _table(title, columns, shown)
+    columns = ("from", "to", "number", "bandwidth", "and back", "latency", "loss", *optional)
+    table = [(*row[:2], f"{number:,}", *row[2:]) for row, number in rows.items()]
+    kept = [
+        place
+        for place, name in enumerate(columns)
+        if name not in optional or any(row[place] for row in table)
+    ]
+    shown = ([row[place] for place in kept] for row in table)
+    return _table(format_count(len(network.links) // 2, "link"), [columns[place] for place in kept], shown)
 
 
 def _figures(link: Link, back: Link) -> tuple[str, ...]:
-    rates = (format_bits_per_second(link.bits_per_second), format_bits_per_second(back.bits_per_second))
-    queue = "" if link.queue_packets is None else f"{link.queue_packets:,}"
-    mtu = "" if link.mtu_bytes is None else f"{link.mtu_bytes:,}"
-    streams = dict.fromkeys(each.measured_streams for each in (link, back))
-    measured = " and ".join(format_count(num, "stream") for num in streams if num is not None)
-    ones = dict.fromkeys(each.stream_bits_per_second for each in (link, back))
-    one = " and ".join(format_bits_per_second(rate) for rate in ones if rate is not None)
+    def each(values: Iterable[T | None], write: Callable[[T], str]) -> str:
+        """The values of both directions; one where they are equal."""
+        return " and ".join(write(value) for value in dict.fromkeys(values) if value is not None)
+
+    both = link, back
     return (
-        *rates,
+        *(format_bits_per_second(way.bits_per_second) for way in both),
         format_seconds(link.latency_seconds),
         format_fraction(link.loss),
-        queue,
-        mtu,
-        measured,
-        one,
+        each([link.queue_packets], "{:,}".format),
+        each([link.mtu_bytes], "{:,}".format),
+        each((way.measured_streams for way in both), lambda num: format_count(num, "stream")),
+        each((way.stream_bits_per_second for way in both), format_bits_per_second),
     )
 
 

@@ -92,8 +92,36 @@ def collective_command(
     work.end(f"{op} was not timed to its end")
     if as_json:
         click.echo(json.dumps({**_as_mapping(net, chosen, hosts, times), "ring_seconds": ring}))
-    else:
-        _print(net, chosen, hosts, times, ring)
+        return
+    made, timing, bound = times.schedule, times.timing, times.bound_seconds
+    console = plain_console()
+    console.print(_ranks_table(net, hosts, timing))
+    console.print(_links_table(net, timing))
+    repeated = "" if len(timing.seconds) == 1 else f" (of {len(timing.seconds)}, the last)"
+    over = f" (this took {times.seconds / bound:.3g} times that)" if bound else ""
+    lines = [
+        f"{made.op} of {format_bytes(made.size)} by {made.algorithm} among {format_count(made.num_ranks, 'rank')}"
+        f" ({chosen.describe()}): {format_seconds(times.seconds)}{repeated};"
+        f" lower bound of any algorithm {format_seconds(bound)}{over}"
+    ]
+    if ring is not None:
+        lines.append(
+            f"auto chose {made.algorithm}; a ring, as most libraries run it, takes {format_seconds(ring)}"
+        )
+    if len(timing.seconds) > 1:
+        lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
+    if times.estimate is not None:
+        lines.append(f"estimated, of {made.num_messages:,} messages: {times.estimate}")
+    if times.window_limit is not None:
+        lines.append(str(times.window_limit))
+    if (spare := spare_streams(net, chosen, hosts)) is not None:
+        lines.append(spare)
+    if times.later_weather is not None:
+        lines.append(AFTER_END.format(times.later_weather))
+    if times.dollars:
+        lines.append(f"its traffic costs {times.dollars:.4g} $")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _as_mapping(
@@ -119,44 +147,6 @@ def _as_mapping(
         **({"later_weather": times.later_weather} if times.later_weather is not None else {}),
         **({"estimate": times.estimate} if times.estimate is not None else {}),
     }
-
-
-def _print(
-    topology: Topology,
-    protocol: Protocol,
-    hosts: tuple[int, ...],
-    times: CollectiveTimes,
-    ring: float | None,
-) -> None:
-    made, timing, bound = times.schedule, times.timing, times.bound_seconds
-    console = plain_console()
-    console.print(_ranks_table(topology, hosts, timing))
-    console.print(_links_table(topology, timing))
-    repeated = "" if len(timing.seconds) == 1 else f" (of {len(timing.seconds)}, the last)"
-    over = f" (this took {times.seconds / bound:.3g} times that)" if bound else ""
-    lines = [
-        f"{made.op} of {format_bytes(made.size)} by {made.algorithm} among {format_count(made.num_ranks, 'rank')}"
-        f" ({protocol.describe()}): {format_seconds(times.seconds)}{repeated};"
-        f" lower bound of any algorithm {format_seconds(bound)}{over}"
-    ]
-    if ring is not None:
-        lines.append(
-            f"auto chose {made.algorithm}; a ring, as most libraries run it, takes {format_seconds(ring)}"
-        )
-    if len(timing.seconds) > 1:
-        lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
-    if times.estimate is not None:
-        lines.append(f"estimated, of {made.num_messages:,} messages: {times.estimate}")
-    if times.window_limit is not None:
-        lines.append(str(times.window_limit))
-    if (spare := spare_streams(topology, protocol, hosts)) is not None:
-        lines.append(spare)
-    if times.later_weather is not None:
-        lines.append(AFTER_END.format(times.later_weather))
-    if times.dollars:
-        lines.append(f"its traffic costs {times.dollars:.4g} $")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _ranks_table(topology: Topology, hosts: tuple[int, ...], timing: Timing) -> Table:

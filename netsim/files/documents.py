@@ -139,21 +139,16 @@ class Document:
     def errors(self, problems: Iterable[ConfigError]) -> InputError:
         """Return the error to raise for all problems: one complete line each, in the order of the file."""
         ordered = sorted(problems, key=lambda problem: self.line_of(problem.path) or 0)
-        lines = [self._problem_line(problem) for problem in ordered[:MAX_PROBLEMS]]
+        lines = []
+        for problem in ordered[:MAX_PROBLEMS]:
+            origin = self._origin_of(problem.path)
+            place = origin if isinstance(origin, str) else f"{self.where}:{origin}" if origin else self.where
+            keys = filter(None, map(key_text, (self.inside, problem.path)))
+            lines.append(": ".join((place, *keys, problem.message)))
         if len(ordered) > MAX_PROBLEMS:
             lines.append(f"{self.where}: and {len(ordered) - MAX_PROBLEMS} more")
         kind = UnknownNameError if ordered[0].is_unknown_name else InputError
         return kind("\n".join(lines))
-
-    def _problem_line(self, problem: ConfigError) -> str:
-        origin = self._origin_of(problem.path)
-        place = (
-            self.where if origin is None else origin if isinstance(origin, str) else f"{self.where}:{origin}"
-        )
-        key = key_text(problem.path)
-        if self.inside:
-            place = f"{place}: {key_text(self.inside)}"
-        return f"{place}: {key}: {problem.message}" if key else f"{place}: {problem.message}"
 
 
 def load_document(path: str | Path) -> Document:

@@ -52,17 +52,20 @@ def input_file(path: str | Path) -> BinaryIO:
     return file
 
 
-def read_bytes(path: str | Path, most_bytes: int = 1_000_000_000) -> bytes:
+def read_bytes(path: str | Path, most_bytes: int = 1_000_000_000, advice: str = "", where: str = "") -> bytes:
     """Read all of the regular file `path`; raises as `input_file` does, and InputError where it is larger.
 
     Args:
         path: the file.
         most_bytes: largest size accepted.
+        advice: remedy for a larger one.
+        where: name of the file in errors; "": its path.
     """
     with input_file(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise InputError(f"{printable(str(path))}: larger than {format_bytes(most_bytes)}")
+        remedy = f": {advice}" if advice else ""
+        raise InputError(f"{where or printable(str(path))}: larger than {format_bytes(most_bytes)}{remedy}")
     return content
 
 
@@ -80,15 +83,12 @@ def read_text(path: str | Path, most_bytes: int, advice: str, where: str = "") -
     """
     where = where or printable(str(path))
     try:
-        with input_file(path) as file:
-            content = file.read(most_bytes + 1)
+        content = read_bytes(path, most_bytes, advice, where)
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{where}: cannot be read: {reason}") from None
-    if len(content) > most_bytes:
-        raise InputError(f"{where}: larger than {format_bytes(most_bytes)}: {advice}")
     try:
         return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -114,12 +114,17 @@ def output_file(path: str | Path) -> Iterator[BinaryIO]:
         InputError: it cannot be written.
     """
     try:
-        in_place = _open_in_place(Path(path))
-        if in_place is not None:
-            with in_place as file:
-                yield file
-            return
-        with _replace_file(Path(os.path.realpath(path))) as file:
+        descriptor = _descriptor(Path(path))
+        if descriptor is not None:
+            sys.stdout.flush()
+            descriptor = os.dup(descriptor)
+        elif is_written_in_place(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        with (
+            _replace_file(Path(os.path.realpath(path)))
+            if descriptor is None
+            else os.fdopen(descriptor, "wb") as file
+        ):
             yield file
     except OSError as error:
         raise InputError(f"{printable(str(path))}: cannot be written: {error.strerror or error}") from None
@@ -142,17 +147,6 @@ def is_written_in_place(path: str | Path) -> bool:
     except OSError:
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-def _open_in_place(path: Path) -> BinaryIO | None:
-    """Open an existing device, pipe or descriptor; None for a regular file or nothing."""
-    descriptor = _descriptor(path)
-    if descriptor is not None:
-        sys.stdout.flush()
-        return os.fdopen(os.dup(descriptor), "wb")
-    if not is_written_in_place(path):
-        return None
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb")
 
 
 def _descriptor(path: Path) -> int | None:

@@ -51,6 +51,23 @@ class Assumed:
     nics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     hosts_of: Mapping[str, int] = field(default_factory=dict)
 
+    def rate(self, missing: str, notes: list[str]) -> float:
+        """Rate of a link without one, with a note.
+
+        Raises InputError where none is assumed; it begins with what is `missing`.
+        """
+        if self.bits_per_second is None:
+            raise InputError(f"{missing} with --bandwidth")
+        notes.append(f"rate assumed: {rate(self.bits_per_second)}")
+        return self.bits_per_second
+
+    def latency(self, missing: str, notes: list[str]) -> float:
+        """Latency of a link without one, as `rate`."""
+        if self.latency_seconds is None:
+            raise InputError(f"{missing} with --latency")
+        notes.append(f"latency assumed: {milliseconds(self.latency_seconds)}")
+        return self.latency_seconds
+
 
 @dataclass
 class LinkLine:

@@ -239,17 +239,12 @@ def export_command(
         return
     if out is None:
         raise InputError("export: tc is a script for each host: say where with --out FOLDER")
-    _make_folder(out)
+    if not out.is_dir():
+        check_new(out)
+        try:
+            out.mkdir()
+        except OSError as error:
+            raise InputError(f"--out {out}: cannot be written: {error.strerror}") from None
     write_new(out / "addresses.sh", address_file(net))
     for host in net.hosts:
         write_new(out / f"{host.name}.sh", shaping_script(net, host.index))
-
-
-def _make_folder(path: Path) -> None:
-    if path.is_dir():
-        return
-    check_new(path)
-    try:
-        path.mkdir()
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None

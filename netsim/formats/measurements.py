@@ -207,24 +207,18 @@ class Pairs:
         rates = [route.bits_per_second for route in measured if route.bits_per_second]
         streams: Sequence[int | None] = [route.streams for route in measured] if rates else (None, None)
         if not rates:
-            if assumed.bits_per_second is None:
-                raise InputError(
-                    f"{one} to {other}: no throughput was measured{hint}: assume one with --bandwidth"
-                )
-            rates = [assumed.bits_per_second] * 2
-            notes.append(f"rate assumed: {rate(assumed.bits_per_second)}")
+            rates = [
+                assumed.rate(f"{one} to {other}: no throughput was measured{hint}: assume one", notes)
+            ] * 2
         elif measured[0] is measured[1]:
             notes.append("rate measured in one direction, assumed in the other")
         if trips:
             latency = min(trips) / 2
             # The route from each host to its place's router is part of what was measured.
             latency = max(latency - 2 * _TO_ROUTER_SECONDS, 0.0)
-        elif assumed.latency_seconds is not None:
-            latency = assumed.latency_seconds
-            notes.append(f"latency assumed: {milliseconds(latency)}")
         else:
-            raise InputError(
-                f"{one} to {other}: no round trip was measured{hint}: assume a latency with --latency"
+            latency = assumed.latency(
+                f"{one} to {other}: no round trip was measured{hint}: assume a latency", notes
             )
         losses = {route.loss for route in (there, back) if route.loss is not None}
         if len(losses) > 1:

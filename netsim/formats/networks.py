@@ -32,7 +32,6 @@ from netsim.formats.builder import (
     TopologyBuilder,
     milliseconds,
     on_one_line,
-    rate,
     safe_name,
 )
 from netsim.topology.protocol import PRESETS
@@ -41,24 +40,16 @@ from netsim.units import format_count, parse_bits_per_second, parse_fraction, pa
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from netsim.topology.graph import Host, Link
+    from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
 
 __all__ = [
     "address_file",
     "great_circle_metres",
     "read_graph",
-    "refuse_definitions",
     "shaping_script",
     "write_simgrid",
 ]
-
-
-def refuse_definitions(path: str | Path, text: str) -> None:
-    """Raise InputError if XML defines a document type or an entity."""
-    upper = text.upper()
-    if "<!DOCTYPE" in upper or "<!ENTITY" in upper:
-        raise InputError(f"{path}: has a document type definition, which is not read: remove it")
 
 
 _MOST_ROUTES = 1_000_000
@@ -128,7 +119,8 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
         if not text.lstrip().startswith("<"):
             graph = _parse_gml(text)
         else:
-            refuse_definitions(path, text)
+            if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
+                raise InputError(f"{path}: has a document type definition, which is not read: remove it")
             if len(re.findall(r"<graph[\s>]", text)) > 1:
                 raise InputError(f"{path}: has several graphs: keep one of them")
             graph = nx.parse_graphml(text)
@@ -328,13 +320,8 @@ def _graph_link(
     note_one_sided("bits_per_second", "rate")
     up, down = (sum(edge.bits_per_second or 0.0 for edge in each) or None for each in both)
     if up is None and down is None:
-        if assumed.bits_per_second is None:
-            raise InputError(
-                f"{path}: {one} to {other}: no rate with a unit, LinkSpeedRaw or label with a rate{hint}: "
-                "assume a rate with --bandwidth"
-            )
-        up = down = assumed.bits_per_second
-        notes.append(f"rate assumed: {rate(up)}")
+        missing = "no rate with a unit, LinkSpeedRaw or label with a rate"
+        up = down = assumed.rate(f"{path}: {one} to {other}: {missing}{hint}: assume a rate", notes)
     elif up is None or down is None:
         up = down = up or down
     elif (num := max(map(len, both))) > 1:
@@ -354,14 +341,9 @@ def _graph_link(
     elif here is not None and there is not None:
         latency = great_circle_metres(here, there) / _FIBRE_METRES_PER_SECOND
         notes.append("latency estimated from coordinates")
-    elif assumed.latency_seconds is not None:
-        latency = assumed.latency_seconds
-        notes.append(f"latency assumed: {milliseconds(latency)}")
     else:
-        raise InputError(
-            f"{path}: {one} to {other}: no latency with a unit, nor coordinates{hint}: "
-            "assume a latency with --latency"
-        )
+        missing = "no latency with a unit, nor coordinates"
+        latency = assumed.latency(f"{path}: {one} to {other}: {missing}{hint}: assume a latency", notes)
     losses = {edge.loss for edge in edges if edge.loss is not None}
     if len(losses) > 1:
         notes.append("loss: the largest, for both directions")
@@ -442,28 +424,25 @@ def shaping_script(topology: Topology, host: int) -> str:
         f'tc class add dev "$device" parent 1: classid 1:2 htb rate {_bits(line)}',
     ]
     for number, peer in enumerate(others, 16):
-        lines += _to_peer(topology, host, peer, f"{number:x}", line / len(others))
+        # A class with at least its share of the host's own link, and at most the route's rate.
+        links = [topology.links[link] for link in topology.route(host, peer.index)]
+        rate = min(map(_wire_rate, links))
+        least = _bits(min(line / len(others), rate))
+        seconds = topology.route_latency_seconds(host, peer.index)
+        loss = 1 - math.prod(1 - link.loss for link in links if not link.measured_streams)
+        lost = f" loss {loss * 100:.6g}%" if loss else ""
+        # netem queues packets in flight: twice the bandwidth-delay product, in full frames.
+        frame = PRESETS["linux-tcp"].over(links).mtu_bytes + 14  # Ethernet's header
+        limit = max(1000, math.ceil(2 * rate * seconds / 8 / frame))
+        handle, add = f"{number:x}", 'tc {} add dev "$device"'.format
+        lines += [
+            f"# to {peer.name}",
+            f"{add('class')} parent 1:2 classid 1:{handle} htb rate {least} ceil {_bits(rate)}",
+            f"{add('qdisc')} parent 1:{handle} handle {handle}: netem delay {seconds * 1e6:.0f}us{lost} limit {limit}",
+            f"{add('filter')} parent 1: protocol ip u32 match ip dst"
+            f' "$address_{peer.index}"/32 flowid 1:{handle}',
+        ]
     return "\n".join(lines) + "\n"
-
-
-def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: float) -> list[str]:
-    """Write a peer's class: at least its share of the host's own link, at most the route's rate."""
-    links = [topology.links[link] for link in topology.route(host, peer.index)]
-    rate = min(_wire_rate(link) for link in links)
-    seconds = topology.route_latency_seconds(host, peer.index)
-    loss = 1 - math.prod(1 - link.loss for link in links if not link.measured_streams)
-    lost = f" loss {loss * 100:.6g}%" if loss else ""
-    add = 'tc {} add dev "$device"'.format
-    # netem queues packets in flight: twice the bandwidth-delay product, in full frames.
-    frame = PRESETS["linux-tcp"].over(links).mtu_bytes + 14  # Ethernet's header
-    limit = max(1000, math.ceil(2 * rate * seconds / 8 / frame))
-    return [
-        f"# to {peer.name}",
-        f"{add('class')} parent 1:2 classid 1:{handle} htb rate {_bits(min(share, rate))} ceil {_bits(rate)}",
-        f"{add('qdisc')} parent 1:{handle} handle {handle}: netem delay {seconds * 1e6:.0f}us{lost} limit {limit}",
-        f"{add('filter')} parent 1: protocol ip u32 match ip dst"
-        f' "$address_{peer.index}"/32 flowid 1:{handle}',
-    ]
 
 
 def _wire_rate(link: Link) -> float:

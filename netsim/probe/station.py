@@ -157,28 +157,23 @@ class Station:
             channel.send(clock=time.time(), steady=time.monotonic())
             while True:
                 asked = channel.receive(_SILENT_SECONDS)
-                if asked["do"] == "note":
-                    report(asked["text"])
-                elif asked["do"] == "done":
-                    return str(asked["text"])
-                elif asked["do"] == "stop":
-                    raise PeerError(asked["text"])
-                else:
-                    self._do(channel, asked, runs)
+                match asked["do"]:
+                    case "note":
+                        report(asked["text"])
+                        continue
+                    case "done":
+                        return str(asked["text"])
+                    case "stop":
+                        raise PeerError(asked["text"])
+                try:
+                    result = self._result(asked, runs)
+                except PeerError as error:
+                    result = {"error": f"from {self.name}: {error}"}
+                channel.send(**result)
         finally:
             for run in runs.values():
                 run.close()
             channel.close()
-
-    def _do(self, channel: SignedChannel, asked: dict[str, Any], runs: dict[str, GlooTiming]) -> None:
-        try:
-            channel.send(**self._result(asked, runs))
-        except StrangerError as error:
-            channel.send(error=f"from {self.name}: {error}")
-        except PeerError as error:
-            if str(error).startswith(channel.name):
-                raise
-            channel.send(error=f"from {self.name}: {error}")
 
     def _result(self, asked: dict[str, Any], runs: dict[str, GlooTiming]) -> dict[str, Any]:
         match asked["do"]:

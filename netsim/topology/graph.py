@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["Host", "Link", "ShortestRoutes", "Storage", "natural_key"]
 
@@ -119,13 +119,15 @@ class ShortestRoutes:
     star) are left out of the search, so that it covers only the network between routers.
     """
 
-    def __init__(self, num_nodes: int, links: Sequence[tuple[int, int, float]]) -> None:
-        """`links` are (source, target, latency in seconds), one direction each; their positions name them."""
-        self._out: list[list[tuple[int, int, int]]] = [[] for _ in range(num_nodes)]  # target, cost, link
-        self._into: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]  # source, cost
+    def __init__(self, names: Iterable[str], links: Sequence[Link]) -> None:
+        """`names` of all nodes, and links between them, one direction each."""
+        self._node = {name: number for number, name in enumerate(sorted(names, key=natural_key))}
+        self._out: list[list[tuple[int, int, int]]] = [[] for _ in self._node]  # target, cost, link
+        self._into: list[list[tuple[int, int]]] = [[] for _ in self._node]  # source, cost
         self._link: dict[tuple[int, int], int] = {}
-        for index, (source, target, latency_seconds) in enumerate(links):
-            cost = round(latency_seconds * _PICOSECONDS) * _OF_LATENCY + 1
+        for index, link in enumerate(links):
+            source, target = self._node[link.source], self._node[link.target]
+            cost = round(link.latency_seconds * _PICOSECONDS) * _OF_LATENCY + 1
             self._out[source].append((target, cost, index))
             self._into[target].append((source, cost))
             self._link[source, target] = index
@@ -138,16 +140,17 @@ class ShortestRoutes:
         self._costs: dict[int, dict[int, int]] = {}  # by target
         self._cores: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def route(self, source: int, target: int) -> tuple[int, ...]:
+    def route(self, start: str, end: str) -> tuple[int, ...]:
         """The links from one node to another, in order; () from a node to itself."""
+        source, target = self._node[start], self._node[end]
         if source == target:
             return ()
-        start, end = self._only[source], self._only[target]
-        if start == target or end == source:
+        first, last = self._only[source], self._only[target]
+        if first == target or last == source:
             return (self._link[source, target],)
-        head = () if start is None else (self._link[source, start],)
-        tail = () if end is None else (self._link[end, target],)
-        inner = self._core(source if start is None else start, target if end is None else end)
+        head = () if first is None else (self._link[source, first],)
+        tail = () if last is None else (self._link[last, target],)
+        inner = self._core(source if first is None else first, target if last is None else last)
         return head + inner + tail
 
     def _core(self, source: int, target: int) -> tuple[int, ...]:

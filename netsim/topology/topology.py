@@ -151,8 +151,7 @@ class Topology:
         known = self.explicit_routes.get((src, dst))
         if known is not None:
             return known
-        positions = self._host_positions
-        return self._graph.route(positions[src], positions[dst])
+        return self._graph.route(self.hosts[src].name, self.hosts[dst].name)
 
     def route_latency_seconds(self, src: int, dst: int) -> float:
         """One-way latency in seconds from host `src` to host `dst`: the sum over its route."""
@@ -330,19 +329,8 @@ class Topology:
         return routes, tuple(self.links[link].figures for link in numbers), tuple(map(regions.index, regions))
 
     @cached_property
-    def _nodes(self) -> dict[str, int]:
-        names = sorted([*self._host_indices, *self.routers], key=natural_key)
-        return {name: position for position, name in enumerate(names)}
-
-    @cached_property
-    def _host_positions(self) -> list[int]:
-        return [self._nodes[host.name] for host in self.hosts]
-
-    @cached_property
     def _graph(self) -> ShortestRoutes:
-        nodes = self._nodes
-        links = [(nodes[link.source], nodes[link.target], link.latency_seconds) for link in self.links]
-        return ShortestRoutes(len(nodes), links)
+        return ShortestRoutes([*self._host_indices, *self.routers], self.links)
 
 
 def _find(path_or_name: str | Path) -> Path:

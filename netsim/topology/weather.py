@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
@@ -163,9 +163,6 @@ class Entry(Schema, metaclass=_Called):
             except InputError as error:
                 yield field.removesuffix("_"), error
 
-    def _refuse(self, problem: str) -> NoReturn:
-        raise InputError(problem)
-
 
 class OfLink(Entry):
     """An entry about one link; `direction: up` is from the first of its ends to the second."""
@@ -225,9 +222,9 @@ class LinkEvent(OfLink):
     def _is_one_thing(self) -> Self:
         values = (self.up, self.down, self.bandwidth, self.latency, self.loss)
         if sum(value is not None for value in values) != 1:
-            self._refuse("give exactly one of down, up, bandwidth, latency or loss")
+            raise InputError("give exactly one of down, up, bandwidth, latency or loss")
         if self.up and self.for_ is not None:
-            self._refuse(_UP_FOR_GOOD)
+            raise InputError(_UP_FOR_GOOD)
         return self
 
     def instants(self) -> Iterator[float]:
@@ -264,13 +261,13 @@ class HostEvent(Entry):
     @pydantic.model_validator(mode="after")
     def _is_one_thing(self) -> Self:
         if sum(value is not None for value in (self.up, self.crash, self.pause)) != 1:
-            self._refuse("give exactly one of crash, pause or up")
+            raise InputError("give exactly one of crash, pause or up")
         if self.up and self.for_ is not None:
-            self._refuse(_UP_FOR_GOOD)
+            raise InputError(_UP_FOR_GOOD)
         if self.pause and self.for_ is None:
-            self._refuse("a pause ends: add 'for'; a host that stays away crashes")
+            raise InputError("a pause ends: add 'for'; a host that stays away crashes")
         if self.crash and self.for_ == 0:
-            self._refuse("a crash takes time: give 'for' at least 1 us")
+            raise InputError("a crash takes time: give 'for' at least 1 us")
         return self
 
     def instants(self) -> Iterator[float]:
@@ -304,7 +301,7 @@ class Trace(OfLink):
     @pydantic.model_validator(mode="after")
     def _is_one_thing(self) -> Self:
         if (self.bandwidth is None) == (self.latency is None):
-            self._refuse("give either bandwidth or latency: a CSV file, or a list of [time, value]")
+            raise InputError("give either bandwidth or latency: a CSV file, or a list of [time, value]")
         return self
 
     @property
@@ -359,13 +356,15 @@ class Background(Entry):
     @pydantic.model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.from_ == self.to:
-            self._refuse(f"leads from '{self.to}' to itself: name two hosts")
+            raise InputError(f"leads from '{self.to}' to itself: name two hosts")
         if (self.bytes is None) != (self.every is None):
-            self._refuse("give bytes and every together: the size of a transfer, and the time between two")
+            raise InputError(
+                "give bytes and every together: the size of a transfer, and the time between two"
+            )
         if (self.rate is None) == (self.bytes is None):
-            self._refuse("give either rate, or bytes and every")
+            raise InputError("give either rate, or bytes and every")
         if self.stop is not None and self.stop <= self.start:
-            self._refuse("stop must be later than start")
+            raise InputError("stop must be later than start")
         return self
 
     def instants(self) -> Iterator[float]:
@@ -404,9 +403,9 @@ class Drift(OfLink):
     @pydantic.model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
         if self.kind == "lognormal" and (self.sigma is None or self.levels is not None):
-            self._refuse("kind lognormal takes sigma (of the bandwidth's logarithm) and no levels")
+            raise InputError("kind lognormal takes sigma (of the bandwidth's logarithm) and no levels")
         if self.kind == "regime" and (self.levels is None or self.sigma is not None):
-            self._refuse("kind regime takes levels such as [100 %, 30 %] and no sigma")
+            raise InputError("kind regime takes levels such as [100 %, 30 %] and no sigma")
         return self
 
     def with_seed(self, seed: int) -> Self:
