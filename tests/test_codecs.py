@@ -26,9 +26,16 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_named, pack, packed_bytes, unpack
-from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
 from exogym_core.strategy.parts.muon import hidden_matrices
-from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec, LargestCodec, block_shape
+from exogym_core.strategy.parts.tensor_codecs import (
+    EachTensorCodec,
+    LargestCodec,
+    LinearCodec,
+    QSGDCodec,
+    SignCodec,
+    StatisticalCodec,
+    block_shape,
+)
 from netsim.errors import InputError
 
 NAMES = sorted(name for name, codec in CODECS.items() if codec is not None)

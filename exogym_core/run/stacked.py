@@ -34,7 +34,7 @@ from exogym_core.learner import LocalStep, TorchLearner
 from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.run.snapshots import refuse_other_parameters
 from exogym_core.strategy.parts.flat import unflatten
-from exogym_core.strategy.parts.lion import Lion
+from exogym_core.strategy.parts.muon import Lion
 from exogym_core.workers.failures import own_frames
 from netsim.errors import InputError, NetsimError
 

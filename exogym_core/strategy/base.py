@@ -199,20 +199,6 @@ class Shared(property, Generic[T]):
         def __set__(self, strategy: object, value: T) -> None: ...
 
 
-@dataclass(slots=True)
-class _Arguments:
-    """Arguments that a strategy was made with.
-
-    Attributes:
-        arguments, options: of the constructor, by position and by name.
-        update_options: names of given options of the local update, which members of a chain must not have.
-    """
-
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    update_options: list[str] = field(default_factory=list)
-
-
 class UpdateOptions(Options):
     """Options of the local update, which every strategy has; see `Strategy`."""
 
@@ -265,6 +251,7 @@ class Strategy(Stateful):
         takes_complex: it exchanges complex parameters; otherwise they are refused.
         takes_sites: it may follow `Sites` in a chain; otherwise it exchanges between single ranks.
         where: the name that the user wrote, for errors.
+        update_options: names of given options of the local update, which members of a chain must not have.
         round_steps: period of communication in steps, as a number or a property of the options; 1 if every step sends
             the same; None: not declared. Plans simulate rounds of that length, a run that ends at a virtual time ends
             with a round, and steps within a round may be run ahead. It is read after `setup`, too.
@@ -355,12 +342,13 @@ class Strategy(Stateful):
     local_step = Shared[int]()
     nbytes = Shared[int]()
     workers: Everyone
-    _given: _Arguments
+    _given: tuple[tuple[Any, ...], dict[str, Any]]  # arguments by position, and by name
+    update_options: Sequence[str] = ()
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Keep the constructor's arguments, for logs."""
         strategy = super().__new__(cls)
-        strategy._given = _Arguments(arguments, options)
+        strategy._given = arguments, options
         strategy.shared_state = SharedState(cls.__name__)
         return strategy
 
@@ -394,7 +382,7 @@ class Strategy(Stateful):
         refuse_unknown(cls, others)
         set_before = self.__dict__.get("optim_spec")  # by a subclass, before it called this constructor
         take(self, options)
-        self._given.update_options = [name for name in cls.common if getattr(options, name) is not None]
+        self.update_options = [name for name in cls.common if getattr(options, name) is not None]
         default: OptimSpec = set_before or self.default_optim
         self.optim_spec = ensure_optim_spec(
             options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
@@ -704,7 +692,7 @@ class Strategy(Stateful):
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the constructor, defaults included, for logs."""
-        return given_arguments(type(self), self._given.arguments, self._given.options)
+        return given_arguments(type(self), *self._given)
 
     @property
     def learning_rate(self) -> float:

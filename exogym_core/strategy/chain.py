@@ -136,8 +136,8 @@ class Chain(Strategy):
             )
         members = [_Adapter(each) if isinstance(each, CommunicationModule) else each for each in modules]
         for each in members:
-            if each._given.update_options:
-                name = each._given.update_options[0]
+            if each.update_options:
+                name = each.update_options[0]
                 raise InputError(
                     f"{self.where}: {each.where}: {name}= is the chain's, which updates: give it to {self.where}"
                 )

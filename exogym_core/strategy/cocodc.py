@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from exogym_core.strategy.base import Strategy
@@ -68,10 +66,6 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
     judged = "outer"
     sends_by_value = True
     state = State("outer", "num_rounds", "intervals", "rates")
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        self.cut.check_rounds(self.where, self.H, self.tau)
 
     def prepare(self) -> None:
         """Cut the parameters into fragments; reset intervals and rates."""

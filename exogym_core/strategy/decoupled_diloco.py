@@ -11,7 +11,7 @@ from exogym_core.strategy.options import fraction, number, option, positive_int
 from exogym_core.strategy.participation.servers import ServedStrategy, from_message, to_message
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.rounds import embeddings_of, merged, packed
-from exogym_core.strategy.parts.state import State, Stateful
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
     mix: float = option(0.5, fraction)
 
     arithmetic = ("merge_in",)
-    state = State("_velocity", "_merged", "_since", "_waiting")
+    state = State("_velocity", "_merged", "_since", "_pending", "_deadlines")
 
     def prepare(self) -> None:
         """Begin with the same parameters everywhere."""
@@ -74,8 +74,9 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
         self._due = [(p + 1) * self.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
         self._since = [[0, 0] for _ in self.fragments]  # samples and steps since each left
-        quorum = min(self.quorum or self.num_nodes, self.num_nodes)
-        self._waiting = Quorums(quorum, self.num_nodes, self.grace)
+        # Of a fragment in a round: messages by sender, and the instant at which those that have a quorum are due.
+        self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
+        self._deadlines: dict[tuple[int, int], float] = {}
 
     def _of(self, p: int, flat: Tensor) -> list[Tensor]:
         """The fragment's tensors, as views of a flat model."""
@@ -116,24 +117,36 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
     def serve(self, updated: Callable[[float], None]) -> None:
         """Merge fragments that have a quorum, until all learners have ended."""
         while True:
-            wait = self._waiting.next_deadline - self.comm.now()
+            wait = min(self._deadlines.values(), default=math.inf) - self.comm.now()
             messages = self.comm.take(wait=max(wait, 0.0))
-            if not messages and not self._waiting.deadlines:
+            if not messages and not self._deadlines:
                 break
             for source, message in messages:
                 self._served += self.H / len(self.fragments)
                 p, round_number = map(int, from_message(message, _TAIL)[1][:2])
                 if round_number >= self._merged[p]:
-                    self._waiting.put(p, round_number, source, message)
-            for key in self._waiting.due(self.comm.now(), is_over=not messages):
+                    self._pending.setdefault((p, round_number), {})[source] = message
+            for key in self._ready(self.comm.now(), is_over=not messages):
                 self._merge(*key)
             updated(self._served / self.num_nodes)
-        for key in sorted(self._waiting.pending):  # learners have ended: what has come counts
+        for key in sorted(self._pending):  # learners have ended: what has come counts
             self._merge(*key)
         updated(self._served / self.num_nodes)
 
+    def _ready(self, now: float, *, is_over: bool) -> list[tuple[int, int]]:
+        """Fragments and rounds that are due; where `is_over`, nothing came before the next deadline."""
+        for key, messages in self._pending.items():
+            if len(messages) >= min(self.quorum or self.num_nodes, self.num_nodes):
+                grace = self.grace if len(messages) < self.num_nodes else 0.0
+                self._deadlines[key] = min(self._deadlines.get(key, math.inf), now + grace)
+        until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
+        return sorted(key for key, deadline in self._deadlines.items() if deadline <= until)
+
     def _merge(self, p: int, round_number: int) -> None:
-        self.merge_in(p, self._waiting.taken(p, round_number))
+        self.merge_in(p, self._pending[p, round_number])
+        for key in [key for key in self._pending if key[0] == p and key[1] <= round_number]:
+            del self._pending[key]
+            self._deadlines.pop(key, None)
         self._merged[p], self.num_arrived = round_number + 1, self.num_arrived + 1
         answer = to_message(flatten(self._of(p, self.phi)), p)
         for learner in range(self.num_nodes):
@@ -150,50 +163,3 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
             step = merged(parts, weights, by_direction=index not in self._embeddings)
             velocity.mul_(self.outer_momentum).add_(step)
             phi.sub_(self.outer_lr * (step + self.outer_momentum * velocity))
-
-
-class Quorums(Stateful):
-    """Messages about fragments of a model in rounds, by fragment and round.
-
-    Args:
-        quorum: number of senders whose messages must have arrived.
-        everyone: number of senders.
-        grace: virtual seconds of waiting for the others after the quorum has arrived.
-
-    Attributes:
-        pending: messages by sender, of each fragment in each round.
-        deadlines: when those that have a quorum are due.
-    """
-
-    state = State("pending", "deadlines")
-
-    def __init__(self, quorum: int, everyone: int, grace: float) -> None:
-        self.quorum, self.everyone, self.grace = quorum, everyone, grace
-        self.pending: dict[tuple[int, int], dict[int, Tensor]] = {}
-        self.deadlines: dict[tuple[int, int], float] = {}
-
-    @property
-    def next_deadline(self) -> float:
-        """Instant at which the next is due; infinite where none has a quorum."""
-        return min(self.deadlines.values(), default=math.inf)
-
-    def put(self, p: int, round_number: int, source: int, message: Tensor) -> None:
-        """Keep a fragment's message until its round has a quorum."""
-        self.pending.setdefault((p, round_number), {})[source] = message
-
-    def due(self, now: float, *, is_over: bool) -> list[tuple[int, int]]:
-        """Fragments and rounds that are due now; where `is_over`, nothing came before the next deadline."""
-        for key, messages in self.pending.items():
-            if len(messages) >= self.quorum:
-                grace = self.grace if len(messages) < self.everyone else 0.0
-                self.deadlines[key] = min(self.deadlines.get(key, math.inf), now + grace)
-        until = max(now, min(self.deadlines.values(), default=now)) if is_over else now
-        return sorted(key for key, deadline in self.deadlines.items() if deadline <= until)
-
-    def taken(self, p: int, round_number: int) -> dict[int, Tensor]:
-        """Messages of a round; those of older rounds of the fragment are dropped with it."""
-        messages = self.pending[p, round_number]
-        for key in [key for key in self.pending if key[0] == p and key[1] <= round_number]:
-            del self.pending[key]
-            self.deadlines.pop(key, None)
-        return messages

@@ -8,12 +8,11 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
 from exogym_core.strategy.parts.average import Buckets
-from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
 from exogym_core.strategy.parts.means import CodedMean
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep, nesterov
 from exogym_core.strategy.parts.state import State
-from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
+from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec, LinearCodec, StatisticalCodec
 from netsim.errors import InputError
 
 __all__ = ["MuLoCoCommunicator", "MuLoCoStrategy"]

@@ -111,11 +111,13 @@ class Options:
         if errors:
             raise type(errors[0])("\n".join(map(str, errors))) from errors[0]
         options = cls(**values)
-        options.check(where)
+        for kind in reversed(cls.__mro__):
+            if "check" in vars(kind):
+                kind.check(options, where)  # type: ignore[attr-defined]
         return options
 
     def check(self, where: str) -> None:
-        """Refuse values that do not go together; subclasses with several bases call super's."""
+        """Refuse values that do not go together; called of each class of the options, its bases first."""
 
     @classmethod
     def names(cls) -> list[str]:

@@ -10,12 +10,11 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, one_of, option, options_of, positive_int
 from exogym_core.strategy.parts.average import Buckets
-from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.means import CodedMean
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
 from exogym_core.strategy.parts.state import State
-from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
+from exogym_core.strategy.parts.tensor_codecs import LargestCodec, QSGDCodec, SignCodec, matrix_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from exogym_core.strategy.options import one_of, option, options_of, share
 from exogym_core.strategy.participation.patience import StepPatienceOptions
 from exogym_core.strategy.parts.average import served_mean
 from exogym_core.strategy.parts.exchange import gathered, own_gradients, set_gradients, zeros_like_gradients
-from exogym_core.strategy.parts.few_bits import SignCodec
 from exogym_core.strategy.parts.flat import flatten, unflatten
 from exogym_core.strategy.parts.state import State
+from exogym_core.strategy.parts.tensor_codecs import SignCodec
 
 __all__ = ["MajorityOfSigns", "SignSGDStrategy"]
 

@@ -10,11 +10,10 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import number, one_of, option, options_of, positive_int, share
 from exogym_core.strategy.parts.average import Buckets
-from exogym_core.strategy.parts.few_bits import StatisticalCodec
 from exogym_core.strategy.parts.means import CodedMean
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterStep
 from exogym_core.strategy.parts.state import State
-from exogym_core.strategy.parts.tensor_codecs import LargestCodec, block_shape
+from exogym_core.strategy.parts.tensor_codecs import LargestCodec, StatisticalCodec, block_shape
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

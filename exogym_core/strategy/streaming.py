@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int, share, whole_number
 from exogym_core.strategy.parts.outer import OuterAveraging
@@ -49,10 +47,6 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
     round_steps = property(lambda self: self.H)
     state = State("outer", "num_rounds")
     plain_steps = True
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        super().__init__(*positional, **given)
-        self.cut.check_rounds(self.where, self.H, self.tau)
 
     def prepare(self) -> None:
         """Cut the parameters into fragments, with the same phi on every rank."""

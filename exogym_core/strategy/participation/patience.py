@@ -159,7 +159,6 @@ class PatienceOptions(Options):
 
     def check(self, where: str) -> None:
         """Refuse times without meaning."""
-        super().check(where)
         self.patience(where)
 
     def patience(self, where: str) -> Patience | None:

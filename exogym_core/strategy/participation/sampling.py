@@ -74,7 +74,6 @@ class ClientOptions(Options):
 
     def check(self, where: str) -> None:
         """Refuse options that contradict each other."""
-        super().check(where)
         if self.clients_per_round is not None and self.fraction is not None:
             raise InputError(
                 f"{where}: clients_per_round and fraction both say how many are drawn; give one of them"

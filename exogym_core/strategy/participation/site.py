@@ -380,7 +380,6 @@ class Division(Options):
 
     def check(self, where: str) -> None:
         """Refuse an unknown sharding, and `ranks_per_node` where it is missing or unused."""
-        super().check(where)
         if self.sharding not in SHARDINGS:
             raise unknown_name("sharding", str(self.sharding), SHARDINGS)
         size = self.ranks_per_node
@@ -495,7 +494,6 @@ class GradientOptions(Division, Averaging):
 
     def check(self, where: str) -> None:
         """Refuse codecs and robust averages of sharded gradients."""
-        super().check(where)
         if self.sharding != "NO_SHARD" and self.averaging() != Averaging():
             name = "aggregate=" if self.codec is None else "codec="
             raise InputError(

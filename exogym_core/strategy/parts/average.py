@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exogym_core.strategy.options import Options, flag, option
 from exogym_core.strategy.parts.codecs import Codec, codec_named
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.flat import plan_buckets
 from netsim.errors import InputError, unknown_name
 from netsim.units import parse_bytes
 
@@ -152,25 +152,16 @@ def served_mean(
     References:
         Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1, lines 8 to 12.
     """
-    num_ranks, rank = comm.world_size, comm.rank
-    parts = (flat if error is None else flat + error).tensor_split(num_ranks)
-    messages = _all_encoded(codec, parts, _parts_of(error, num_ranks))
-    with comm.counted_as(sum(len(message) for message in messages) if num_ranks > 1 else 0):
-        sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
-        received = messages
-        if num_ranks > 1:
-            received = comm.all_to_all(messages, shapes=[sizes[rank]] * num_ranks)
-        mean = torch.zeros_like(parts[rank])
-        for part in decoded(codec, received, mean):
-            mean += part
-        mean /= num_ranks
-        if server_error is not None:
-            mean += server_error
-            server_error.zero_()
-        message = _encoded(codec, mean, server_error)
-        means = comm.all_to_all([message] * num_ranks, shapes=sizes) if num_ranks > 1 else [message]
+    parts = (flat if error is None else flat + error).tensor_split(comm.world_size)
+    lost = _parts_of(error, comm.world_size)
+    means = run(_counted_parts(comm, direct(comm, parts, codec, lost, server_error), codec, parts))
     pairs = zip(means, parts, strict=True)
     return torch.cat([codec.decode(each, len(part)).to(flat.dtype) for each, part in pairs])
+
+
+def _counted_parts(comm: Communicator, steps: Steps[T], codec: Codec, parts: Parts) -> Steps[T]:
+    is_sent = comm.world_size > 1
+    return counted(comm, steps, is_sent * sum(codec.encoded_bytes(len(part)) for part in parts))
 
 
 Parts = tuple[Tensor, ...]
@@ -202,14 +193,23 @@ def _parts_of(residual: Tensor | None, num_ranks: int) -> Lost:
     return [None] * num_ranks if residual is None else residual.zero_().tensor_split(num_ranks)
 
 
-def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Lost) -> Steps[list[Tensor]]:
-    """Part j goes to rank j, which decodes, sums in rank order, encodes the mean and sends it to all."""
+def direct(
+    comm: Communicator, parts: Parts, codec: Codec, lost: Lost, owed: Tensor | None = None
+) -> Steps[list[Tensor]]:
+    """Part j goes to rank j, which decodes, sums in rank order, encodes the mean and sends it to all.
+
+    `owed`, if given, has errors of means that this rank has encoded before: they are added, and replaced.
+    """
     num_ranks, rank = comm.world_size, comm.rank
     messages = _all_encoded(codec, parts, lost)
     sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
     received = yield comm.all_to_all(messages, async_op=True, shapes=[sizes[rank]] * num_ranks)
     total = _summed(codec, received, len(parts[rank]))
-    mean = _encoded(codec, total / num_ranks, lost[rank], num_ranks)
+    if owed is None:
+        mean = _encoded(codec, total / num_ranks, lost[rank], num_ranks)
+    else:
+        values = total / num_ranks + owed
+        mean = _encoded(codec, values, owed.zero_())
     means = yield comm.all_to_all([mean] * num_ranks, async_op=True, shapes=sizes)
     return list(means)
 
@@ -278,7 +278,6 @@ class Averaging(Options):
 
     def check(self, where: str) -> None:
         """Refuse options that contradict each other."""
-        super().check(where)
         if self.aggregate not in self.aggregates:
             raise unknown_name("aggregate", str(self.aggregate), self.aggregates)
         if self.error_feedback and (self.codec is None or self.aggregate in ROBUST):
@@ -407,7 +406,7 @@ class RoundAveraging(Averaging, Buckets):
 
     def weigh(self, flats: Sequence[Tensor], weight: float) -> None:
         """Multiply `flats` by this rank's weight, where it counts: in a median each rank counts once."""
-        if self.aggregate == "mean":
+        if self.aggregate == "mean" and weight != 1.0:
             for flat in flats:
                 flat *= weight
 
@@ -419,19 +418,9 @@ class RoundAveraging(Averaging, Buckets):
         weight: float = 1.0,
     ) -> list[Tensor]:
         """Replace `flats`, a bucket each, by their means over sites, this one's times `weight`; calls overlap."""
-        if weight != 1.0:
-            self.weigh(flats, weight)
+        self.weigh(flats, weight)
         flights = [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
         return [flight.wait() for flight in flights]
-
-    @torch.no_grad()
-    def over(
-        self, site: Site, buckets: Sequence[Sequence[Tensor]], residuals: Sequence[Tensor | None]
-    ) -> None:
-        """Set the tensors of all buckets to their means over sites."""
-        means = self.means(site, list(map(flatten, buckets)), residuals)
-        for mean, bucket in zip(means, buckets, strict=True):
-            write_back(mean, bucket)
 
 
 def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:
@@ -455,7 +444,7 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
         return flat.copy_(_summed(codec, messages, len(flat)) / num_ranks)
     parts = flat.tensor_split(num_ranks)
     steps = _MEANS[comm.averaging_algorithm](comm, parts, codec, _parts_of(residual, num_ranks))
-    means = yield from counted(comm, steps, sum(codec.encoded_bytes(len(part)) for part in parts))
+    means = yield from _counted_parts(comm, steps, codec, parts)
     if residual is not None:
         residual.nan_to_num_(0.0, 0.0, 0.0)  # non-finite errors are dropped
     for part, message in zip(parts, means, strict=True):

@@ -105,7 +105,9 @@ class MomentMean:
             has_it = [name in names for names in self._kept]
             moments = [self._moment(each, name) for each in compress(self.strategy.held, has_it)]
             buckets = [[moments[index] for index in bucket] for bucket in self.averaging.plan(moments)]
-            self.averaging.over(site, buckets, [None] * len(buckets))
+            means = self.averaging.means(site, list(map(flatten, buckets)), [None] * len(buckets))
+            for mean, bucket in zip(means, buckets, strict=True):
+                write_back(mean, bucket)
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
         value = self.strategy.optim.state.get(parameter, {}).get(name)

@@ -65,7 +65,6 @@ class OuterOptimizer(Options):
 
     def check(self, where: str) -> None:
         """Refuse options that the outer optimizer does not take, or gets twice."""
-        super().check(where)
         self.outer_optim()
 
     def outer_optim(self) -> OptimSpec:
@@ -190,8 +189,7 @@ class SharedModel(GlobalModel):
         mean of its own part alone, see `spread`.
         """
         values = self.values(peers) if values is None else values
-        if weight != 1.0:
-            self.averaging.weigh(values, weight)
+        self.averaging.weigh(values, weight)
         own = [None if residual is None else site.own(residual) for residual in residuals]
         parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
         for flight in [Flight(self.averaging.steps(peers, *each, waits=waits)) for each in parts]:

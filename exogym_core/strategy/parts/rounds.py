@@ -146,20 +146,26 @@ class FragmentOptions(Options):
         fragments: instead, which modules make up each: a list of names, or of lists of names; what none names is a
             fragment of its own.
         pattern: "strided" (fragment p has layers p, p + P, ...) or "sequential" (neighbouring layers).
+
+    Attributes:
+        H, tau: options of the strategies that have fragments.
     """
 
     num_fragments: int | None = option(None, positive_int)
     fragments: Sequence[str | Sequence[str]] | None = option(None)
     pattern: str = option("strided", name_in("strided", "sequential"))
 
-    def check_rounds(self, where: str, H: int, tau: int) -> None:  # noqa: N803
+    H: ClassVar[int]
+    tau: ClassVar[int]
+
+    def check(self, where: str) -> None:
         """Refuse options under which a fragment would be sent again before its mean arrives."""
-        if tau >= H and tau > 0:
+        if self.tau >= self.H and self.tau > 0:
             raise InputError(
-                f"{where}: tau={tau} must be below H={H}: a fragment must arrive before it is sent again"
+                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must arrive before it is sent again"
             )
-        if self.num_fragments is not None and self.num_fragments > H:
-            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={H}")
+        if self.num_fragments is not None and self.num_fragments > self.H:
+            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")
         if self.num_fragments is not None and self.fragments is not None:
             raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
 

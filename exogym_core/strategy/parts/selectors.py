@@ -154,7 +154,6 @@ class SelectionOptions(Options):
 
     def check(self, where: str) -> None:
         """Refuse a selector that does not exist."""
-        super().check(where)
         self.selector()
 
     def selector(self) -> IndexSelector:

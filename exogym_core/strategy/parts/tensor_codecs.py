@@ -1,4 +1,4 @@
-"""Codecs of a flat tensor by the tensors in it: each by itself, or the largest values of its blocks."""
+"""Codecs that strategies make for their tensors: a few bits a value, tensor by tensor, the largest values of blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.parts.codecs import CastCodec, Codec, PiecewiseCodec, pack, packed_bytes, unpack
+from exogym_core.strategy.parts.codecs import (
+    CastCodec,
+    Codec,
+    HeadedCodec,
+    PiecewiseCodec,
+    in_rows,
+    pack,
+    packed_bytes,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +24,158 @@ if TYPE_CHECKING:
 __all__ = [
     "EachTensorCodec",
     "LargestCodec",
+    "LinearCodec",
+    "QSGDCodec",
+    "SignCodec",
+    "StatisticalCodec",
     "block_shape",
     "cut",
     "joined",
     "largest_divisor",
     "matrix_shape",
 ]
+
+
+class SignCodec(HeadedCodec):
+    """A bit a value, 1 for non-negative ones, and with a `scale` one fp32 number a message.
+
+    A bit has no zero: zero decodes to plus the scale.
+
+    Args:
+        scale: what signs are multiplied with: "l1", the mean magnitude; "l2", the root mean square; "none", 1.
+
+    References:
+        Bernstein et al., signSGD, arXiv 1802.04434. Tang et al., 1-bit Adam, arXiv 2102.02888.
+    """
+
+    name, bits = "sign", 1
+
+    def __init__(self, scale: str = "none") -> None:
+        self.scale = scale
+
+    def num_head(self, num_values: int) -> int:
+        """The scale, if there is one."""
+        return 0 if self.scale == "none" else 1
+
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale, and 1 for each non-negative value."""
+        wide = values.float()
+        size = wide.abs().mean() if self.scale == "l1" else wide.square().mean().sqrt()
+        return size.nan_to_num(0.0).view(1)[: self.num_head(len(values))], values >= 0
+
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """Plus or minus the scale."""
+        signs = codes.float() * 2 - 1
+        return signs * head if len(head) else signs
+
+
+class QSGDCodec(HeadedCodec):
+    """Stochastic rounding to s levels of each bucket's norm, without bias; a code is a sign and a level.
+
+    Args:
+        bits: of a code; s is `2 ** (bits - 1) - 1`.
+        bucket: values that share a norm, which travels in fp32.
+        norm: "l2", or "max", the largest magnitude.
+        generator: draws the rounding of `encode`, on the CPU.
+
+    References:
+        Alistarh et al., QSGD, arXiv 1610.02132, section 3.1; buckets and the largest magnitude in section 4.
+    """
+
+    name = "qsgd"
+
+    def __init__(self, bits: int, bucket: int, norm: str, generator: torch.Generator | None = None) -> None:
+        self.bits, self.bucket, self.norm, self.generator = bits, bucket, norm, generator
+        self.num_levels = 2 ** (bits - 1) - 1
+
+    def num_head(self, num_values: int) -> int:
+        """A norm a bucket."""
+        return -(-num_values // self.bucket)
+
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Norms, and the sign and level of each value."""
+        chunks = in_rows(values.float(), self.bucket)
+        norms = chunks.norm(dim=1) if self.norm == "l2" else chunks.abs().amax(dim=1)
+        shares = chunks.abs() / norms.where(norms > 0, 1.0)[:, None]
+        places = (shares * self.num_levels).view(-1)[: len(values)]
+        drawn = torch.rand(len(values), generator=self.generator).to(values.device)
+        levels = (places.floor() + (drawn < places - places.floor())).clamp(max=self.num_levels)
+        return norms, levels.to(torch.uint8) | (values < 0).to(torch.uint8) << (self.bits - 1)
+
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """Sign times level times norm over s."""
+        levels = (codes & self.num_levels).float() / self.num_levels
+        norms = head.repeat_interleave(self.bucket)[: len(codes)]
+        return torch.where(codes > self.num_levels, -levels, levels) * norms
+
+
+class StatisticalCodec(HeadedCodec):
+    """`2 ** bits` equal bins of 6 standard deviations around the mean; a code decodes to the mean of its bin.
+
+    With c = v - mean, the code is `clamp(round(c / scale + levels / 2))`, `scale = 6 sigma / levels`; the mean and the
+    bins' means of c travel in fp32.
+
+    References:
+        The authors' code of MuLoCo, arXiv 2505.23725, and of SparseLoCo, arXiv 2508.15706.
+    """
+
+    name = "statistical"
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def num_head(self, num_values: int) -> int:
+        """The mean, and a mean a bin."""
+        return 1 + (1 << self.bits)
+
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the bins' means, and the bin of each value."""
+        wide, num_levels = values.float(), 1 << self.bits
+        mean = wide.mean() if len(wide) else wide.new_zeros(())
+        centered = wide - mean
+        sigma = (centered.square().sum() / max(len(wide) - 1, 1)).sqrt()
+        scale = 6 * sigma / num_levels
+        scale = scale.where((scale > 0) & scale.isfinite(), 1.0)
+        codes = (centered / scale + num_levels // 2).round().nan_to_num(0.0).clamp(0, num_levels - 1).long()
+        zeros = wide.new_zeros(num_levels)
+        sums = zeros.scatter_add(0, codes, centered)
+        counts = zeros.scatter_add(0, codes, torch.ones_like(centered))
+        return torch.cat([mean.view(1), sums / counts.clamp(min=1)]), codes
+
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """The mean of each value's bin."""
+        return head[1:][codes.int()] + head[0]
+
+
+class LinearCodec(HeadedCodec):
+    """`2 ** bits` equal steps from the smallest to the largest value, which travel in fp32.
+
+    References:
+        The authors' code of MuLoCo, arXiv 2505.23725 (linear quantisation of a whole tensor).
+    """
+
+    name = "linear"
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def num_head(self, num_values: int) -> int:
+        """The smallest value, and the step."""
+        return 2
+
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest value and step, and the steps of each value."""
+        wide = values.float()
+        low, high = (wide.amin(), wide.amax()) if len(wide) else (wide.new_zeros(()), wide.new_zeros(()))
+        step = (high - low) / (2**self.bits - 1)
+        step = step.where(step > 0, 1.0)
+        codes = ((wide - low) / step).round().nan_to_num(0.0).clamp(0, 2**self.bits - 1)
+        return torch.stack([low, step]), codes
+
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """Smallest value plus `codes` steps."""
+        low, step = head
+        return torch.add(low, codes.float() * step)
 
 
 def largest_divisor(size: int, limit: int) -> int:
