@@ -255,6 +255,7 @@ class Strategy(Stateful):
         round_steps: period of communication in steps, as a number or a property of the options; 1 if every step sends
             the same; None: not declared. Plans simulate rounds of that length, a run that ends at a virtual time ends
             with a round, and steps within a round may be run ahead. It is read after `setup`, too.
+        periods: of its exchanges, where they have several; `round_steps` is a multiple of each.
         warmup_steps: first steps, whose communication differs from that of later rounds; read after `setup`, for a
             run of `max_steps`.
         sends_by_value: values decide which step sends how much: plans, which have no values, show expected bytes.
@@ -308,6 +309,7 @@ class Strategy(Stateful):
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
     applies: ClassVar[str] = ""
     round_steps: int | None = None
+    periods: Sequence[int] = ()
     warmup_steps: ClassVar[int] = 0
     sends_by_value: ClassVar[bool] = False
     plain_steps: ClassVar[bool] = False
@@ -529,7 +531,7 @@ class Strategy(Stateful):
             return 1
         if type(self).communicate is Strategy.communicate:  # nothing is exchanged after an update
             return sys.maxsize
-        return self.round_steps - self.local_step % self.round_steps
+        return min(steps - self.local_step % steps for steps in self.periods or (self.round_steps,))
 
     @property
     def has_ended_round(self) -> bool:

@@ -74,6 +74,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         )
         if any(whole.shape != piece.shape for whole, piece in zip(self.trainable, self.held, strict=True)):
             raise InputError(f"{self.where}: corrects whole tensors; leave sharding out")
+        self.every = max(1, self.H // max(self.transmissions, len(self.fragments)))
         self.num_rounds = 0  # of all fragments
         self.intervals = [0] * len(self.fragments)  # steps between a fragment's last two departures
         self.rates = [0.0] * len(self.fragments)  # R_p, as it was when p was last merged
@@ -85,8 +86,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         for p in fragments.away:
             if step == fragments.sent_at[p] + self.tau:
                 self.merge(p)
-        most = max(self.transmissions, len(fragments))
-        if step % max(1, self.H // most) == 0 and (chosen := self.choose(step)) is not None:
+        if step % self.every == 0 and (chosen := self.choose(step)) is not None:
             self.intervals[chosen] = step - fragments.sent_at[chosen]
             fragments.send(chosen, step)
             if not self.tau:
@@ -97,8 +97,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         """Steps in which each fragment is sent once, in order, as in plans; known after `setup`."""
         if not hasattr(self, "fragments"):
             return None
-        every = max(1, self.H // max(self.transmissions, len(self.fragments)))
-        return every * max(len(self.fragments), -(-self.tau // every))
+        return self.every * max(len(self.fragments), -(-self.tau // self.every))
 
     def choose(self, step: int) -> int | None:
         """Fragment that has waited for H steps, else that never left, else of the largest rate; None: all are away."""
@@ -115,9 +114,8 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         means = outer_round.wait()
         self.num_rounds += 1
         change = torch.cat([mean.reshape(-1) for mean in means])
-        if (
-            len(change) and not change.is_meta
-        ):  # a plan has no values: then the one that has waited longest leaves
+        # A plan has no values: then the one that has waited longest leaves.
+        if len(change) and not change.is_meta:
             self.rates[p] = float(change.double().norm()) / (self.intervals[p] * len(change))
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
@@ -136,7 +134,6 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
         """Merge fragments in flight."""
         for p in self.fragments.away:
             self.merge(p)
-        super().finish()
 
 
 class CoCoDCCommunicator(CoCoDCStrategy, part="CoCoDC", positional=("H",)):

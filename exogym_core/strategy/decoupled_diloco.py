@@ -103,14 +103,11 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
             if messages:
                 write_back(theta, self.trainable)
             for p in leaving:
-                self._send(p, theta)
+                displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
+                about = p, self.local_step // self.H, *self._since[p]
+                self.comm.put(to_message(displacement, *about), self.server)
+                self._since[p] = [0, 0]
         super(ServedStrategy, self).step()
-
-    def _send(self, p: int, theta: Tensor) -> None:
-        displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
-        message = to_message(displacement, p, self.local_step // self.H, *self._since[p])
-        self.comm.put(message, self.server)
-        self._since[p] = [0, 0]
 
     # --- the syncer ----------------------------------------------------------------------------------------
 

@@ -78,7 +78,6 @@ class DelayedDiLoCoStrategy(Strategy, name="DelayedDiLoCo"):
         """Apply rounds in flight."""
         if (last := self.under_way.take()) is not None:
             self.apply(last, None)
-        super().finish()
 
 
 class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import compress
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import name_in, option, options_of, positive_int
@@ -47,35 +48,26 @@ class DESLOCStrategy(Strategy, name="DESLOC", experimental=True):
 
     positional = ("optim_spec",)
     judged = "outer"
-    round_steps = property(lambda self: math.lcm(self.H, *self.periods))
+    # K_x, K_u and K_v
+    periods = property(lambda self: (self.H, self.Ku or 3 * self.H, self.Kv or 6 * self.H))
+    round_steps = property(lambda self: math.lcm(*self.periods))
     state = State("outer", "num_rounds")
     plain_steps = True
 
     def prepare(self) -> None:
         """Find the moments that the local optimizer keeps."""
         self.outer = ParameterMean(self.held, self.averaging.charged(self))
-        self.first, self.second = (MomentMean(self, each, self.averaging) for each in MOMENTS)
+        self.moments = [MomentMean(self, each, self.averaging) for each in MOMENTS]
         self.num_rounds = 0
 
     def communicate(self, step: int) -> None:
         """Average parameters, first and second moments, each at its period."""
-        if step % self.H == 0:
+        is_due = [step % period == 0 for period in self.periods]
+        if is_due[0]:
             self.outer.adopt(self.outer.mean_over(self.site))
             self.num_rounds += 1
-        if step % self.periods[0] == 0:
-            self.first.take()
-        if step % self.periods[1] == 0:
-            self.second.take()
-
-    @property
-    def periods(self) -> tuple[int, int]:
-        """Periods of first and second moments."""
-        return self.Ku or 3 * self.H, self.Kv or 6 * self.H
-
-    @property
-    def steps_to_exchange(self) -> int:
-        """Steps up to the next of the means."""
-        return min(super().steps_to_exchange, *(n - self.local_step % n for n in (self.H, *self.periods)))
+        for moment in compress(self.moments, is_due[1:]):
+            moment.take()
 
 
 class MomentCommunicator(Strategy, part="Moments"):

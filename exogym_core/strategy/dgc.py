@@ -12,8 +12,10 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, number, option, options_of, share, whole_number
 from exogym_core.strategy.participation.patience import StepPatienceOptions
-from exogym_core.strategy.parts.exchange import (
+from exogym_core.strategy.parts.flat import flatten, unflatten
+from exogym_core.strategy.parts.gradients import (
     average,
+    clip_norm,
     gathered,
     interleaved,
     own_gradients,
@@ -21,8 +23,6 @@ from exogym_core.strategy.parts.exchange import (
     split,
     zeros_like_gradients,
 )
-from exogym_core.strategy.parts.flat import flatten, unflatten
-from exogym_core.strategy.parts.gradients import clip_norm
 from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
 
@@ -125,8 +125,7 @@ class DGCStrategy(Strategy, name="DGC"):
         """The share that the 0-based `step` sends."""
         if step >= self.density_warmup_steps:
             return self.density
-        stage = 1 + step * _STAGES // self.density_warmup_steps
-        return float(self.density ** (stage / (_STAGES + 1)))
+        return float(self.density ** ((1 + step * _STAGES // self.density_warmup_steps) / (_STAGES + 1)))
 
 
 class LargestGradients(DGCStrategy, part="DGC"):

@@ -11,7 +11,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, option, options_of, share
 from exogym_core.strategy.participation.patience import StepPatienceOptions
-from exogym_core.strategy.parts.exchange import (
+from exogym_core.strategy.parts.gradients import (
     PowerIteration,
     interleaved,
     own_gradients,

@@ -7,9 +7,9 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import one_of, option, options_of, positive_int
 from exogym_core.strategy.participation.patience import StepPatienceOptions
-from exogym_core.strategy.parts.exchange import gathered, own_gradients, set_gradients
 from exogym_core.strategy.parts.flat import flatten, unflatten
 from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.gradients import gathered, own_gradients, set_gradients
 from exogym_core.strategy.parts.tensor_codecs import QSGDCodec
 
 __all__ = ["QSGDStrategy", "StochasticGradients"]

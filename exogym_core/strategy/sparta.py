@@ -14,8 +14,6 @@ from exogym_core.strategy.parts.selectors import SelectionOptions
 from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from exogym_core.strategy.parts.selectors import IndexSelector
 
 __all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SparseMean"]
@@ -51,17 +49,14 @@ class SparseMean(Stateful):
             for bucket, residual in zip(self.buckets, self.residuals, strict=True):
                 flat = flatten(bucket)
                 chosen = self.selector.places(flat, self.iteration)
-                if len(chosen):
-                    flat[chosen] = self._mean(flat[chosen], chosen, residual)
-                    write_back(flat, bucket)
+                if not len(chosen):
+                    continue
+                lost = None if residual is None else residual[chosen]
+                flat[chosen] = self.site.average(self.averaging, flat[chosen], lost)
+                if residual is not None and lost is not None:
+                    residual[chosen] = lost
+                write_back(flat, bucket)
         self.iteration += 1
-
-    def _mean(self, values: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
-        lost = None if residual is None else residual[chosen]
-        mean = self.site.average(self.averaging, values, lost)
-        if residual is not None and lost is not None:
-            residual[chosen] = lost
-        return mean
 
 
 class SPARTAStrategy(Strategy, name="SPARTA"):
@@ -130,7 +125,8 @@ class SPARTADiLoCoStrategy(DiLoCoStrategy, name="SPARTA+DiLoCo"):
     interval: int = option(1, positive_int)
     positional = ("optim_spec", "outer_optim_spec", "p_sparta", "interval", "H")  # type: ignore[assignment]
 
-    round_steps = property(lambda self: math.lcm(self.interval, self.H))
+    periods = property(lambda self: (self.interval, self.H))
+    round_steps = property(lambda self: math.lcm(*self.periods))
     state = State("sparse")
     plain_steps = True
     weighs_by_samples = False
@@ -145,8 +141,3 @@ class SPARTADiLoCoStrategy(DiLoCoStrategy, name="SPARTA+DiLoCo"):
         if step % self.interval == 0:
             self.sparse.take()
         super().communicate(step)
-
-    @property
-    def steps_to_exchange(self) -> int:
-        """Steps up to the next mean or round."""
-        return min(super().steps_to_exchange, *(n - self.local_step % n for n in (self.interval, self.H)))

@@ -79,7 +79,6 @@ class StreamingDiLoCoStrategy(Strategy, name="StreamingDiLoCo"):
         """Merge fragments in flight."""
         for p in self.fragments.away:
             self.merge(p)
-        super().finish()
 
     @property
     def steps_to_exchange(self) -> int:

@@ -11,8 +11,8 @@ from torch import nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, PowerSGDStrategy, SimpleReduceStrategy
-from exogym_core.strategy.parts.exchange import orthonormal
 from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.gradients import orthonormal
 
 WORLD_SIZE, STEPS = 2, 5
 # Not Adam, to which a sum of gradients looks like their mean.

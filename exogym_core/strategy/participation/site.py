@@ -500,9 +500,7 @@ class GradientOptions(Division, Averaging):
                 f"{where}: gradients in shards travel as they are; leave out {name} or sharding="
             )
 
-    def gradient_averaging(self) -> Averaging:
-        """Average of gradients inside a site, by these options."""
-        return self.averaging()
+    gradient_averaging = Averaging.averaging
 
 
 class SitesOptions(GradientOptions):

@@ -104,17 +104,14 @@ class CastCodec(Codec):
         self.dtype, self.limit = dtype, torch.finfo(dtype).max
 
     def encode(self, values: Tensor) -> Tensor:
-        """Clamp finite values to the dtype's range, and cast."""
         limit = min(self.limit, torch.finfo(values.dtype).max)
         held = values.clamp(-limit, limit)
         return values.where(values.isinf(), held).to(self.dtype).view(torch.uint8)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Cast back, to fp32 at least."""
         return read_as(message, self.dtype).to(torch.promote_types(self.dtype, torch.float32))
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Two bytes a value for fp16 and bf16."""
         return num_values * self.dtype.itemsize
 
 
@@ -185,7 +182,6 @@ class HeadedCodec(Codec):
         """The values in fp32 that the codes stand for under this head."""
 
     def encode(self, values: Tensor) -> Tensor:
-        """Head first, then the codes."""
         if (
             values.is_meta
         ):  # of plans, in which only sizes count: torch takes long to find the shape of each operation
@@ -194,7 +190,6 @@ class HeadedCodec(Codec):
         return torch.cat([head.view(torch.uint8), pack(codes, self.bits)])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Read the codes under the head."""
         if message.is_meta:
             return message.new_empty(num_values, dtype=torch.float32)
         start = 4 * self.num_head(num_values)
@@ -202,7 +197,6 @@ class HeadedCodec(Codec):
         return self.restored(read_as(message[:start], torch.float32), codes)
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Four bytes a number of the head, and the codes, filled up to a byte."""
         return 4 * self.num_head(num_values) + packed_bytes(num_values, self.bits)
 
 
@@ -228,11 +222,9 @@ class BlockCodec(HeadedCodec):
         """The levels that these codes stand for, in fp32."""
 
     def num_head(self, num_values: int) -> int:
-        """A scale a block."""
         return -(-num_values // self.chunk)
 
     def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Scales, and codes of the nearest levels."""
         blocks = in_rows(values.float(), self.chunk)
         scales = blocks.abs().amax(dim=1) / self.largest if len(values) else blocks.new_zeros(0)
         levels = blocks / scales.where(scales > 0, 1.0)[:, None]
@@ -240,7 +232,6 @@ class BlockCodec(HeadedCodec):
         return scales.where(scales.isfinite(), torch.nan), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """Multiply each level by its block's scale."""
         return self.levels(codes) * head.repeat_interleave(self.chunk)[: len(codes)]
 
 
@@ -250,11 +241,9 @@ class Int8Codec(BlockCodec):
     chunk, largest = 1024, 127
 
     def nearest(self, levels: Tensor) -> Tensor:
-        """Signed bytes of the nearest whole numbers."""
         return levels.round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
 
     def levels(self, codes: Tensor) -> Tensor:
-        """Whole numbers of signed bytes."""
         return codes.view(torch.int8).float()
 
 
@@ -289,11 +278,9 @@ class Blockwise8BitCodec(BlockCodec):
         self._borders = (self._table[:-1] + self._table[1:]) / 2
 
     def nearest(self, levels: Tensor) -> Tensor:
-        """Number of the nearest level."""
         return torch.bucketize(levels, self._borders.to(levels.device), out_int32=True)
 
     def levels(self, codes: Tensor) -> Tensor:
-        """Levels of these numbers."""
         return self._table.to(codes.device)[codes.int()]
 
 
@@ -310,12 +297,10 @@ class E3M0Codec(BlockCodec):
     bits, chunk = 4, 256
 
     def nearest(self, levels: Tensor) -> Tensor:
-        """A sign bit and the three of the exponent nearest in logarithm."""
         exponents = (levels.abs().log2().nan_to_num(neginf=-99.0).round() + 7).clamp(0, 7).to(torch.uint8)
         return exponents | (levels < 0).to(torch.uint8) << 3
 
     def levels(self, codes: Tensor) -> Tensor:
-        """Powers of two with their signs; 0 for the exponent 0."""
         exponents = (codes & 7).float()
         magnitudes = torch.where(exponents > 0, (exponents - 7).exp2(), 0.0)
         return torch.where(codes & 8 > 0, -magnitudes, magnitudes)
@@ -332,21 +317,18 @@ class PiecewiseCodec(Codec):
         """Size and codec of each piece."""
 
     def encode(self, values: Tensor) -> Tensor:
-        """Concatenate the pieces' messages."""
         pieces = self.pieces(len(values))
         parts = torch.split(values, [size for size, _ in pieces])
         messages = [codec.encode(part) for (_, codec), part in zip(pieces, parts, strict=True)]
         return torch.cat([values.new_empty(0, dtype=torch.uint8), *messages])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Decode each piece's message, and concatenate the values."""
         pieces = self.pieces(num_values)
         messages = torch.split(message, [codec.encoded_bytes(size) for size, codec in pieces])
         parts = [codec.decode(each, size) for (size, codec), each in zip(pieces, messages, strict=True)]
         return torch.cat([message.new_empty(0, dtype=torch.float32), *parts])
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Encoded bytes of all pieces together."""
         return sum(codec.encoded_bytes(size) for size, codec in self.pieces(num_values))
 
 
@@ -359,7 +341,6 @@ class AveragersPieces(PiecewiseCodec):
         self.codec = codec
 
     def pieces(self, num_values: int) -> list[tuple[int, Codec]]:
-        """Pieces of `chunk` values; the last one has the rest."""
         return [(min(self.chunk, num_values - at), self.codec) for at in range(0, num_values, self.chunk)]
 
 
@@ -382,7 +363,6 @@ class ScaledFloat16Codec(_FiniteCodec):
     bits = 16
 
     def num_head(self, num_values: int) -> int:
-        """Two numbers, mean and deviation, whatever the size."""
         return 2
 
     def coded_finite(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,7 +373,6 @@ class ScaledFloat16Codec(_FiniteCodec):
         return torch.stack([mean, deviation]), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """Multiply by the deviation, and add the mean."""
         return codes.view(torch.float16).float() * head[1] + head[0]
 
 
@@ -423,7 +402,6 @@ class Uniform8BitCodec(_CodebookCodec):
     """256 bins of `6/256` standard deviations each around the mean; the outermost two take all beyond."""
 
     def bins(self, values: Tensor) -> Tensor:
-        """Bins of equal width."""
         mean, deviation = _moments(values)
         width = deviation * 6 / 256
         places = (values - mean) / width.where(width > 0, 1.0)
@@ -434,7 +412,6 @@ class Quantile8BitCodec(_CodebookCodec):
     """256 bins with equally many values each: the smallest 256th, the next, and so on."""
 
     def bins(self, values: Tensor) -> Tensor:
-        """Bins of equal count."""
         order = values.argsort(stable=True)
         ranks = torch.arange(len(values), device=values.device)
         return torch.empty_like(order).scatter_(0, order, ranks * 256 // len(values))
@@ -515,15 +492,12 @@ class ChargedCodec(_WrappedCodec):
         self._charge = charge
 
     def encode(self, values: Tensor) -> Tensor:
-        """Encode, on the clock."""
         self._charge(self.name, "encode", len(values))
         return self.codec.encode(values)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Decode, on the clock."""
         self._charge(self.name, "decode", num_values)
         return self.codec.decode(message, num_values)
 
     def on(self, device: torch.device) -> Codec:
-        """Charge for the codec on that device."""
         return ChargedCodec(self.codec.on(device), self._charge)

@@ -54,17 +54,14 @@ class SignCodec(HeadedCodec):
         self.scale = scale
 
     def num_head(self, num_values: int) -> int:
-        """The scale, if there is one."""
         return 0 if self.scale == "none" else 1
 
     def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale, and 1 for each non-negative value."""
         wide = values.float()
         size = wide.abs().mean() if self.scale == "l1" else wide.square().mean().sqrt()
         return size.nan_to_num(0.0).view(1)[: self.num_head(len(values))], values >= 0
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """Plus or minus the scale."""
         signs = codes.float() * 2 - 1
         return signs * head if len(head) else signs
 
@@ -89,11 +86,9 @@ class QSGDCodec(HeadedCodec):
         self.num_levels = 2 ** (bits - 1) - 1
 
     def num_head(self, num_values: int) -> int:
-        """A norm a bucket."""
         return -(-num_values // self.bucket)
 
     def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Norms, and the sign and level of each value."""
         chunks = in_rows(values.float(), self.bucket)
         norms = chunks.norm(dim=1) if self.norm == "l2" else chunks.abs().amax(dim=1)
         shares = chunks.abs() / norms.where(norms > 0, 1.0)[:, None]
@@ -103,7 +98,6 @@ class QSGDCodec(HeadedCodec):
         return norms, levels.to(torch.uint8) | (values < 0).to(torch.uint8) << (self.bits - 1)
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """Sign times level times norm over s."""
         levels = (codes & self.num_levels).float() / self.num_levels
         norms = head.repeat_interleave(self.bucket)[: len(codes)]
         return torch.where(codes > self.num_levels, -levels, levels) * norms
@@ -125,11 +119,9 @@ class StatisticalCodec(HeadedCodec):
         self.bits = bits
 
     def num_head(self, num_values: int) -> int:
-        """The mean, and a mean a bin."""
         return 1 + (1 << self.bits)
 
     def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and the bins' means, and the bin of each value."""
         wide, num_levels = values.float(), 1 << self.bits
         mean = wide.mean() if len(wide) else wide.new_zeros(())
         centered = wide - mean
@@ -143,7 +135,6 @@ class StatisticalCodec(HeadedCodec):
         return torch.cat([mean.view(1), sums / counts.clamp(min=1)]), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """The mean of each value's bin."""
         return head[1:][codes.int()] + head[0]
 
 
@@ -160,11 +151,9 @@ class LinearCodec(HeadedCodec):
         self.bits = bits
 
     def num_head(self, num_values: int) -> int:
-        """The smallest value, and the step."""
         return 2
 
     def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Smallest value and step, and the steps of each value."""
         wide = values.float()
         low, high = (wide.amin(), wide.amax()) if len(wide) else (wide.new_zeros(()), wide.new_zeros(()))
         step = (high - low) / (2**self.bits - 1)
@@ -173,7 +162,6 @@ class LinearCodec(HeadedCodec):
         return torch.stack([low, step]), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
-        """Smallest value plus `codes` steps."""
         low, step = head
         return torch.add(low, codes.float() * step)
 
@@ -221,7 +209,6 @@ class EachTensorCodec(PiecewiseCodec):
         self.sizes, self.codec, self.name = list(sizes), codec, codec.name
 
     def pieces(self, num_values: int) -> list[tuple[int, Codec]]:
-        """A piece for each tensor, all with one codec."""
         return [(size, self.codec) for size in self.sizes]
 
 
@@ -259,7 +246,6 @@ class LargestCodec(PiecewiseCodec):
         ]
 
     def pieces(self, num_values: int) -> Sequence[tuple[int, Codec]]:
-        """A piece for each tensor that has values."""
         return self._pieces
 
 
@@ -276,14 +262,12 @@ class _LargestOfTensor(Codec):
         self.num_kept = self.num_blocks * self.count
 
     def encode(self, values: Tensor) -> Tensor:
-        """Packed places of the largest values of all blocks, followed by the encoded values."""
         blocks = cut(values.view(self.shape), self.block)
         places = blocks.abs().topk(self.count, dim=1).indices
         kept = blocks.gather(1, places).view(-1)
         return torch.cat([pack(places.view(-1), self.index_bits), self.values.encode(kept)])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The tensor, zero where nothing was sent."""
         coded, rest = message.tensor_split([packed_bytes(self.num_kept, self.index_bits)])
         places = unpack(coded, self.index_bits, self.num_kept).long().view(self.num_blocks, self.count)
         kept = self.values.decode(rest, self.num_kept).view(self.num_blocks, self.count)
@@ -291,5 +275,4 @@ class _LargestOfTensor(Codec):
         return joined(blocks.scatter_(1, places, kept), self.shape, self.block).reshape(-1)
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Size: `index_bits` a place, filled up to a byte, and the values' message."""
         return packed_bytes(self.num_kept, self.index_bits) + self.values.encoded_bytes(self.num_kept)
