@@ -155,7 +155,7 @@ class StageAbsence(StepAbsence):
             rank.sum_shared(route, team, context.samples / total)
             work()
             if strategy.max_norm is not None:
-                rank.norms[:] = [norm_across(rank.counted, team, 1 / len(self._present))]
+                rank.norm = norm_across(rank.counted, team, 1 / len(self._present))
 
         return self.exchange_among(among, take_and_exchange)
 

@@ -59,7 +59,7 @@ class StageRank:
         peers: connects the ranks at its position, which are workers for its strategy.
         shared: its parameters that other ranks of the chain hold, too, and the connection to these.
         counted: parameters whose gradients this rank counts in the norm of a whole model's.
-        norms: of the gradients of this step, where it is known before they are clipped.
+        norm: of the gradients of this step, where it is known before they are clipped.
         kept: projection on the codec's subspace by parameter that is kept in it, as its gradient is.
     """
 
@@ -85,7 +85,7 @@ class StageRank:
                 group = groups.setdefault(ranks, self.chain.group(ranks, reuse=True))
                 self.shared.append((parameter, group, ranks))
         self.counted: Sequence[Tensor] = ()
-        self.norms: list[Tensor] = []
+        self.norm: Tensor | None = None
         self.kept: dict[Tensor, Callable[[Tensor], Tensor]] = {}
         for name in cut.kept.keys() & named.keys():
             codec: Any = boundary_codec(cut.stages.codec)
@@ -133,31 +133,22 @@ class StageRank:
             for each in site.held
             if all(each is not other or group.rank == 0 for other, group, _ in self.shared)
         ]
-        about = {"chain": self.chain, "counted": self.counted, "norms": self.norms}
-        strategy.site = _ChainSite(**{**vars(site), **about})
+        strategy.site = _ChainSite(**vars(site), rank=self)
 
 
 @dataclass(frozen=True)
 class _ChainSite(Site):
-    """Site whose norm of gradients is the whole model's.
+    """Site whose norm of gradients is the whole model's."""
 
-    Attributes:
-        chain: the ranks of the worker.
-        counted: parameters whose gradients this rank counts.
-        norms: the norm, where it is known.
-    """
-
-    chain: Communicator | None = None
-    counted: Sequence[Tensor] = ()
-    norms: list[Tensor] = field(default_factory=list)
+    rank: StageRank = field(kw_only=True)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of all stages' gradients together; returns the norm before."""
-        assert self.chain is not None
-        if self.norms:
-            clip_grads_with_norm_(self.held, max_norm, self.norms[0])
-            return self.norms.pop()
-        return clip_norm_across(self.counted, self.held, self.chain, max_norm)
+        norm, self.rank.norm = self.rank.norm, None
+        if norm is None:
+            return clip_norm_across(self.rank.counted, self.held, self.rank.chain, max_norm)
+        clip_grads_with_norm_(self.held, max_norm, norm)
+        return norm
 
 
 class _PassBegun(NamedTuple):

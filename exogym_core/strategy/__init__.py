@@ -198,7 +198,11 @@ def build_strategy(name: str, **options: Any) -> Strategy:
     if name == "Chain":
         return Chain(_modules(options.pop("modules", ())), **options)
     if name not in STRATEGIES:
-        meant = {"isoloco": "DiLoCo with aggregate: isotropic", "lion": "AllReduce with optim_spec: lion"}
+        meant = {
+            variant.lower(): f"{kind} with {options}"
+            for kind, made_by in STRATEGIES.items()
+            for variant, options in vars(made_by).get("variants", ())
+        }
         raise unknown_name("strategy", name, [*STRATEGIES, "Chain"], meant.get(name.lower(), ""))
     return STRATEGIES[name](**options)
 

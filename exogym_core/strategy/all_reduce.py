@@ -45,6 +45,7 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
     sites: GradientOptions = options_of(GradientOptions)
     patience: StepPatienceOptions = options_of(StepPatienceOptions)
     positional = ("optim_spec", "max_norm")
+    variants = (("Lion", "optim_spec: lion"),)
     round_steps = 1
     weighs_by_samples = True
     plain_steps = property(lambda self: not self.broadcast_buffers)

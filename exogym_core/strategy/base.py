@@ -284,6 +284,7 @@ class Strategy(Stateful):
         registry: classes by the names that experiment files give them.
         experimental: its rule could not be read in the paper or in code that its authors publish: `netgym list` names
             it with `--all` alone.
+        variants: names of other published strategies, and options that make them: a refusal of the name says so.
         Options: dataclass of all declared options.
         positional: names of options that may be given by position, in order.
         declared, members: names of options declared by the class and its bases, and classes of members with options.
@@ -306,6 +307,7 @@ class Strategy(Stateful):
     healed: ClassVar[tuple[str, ...]] = ()
     judged: str = "replica"
     experimental: ClassVar[bool] = False
+    variants: ClassVar[tuple[tuple[str, str], ...]] = ()
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
     applies: ClassVar[str] = ""
     round_steps: int | None = None

@@ -52,6 +52,7 @@ class DiLoCoStrategy(Strategy, name="DiLoCo"):
     clients: ClientOptions = options_of(ClientOptions)
     positional = ("optim_spec", "outer_optim_spec", "H")
 
+    variants = (("IsoLoCo", "aggregate: isotropic"),)
     judged = "outer"
     weighs_by_samples = True
     round_steps = property(lambda self: self.H)

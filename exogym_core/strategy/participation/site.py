@@ -572,10 +572,11 @@ class ShardedReplica(GradientAverager):
     @torch.no_grad()
     def gather(self) -> None:
         """Set all parameters from the ranks that hold them."""
-        handles = [
-            self._shards.all_gather(_padded(flatten(pieces), self._part_size(bucket)), async_op=True)
-            for bucket, pieces in zip(self._buckets, self._pieces, strict=True)
-        ]
+        handles = []
+        for bucket, pieces in zip(self._buckets, self._pieces, strict=True):
+            flat = flatten(pieces)
+            padded = pad(flat, (0, self._part_size(bucket) - len(flat)))
+            handles.append(self._shards.all_gather(padded, async_op=True))
         for bucket, handle in zip(self._buckets, handles, strict=True):
             flat = torch.cat(handle.wait())[: _num_values(bucket)]
             for parameter, values in zip(bucket, unflatten(flat, bucket), strict=True):
@@ -620,7 +621,7 @@ class ShardedReplica(GradientAverager):
 
     def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
         size = self._shards.world_size
-        padded = _padded(flat, -(-len(flat) // size) * size)
+        padded = pad(flat, (0, -len(flat) % size))
         average: Tensor = yield self._shards.reduce_scatter(padded, "avg", async_op=True)
         return average
 
@@ -669,10 +670,6 @@ class ShardedReplica(GradientAverager):
                 f"sharding={self.sharding!r}: {total} trainable values cannot be cut into {num_ranks} "
                 "shards; use fewer ranks a site, or sharding='NO_SHARD'"
             )
-
-
-def _padded(flat: Tensor, size: int) -> Tensor:
-    return pad(flat, (0, size - len(flat)))
 
 
 def _num_values(tensors: Sequence[Tensor]) -> int:

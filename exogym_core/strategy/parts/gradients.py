@@ -165,7 +165,7 @@ class GradientAverager(Stateful):
         self._posted: list[Flight[Tensor]] = []
         self._missing = [set(map(id, bucket)) for bucket in self._buckets]
         self._listening = False
-        self._before_first: Callable[[], bool] = _always
+        self._before_first: Callable[[], bool] | None = None
         self._hooks: list[RemovableHandle] = []
         self._call: CollectiveCall | None = None  # of all gradients, without values
 
@@ -177,12 +177,12 @@ class GradientAverager(Stateful):
             weight: multiplies this rank's gradients.
             before_first: called when the first bucket is to leave; False: none leaves in this pass.
         """
-        self._before_first = before_first or _always
+        self._before_first = before_first
         if on and not self._hooks and self._leaves_early:
             # The last bucket is full when the backward pass is over: `average` sends it.
             for number, bucket in enumerate(self._buckets[:-1]):
                 hook = partial(self._on_gradient, number)
-                self._hooks += [_after_accumulation(parameter, hook) for parameter in bucket]
+                self._hooks += [each.register_post_accumulate_grad_hook(hook) for each in bucket]  # type: ignore[no-untyped-call]
         self._listening, self._weight = on, weight
 
     def join(self, comm: Communicator, weight: float = 1.0) -> None:
@@ -257,9 +257,10 @@ class GradientAverager(Stateful):
                 "use_reentrant=False"
             )
         self._missing[number].remove(id(parameter))
-        if not self._posted and not self._missing[0] and not self._before_first():
-            self._listening = False
-            return
+        if self._before_first is not None and not self._posted and not self._missing[0]:
+            self._listening = self._before_first()
+            if not self._listening:
+                return
         while (ready := len(self._posted)) < len(self._buckets) - 1 and not self._missing[ready]:
             self._post(ready)
 
@@ -288,10 +289,6 @@ class GradientAverager(Stateful):
             parameter.grad = gradient if is_used else received_gradient(None, gradient)
 
 
-def _always() -> bool:
-    return True
-
-
 def _sent(bucket: Sequence[Tensor]) -> Tensor:
     """Flat gradients to send: negative zeros for parameters without one, and none in the others."""
     gradients = [parameter.grad for parameter in bucket]
@@ -310,10 +307,6 @@ def received_gradient(own: Tensor | None, average: Tensor) -> Tensor | None:
     """The averaged gradient; None where no rank had one."""
     unused = own is None and bool(((average == 0) & average.signbit()).all())
     return None if unused else average
-
-
-def _after_accumulation(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ __all__ = [
     "RandomIndexSelector",
     "SelectionOptions",
     "ShuffledSequentialIndexSelector",
-    "selector_named",
     "slice_bounds",
 ]
 
@@ -123,24 +122,6 @@ SELECTORS: dict[str, type[IndexSelector]] = {
 }
 
 
-def selector_named(selector: str | type[IndexSelector] | IndexSelector, p: float) -> IndexSelector:
-    """A selector from a name, a class (both get `p`) or an instance (which keeps its own).
-
-    Raises:
-        UnknownNameError: no selector of that name.
-    """
-    if isinstance(selector, IndexSelector):
-        return selector
-    if isinstance(selector, type) and issubclass(selector, IndexSelector):
-        return selector(p)
-    if not isinstance(selector, str):
-        raise InputError(f"index_selector={selector!r} must be a name, an IndexSelector or its class")
-    name = selector.lower().replace("-", "_")
-    if name not in SELECTORS:
-        raise unknown_name("index_selector", selector, SELECTORS)
-    return SELECTORS[name](p)
-
-
 class SelectionOptions(Options):
     """Options of averages over a share of the parameters.
 
@@ -157,5 +138,15 @@ class SelectionOptions(Options):
         self.selector()
 
     def selector(self) -> IndexSelector:
-        """The selector of averaged values."""
-        return selector_named(self.index_selector, self.p_sparta)
+        """The selector of averaged values: of a name or a class with `p_sparta`; an instance keeps its own share."""
+        given = self.index_selector
+        if isinstance(given, IndexSelector):
+            return given
+        if isinstance(given, type) and issubclass(given, IndexSelector):
+            return given(self.p_sparta)
+        if not isinstance(given, str):
+            raise InputError(f"index_selector={given!r} must be a name, an IndexSelector or its class")
+        name = given.lower().replace("-", "_")
+        if name not in SELECTORS:
+            raise unknown_name("index_selector", given, SELECTORS)
+        return SELECTORS[name](self.p_sparta)
