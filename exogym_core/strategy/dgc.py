@@ -108,7 +108,10 @@ class DGCStrategy(Strategy, name="DGC"):
     def means_of_largest(self) -> list[Tensor]:
         """Means over ranks of the largest values of v, which leave u and v."""
         shapes = [v.shape for v in self.waiting]
-        counts = [math.ceil(self.density_at(self.local_step) * shape.numel()) for shape in shapes]
+        density, step = self.density, self.local_step
+        if step < self.density_warmup_steps:
+            density **= (1 + step * _STAGES // self.density_warmup_steps) / (_STAGES + 1)
+        counts = [math.ceil(density * shape.numel()) for shape in shapes]
         codec = self.charged(LargestCodec(shapes, [matrix_shape(shape) for shape in shapes], counts, 32))
         flat = flatten(self.waiting)
         total = torch.zeros_like(flat)
@@ -120,12 +123,6 @@ class DGCStrategy(Strategy, name="DGC"):
             u.masked_fill_(mask, 0.0)
             v.masked_fill_(mask, 0.0)
         return unflatten(total / self.peers.world_size, self.waiting)
-
-    def density_at(self, step: int) -> float:
-        """The share that the 0-based `step` sends."""
-        if step >= self.density_warmup_steps:
-            return self.density
-        return float(self.density ** ((1 + step * _STAGES // self.density_warmup_steps) / (_STAGES + 1)))
 
 
 class LargestGradients(DGCStrategy, part="DGC"):

@@ -79,7 +79,10 @@ class OptimSpec:
         params: Callable[[nn.Module], Iterable[Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.cls = _optimizer_named(cls) if isinstance(cls, str) else cls
+        known: dict[str, Factory] = {each.lower(): made for each, made in OPTIMIZERS.items()}
+        if isinstance(cls, str) and cls.lower() not in known:
+            raise unknown_name("optimizer", cls, known)
+        self.cls = known[cls.lower()] if isinstance(cls, str) else cls
         if not callable(self.cls) or (isinstance(self.cls, type) and not issubclass(self.cls, Optimizer)):
             raise InputError(f"OptimSpec: {cls!r} is not an optimizer class, name or factory")
         if self.cls is torch.optim.LBFGS:
@@ -257,13 +260,6 @@ def _name_of(factory: Any) -> str:
 
 def _is_torchs(factory: Any) -> bool:
     return getattr(factory, "__module__", "").startswith("torch.optim")
-
-
-def _optimizer_named(name: str) -> Factory:
-    known = {each.lower(): made for each, made in OPTIMIZERS.items()}
-    if name.lower() not in known:
-        raise unknown_name("optimizer", name, known)
-    return known[name.lower()]
 
 
 def _check_options(factory: Factory, options: Mapping[str, Any]) -> None:

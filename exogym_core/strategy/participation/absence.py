@@ -86,11 +86,6 @@ class Absence(Everyone):
     def _sites(self) -> list[int]:
         return sorted({rank // self._site_size for rank in self._present})
 
-    def _all_at_begin(self) -> list[int]:
-        """Sites to wait for at the start: those present at a checkpoint, and all that do not join late."""
-        all_sites = range(self._comm.world_size // self._site_size)
-        return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
-
     def _about(self, number: int, awaited: list[int], weight: float = 1.0) -> _About:
         """Waiting times, weight of this rank, number, awaited members and deadline of a meeting."""
         patience = self.patience
@@ -138,7 +133,10 @@ class Absence(Everyone):
             mine = (self.number, self._mine()) if peers.rank == source else None
             return peers.broadcast_object(mine, src=source)
 
-        state = self._together(share, BEFORE_ROUNDS, self._all_at_begin(), weight=1.0 + self.number)
+        # Those present at a checkpoint, and all that do not join late.
+        all_sites = {*range(self._comm.world_size // self._site_size)}
+        awaited = sorted({*self._sites(), *(all_sites - self.patience.join_at.keys())})
+        state = self._together(share, BEFORE_ROUNDS, awaited, weight=1.0 + self.number)
         if state is None:
             self._catch_up(self.number, self.number)
             return
@@ -157,18 +155,16 @@ class Absence(Everyone):
         own = float(strategy.round_weights.get(self._comm.rank, 1))
 
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
-            residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
-            share = own * len(weights) / sum(weights)
-            return outer.averaged(strategy.site, peers, residuals, weight=share), residuals
+            return outer.averaged(strategy.site, peers, weight=own * len(weights) / sum(weights))
 
         result = self._together(average, self.number, self._sites(), own)
         if result is None:
             self._catch_up(self.number + 1, self.number + 1)
             return None
-        gradients: list[Tensor] = result[0]
-        outer.residuals = result[1]
-        outer.spread(self.strategy.site, gradients)
-        return gradients
+        means: list[Tensor]
+        means, outer.residuals = result
+        outer.spread(self.strategy.site, means)
+        return means
 
     def publish(self, outer: SharedModel) -> None:
         """Publish the state after a round, for ranks that come later."""

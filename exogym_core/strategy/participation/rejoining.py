@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,25 +20,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.participation.patience import Patience
     from exogym_core.strategy.parts.outer import SharedModel
 
-__all__ = ["Rejoining", "short_time_out"]
-
-
-def short_time_out(where: str, limit: float, seconds: float) -> str:
-    """Remark on a time-out of `limit` seconds that is shorter than a round."""
-    return (
-        f"{where}: rejoin='at_once' with a time-out of {format_seconds(limit)}, shorter than a round of "
-        f"{format_seconds(seconds)}: a rank that has come back out of step waits longer than that, so each "
-        "meeting closes without another one and all may never meet again; make timeout_waiting_for_peers "
-        "(matchmaking_time under no_wait) longer than a round"
-    )
-
-
-class _Averaged(NamedTuple):
-    """A rank's part of a round: mean pseudo-gradients, rounding errors, and the state that it has taken over if any."""
-
-    gradients: list[Tensor]
-    residuals: list[Tensor | None]
-    state: list[Tensor] | None
+__all__ = ["Rejoining"]
 
 
 class Rejoining(Absence):
@@ -97,8 +79,7 @@ class Rejoining(Absence):
         assert isinstance(outer, OuterStep)
         published = set[int]()
 
-        def average(peers: Communicator, meeting: NextMeeting) -> _Averaged:
-            residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
+        def average(peers: Communicator, meeting: NextMeeting) -> tuple[Any, list[Tensor] | None]:
             gradients, state = outer.values(peers), None
             if len(meeting.sources) < peers.world_size:
                 if peers.rank not in meeting.sources:
@@ -113,9 +94,7 @@ class Rejoining(Absence):
                     published.add(meeting.number)
                     replica = [torch.sub(*each) for each in zip(outer.flats, gradients, strict=True)]
                     self._comm.publish(meeting.number, [*outer.packed(), *replica])
-            return _Averaged(
-                outer.averaged(self.strategy.site, peers, residuals, gradients), residuals, state
-            )
+            return outer.averaged(self.strategy.site, peers, gradients), state
 
         while True:
             waits = self.patience.waiting_seconds, self.patience.averaging_seconds
@@ -129,10 +108,16 @@ class Rejoining(Absence):
                 break
         seconds, limit = meeting.since_last, self.patience.waiting_seconds
         if not self.remarks and len(meeting.ranks) == self._comm.world_size and limit < seconds:
-            self.remarks = (short_time_out(self.strategy.where, limit, seconds),)
+            self.remarks = (
+                f"{self.strategy.where}: rejoin='at_once' with a time-out of {format_seconds(limit)}, shorter than a "
+                f"round of {format_seconds(seconds)}: a rank that has come back out of step waits longer than that, "
+                "so each meeting closes without another one and all may never meet again; make "
+                "timeout_waiting_for_peers (matchmaking_time under no_wait) longer than a round",
+            )
         behind = [rank for place, rank in enumerate(meeting.ranks) if place not in meeting.sources]
-        if averaged.state is not None:
-            outer.unpack(averaged.state)
+        (means, residuals), state = averaged
+        if state is not None:  # of the rank that healed this one
+            outer.unpack(state)
         rounds = int(max(meeting.weights)) - 1
         if self._comm.rank in behind:
             self._news = {"missed_round": self.number + 1, "back_in_round": rounds + 2}
@@ -140,8 +125,9 @@ class Rejoining(Absence):
             num_alive = self._comm.state.num_alive
             self._news = {"averaged_ranks": meeting.ranks, "healed_ranks": behind, "num_alive": num_alive}
         self._present, self._is_newest, self.number = meeting.ranks, meeting.is_newest, rounds
-        outer.residuals = averaged.residuals
-        return averaged.gradients
+        outer.residuals = residuals
+        gradients: list[Tensor] = means
+        return gradients
 
     def publish(self, outer: SharedModel) -> None:
         """Count the round, and keep the state to which it has led."""

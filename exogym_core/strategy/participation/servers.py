@@ -147,14 +147,11 @@ class ServedStrategy(Strategy):
         if answers:
             self.phi, (fastest,) = from_message(answers[-1][1], 1)
             write_back(self.phi, self.trainable)
-            self._round_steps = self._next_steps(speed, fastest)
+            self._round_steps = self.H
+            if self.dylu and speed and fastest:
+                self._round_steps = max(1, self._whole_steps(self.H * min(speed / fastest, 1.0)))
         self._steps_left = self._round_steps
         self._round_began = self.comm.now()
-
-    def _next_steps(self, speed: float, fastest: float) -> int:
-        if not self.dylu or not speed or not fastest:
-            return self.H
-        return max(1, self._whole_steps(self.H * min(speed / fastest, 1.0)))
 
     def _whole_steps(self, steps: float) -> int:
         return math.floor(steps + ROUNDING_STEPS)

@@ -103,15 +103,13 @@ class MomentMean:
             return
         for name in self.names:
             has_it = [name in names for names in self._kept]
-            moments = [self._moment(each, name) for each in compress(self.strategy.held, has_it)]
+            held = list(compress(self.strategy.held, has_it))
+            kept = [self.strategy.optim.state.get(each, {}).get(name) for each in held]
+            moments = [torch.zeros_like(p) if m is None else m for p, m in zip(held, kept, strict=True)]
             buckets = [[moments[index] for index in bucket] for bucket in self.averaging.plan(moments)]
             means = self.averaging.means(site, list(map(flatten, buckets)), [None] * len(buckets))
             for mean, bucket in zip(means, buckets, strict=True):
                 write_back(mean, bucket)
-
-    def _moment(self, parameter: Tensor, name: str) -> Tensor:
-        value = self.strategy.optim.state.get(parameter, {}).get(name)
-        return torch.zeros_like(parameter) if value is None else value
 
 
 class CodedMean(Stateful):

@@ -175,26 +175,21 @@ class SharedModel(GlobalModel):
 
     @torch.no_grad()
     def averaged(
-        self,
-        site: Site,
-        peers: Communicator,
-        residuals: Sequence[Tensor | None],
-        values: list[Tensor] | None = None,
-        *,
-        weight: float = 1.0,
-    ) -> list[Tensor]:
-        """The mean over the ranks of `peers`, flat, `weight` times each; changes nothing but `residuals` and `values`.
+        self, site: Site, peers: Communicator, values: list[Tensor] | None = None, *, weight: float = 1.0
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The mean over the ranks of `peers`, flat, `weight` times each, and the residuals that it leaves.
 
-        `values` are what this rank sends; None: `self.values`. Of a site whose ranks have the same values each has the
-        mean of its own part alone, see `spread`.
+        Changes nothing but `values`, which this rank sends; None: `self.values`. Of a site whose ranks have the same
+        values each has the mean of its own part alone, see `spread`.
         """
         values = self.values(peers) if values is None else values
+        residuals = [None if residual is None else residual.clone() for residual in self.residuals]
         self.averaging.weigh(values, weight)
         own = [None if residual is None else site.own(residual) for residual in residuals]
         parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
         for flight in [Flight(self.averaging.steps(peers, *each, waits=waits)) for each in parts]:
             flight.wait()
-        return values
+        return values, residuals
 
     @torch.no_grad()
     def spread(self, site: Site, values: Sequence[Tensor]) -> None:

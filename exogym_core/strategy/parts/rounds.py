@@ -266,25 +266,22 @@ def fragments_of(
     Raises:
         InputError: there are fewer layers than fragments, a fragment has no parameter, or there are more than H.
     """
-    named = options.fragments
-    cut = _by_layer(names, options, where) if named is None else _named(names, named, where)
-    if len(cut) > num_steps:
-        raise InputError(f"{where}: {len(cut)} fragments need an H of as many steps at least")
-    return cut
-
-
-def _by_layer(names: Sequence[str], options: FragmentOptions, where: str) -> list[list[int]]:
-    layers = layers_of(names)
+    layers, named = layers_of(names), options.fragments
     count = options.num_fragments or max(1, len(layers) // 3)
-    if count > len(layers):
+    if named is not None:
+        cut = _named(names, named, where)
+    elif count > len(layers):
         raise InputError(
             f"{where}: num_fragments={count}, but the model has {len(layers)} layers; cut it into as many at most"
         )
-    if options.pattern == "strided":
-        cut = [layers[first::count] for first in range(count)]
     else:
-        cut = [layers[p * len(layers) // count : (p + 1) * len(layers) // count] for p in range(count)]
-    return [sorted(index for layer in fragment for index in layer) for fragment in cut]
+        ends = [p * len(layers) // count for p in range(count + 1)]
+        is_strided = options.pattern == "strided"
+        parts = [layers[p::count] if is_strided else layers[ends[p] : ends[p + 1]] for p in range(count)]
+        cut = [sorted(index for layer in fragment for index in layer) for fragment in parts]
+    if len(cut) > num_steps:
+        raise InputError(f"{where}: {len(cut)} fragments need an H of as many steps at least")
+    return cut
 
 
 def packed(sizes: Sequence[int], count: int, apart: Collection[int] = ()) -> list[list[int]]:
