@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.names import visible
 from netsim.cli import terminal
 from netsim.cli.terminal import given
 from netsim.errors import InputError, NetsimError
@@ -90,6 +91,22 @@ class TrainingArguments:
     jobs: int | None = given(type=click.IntRange(1))
     yes: bool = given()
     as_json: bool = given()
+
+    def refuse_with_resume(self, **others: object) -> None:
+        """Raise InputError for options that what is resumed cannot change: those of the experiment, and `others`."""
+        asked = {
+            "topology": self.topology,
+            "set": self.overrides,
+            "scale": self.scale,
+            "out": self.out,
+            **others,
+        }
+        for name, value in asked.items():
+            if value:
+                option = "EXPERIMENT" if name == "experiment" else f"--{name}"
+                raise InputError(
+                    f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}"
+                )
 
     def flags(self, **others: object) -> dict[str, object]:
         """Keys of the experiment that flags of their own replace: the topology, and `others` that are not None."""

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -26,6 +25,8 @@ from netgym.planning.commands import plan_rows
 from netgym.planning.planned import request_of
 from netgym.planning.sweep import placed
 from netgym.results import Comparison, SweepResult
+from netgym.studies.runners import run_points, write_results
+from netgym.studies.study import Study, over_networks, with_sweep
 from netsim import Topology
 from netsim.cli.terminal import DelayedProgress
 from netsim.errors import InputError, unknown_name
@@ -164,10 +165,8 @@ def sweep(
     _refuse_unknown(sweep, changes, Changes)
     document, folder, name, _ = _document(experiment, changes, "netgym.sweep")
     given = {"search": search, "trials": trials, "minimise": minimise, "seeds": _seeds(changes)}
-    swept = document.data.get("sweep") or {} if isinstance(document.data, dict) else {}
-    swept = {**swept, **(over or {}), **{key: value for key, value in given.items() if value is not None}}
-    document = replace(document, data={**document.data, "sweep": swept} if swept else document.data)  # type: ignore[dict-item]
-    return _study(document, folder, name, changes, on)
+    keys = {**(over or {}), **{key: value for key, value in given.items() if value is not None}}
+    return _study(with_sweep(document, keys), folder, name, changes, on)
 
 
 def _on_networks(
@@ -186,19 +185,15 @@ def _on_networks(
         )
     first = changes | Changes(topology=networks[0])
     document, folder, name, code = _document(experiment, first, caller)
-    data = dict(document.data) if isinstance(document.data, dict) else {}
-    data["sweep"] = {"topology": [_plain_network(each) for each in networks]}
+    loaded = None
     if strategy is not None:
-        chosen = Experiment.from_document(document, folder, name, code).only(strategy).strategies
-        data["strategies"] = [entry.to_mapping() for entry in chosen]
-    return _study(replace(document, data=data), folder, name, changes, None)
+        loaded = Experiment.from_document(document, folder, name, code).only(strategy)
+    document = over_networks(document, list(map(_plain_network, networks)), loaded)
+    return _study(document, folder, name, changes, None)
 
 
 def _study(document: Document, folder: Path, name: str, changes: Changes, on: str | None) -> SweepResult:
     """Train a document's sweep."""
-    from netgym.studies.runners import run_points, write_results
-    from netgym.studies.study import Study
-
     is_shown = changes.get("progress", True)
 
     def write(line: str, num_done: float, num_points: int) -> None:

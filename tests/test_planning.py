@@ -26,11 +26,11 @@ from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netgym.experiment.experiment import Experiment
 from netgym.planning.measure import Measured, RefusedPlanError, Setting, measure
-from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.plan import plan
 from netgym.planning.planned import Request
 from netgym.planning.setting import Known
+from netgym.planning.tables import PLANNED_MODELS
 from netsim import Topology
 from netsim.collectives import estimate
 from netsim.errors import InputError
@@ -583,6 +583,7 @@ def test_limits_name_what_to_change() -> None:
     """A slow network limits AllReduce by its link, a fast one by computing."""
     slow = plan(build_strategy("AllReduce"), setting("1 ms"))
     assert slow.limit["by"] in ("link a - b", "latency")
+    assert slow.strategy == "AllReduce"  # as in files, not the class
     fast = plan(build_strategy("DiLoCo", H=50), setting("10 s"))
     assert fast.limit["by"] == "compute"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from experiments import json_of
 
-from netgym.planning.published_mfu import published_share
+from netgym.planning.tables import published_share
 from netsim.errors import InputError
 
 WORDS = [

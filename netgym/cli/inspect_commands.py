@@ -114,7 +114,7 @@ def _topologies() -> Section:
 def sections(*, every: bool = False) -> dict[str, Callable[[], Section]]:
     """Functions that list (name, line) pairs, by section; with `every` experimental strategies too."""
     from exogym_core.cost.devices import DEVICES
-    from netgym.planning.model_sizes import listed_models
+    from netgym.planning.tables import listed_models
     from netsim.topology.protocol import PRESETS
 
     def speeds(device: Device) -> str:

@@ -85,10 +85,10 @@ def sample(
         seed: Seed of the sampling [random].
         trust: Run the code that RUN names, even if another user has made RUN.
     """
-    from netgym.cli.sampling import Sampler
+    from netgym.cli.sampling import model_of_run, sampled_text
 
-    sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
-    text = sampler.text(prompt, num_tokens=num_tokens, temperature=temperature, seed=seed)
+    model = model_of_run(model_or_run, strategy, trust=trust)
+    text = sampled_text(model, prompt, num_tokens, temperature, seed)
     document = {"run_folder": str(model_or_run), "prompt": prompt, "text": text}
     click.echo(json.dumps(document, indent=2) if as_json else visible_text(text))
 

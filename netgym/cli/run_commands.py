@@ -309,14 +309,9 @@ class RunArguments(TrainingArguments):
                 if getattr(self, name):
                     raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
             return None
-        asked = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
-        asked |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
-        for name, value in asked.items():
-            if value:
-                option = "EXPERIMENT" if name == "experiment" else f"--{name}"
-                raise InputError(
-                    f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}"
-                )
+        self.refuse_with_resume(
+            experiment=self.experiment, protocol=self.protocol, seeds=self.seeds, **others
+        )
         return self.resume
 
     def load(self) -> Experiment:

@@ -1,14 +1,13 @@
 """Text from a trained language model.
 
-    sampler = Sampler.of_run("runs/text-1", strategy="DiLoCo")
-    print(sampler.text("def ", num_tokens=100, temperature=0.8, seed=0))
+    model = model_of_run("runs/text-1", strategy="DiLoCo")
+    print(sampled_text(model, "def ", num_tokens=100, temperature=0.8, seed=0))
 
 A prompt is bytes of text where the model's vocabulary has 256 tokens, else token numbers such as "15 496".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from netsim.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Sampler", "draw_tokens"]
+__all__ = ["draw_tokens", "model_of_run", "sampled_text"]
 
 _NUM_BYTES = 256
 _SUFFIX = ".safetensors"
@@ -62,93 +61,76 @@ def draw_tokens(
     return tokens
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """Language model, with text or numbers for its tokens.
+def model_of_run(path: str | Path, strategy: str | None = None, *, trust: bool = False) -> nn.Module:
+    """Load the judged model of a run's strategy: a GPT, a Llama, or another with `logits` and `block_size`.
 
-    Attributes:
-        model: a GPT, a Llama, or another with `logits`, `block_size` and an embedding called `tokens`.
+    Args:
+        path: a run folder, or one of the files in its `models/`.
+        strategy: of the model; may be left out where there is one only.
+        trust: run the code that the run names, even if another user has made or changed it.
+
+    Raises:
+        InputError: there is no such model, it is no language model, or it needs `trust`.
     """
+    path = Path(path)
+    if path.suffix == _SUFFIX:
+        if strategy is not None:
+            raise InputError(f"{visible(path)}: is one model already; leave --strategy out")
+        path, strategy = path.parent.parent, path.stem
+    folder = RunFolder.open(path)
+    experiment = Experiment.load(folder.path / "experiment.yaml", trust=trust)
+    if not trust:
+        experiment.require_trusted(folder.path)
+    model = experiment.build_model(experiment.build_task())
+    if not hasattr(model, "logits") or not hasattr(model, "block_size"):
+        raise InputError(
+            f"{visible(path)}: {type(model).__name__} is no language model; sample from a gpt or llama"
+        )
+    from safetensors.torch import load_model
 
-    model: nn.Module
+    load_model(model, str(_model_file(folder, strategy)))
+    return model
 
-    @classmethod
-    def of_run(cls, path: str | Path, strategy: str | None = None, *, trust: bool = False) -> Sampler:
-        """Load the judged model of a run's strategy.
 
-        Args:
-            path: a run folder, or one of the files in its `models/`.
-            strategy: of the model; may be left out where there is one only.
-            trust: run the code that the run names, even if another user has made or changed it.
+def sampled_text(
+    model: nn.Module, prompt: str, num_tokens: int = 200, temperature: float = 0.8, seed: int | None = None
+) -> str:
+    """Continue a prompt; returns it with the continuation.
 
-        Raises:
-            InputError: there is no such model, it is no language model, or it needs `trust`.
-        """
-        path = Path(path)
-        if path.suffix == _SUFFIX:
-            if strategy is not None:
-                raise InputError(f"{visible(path)}: is one model already; leave --strategy out")
-            path, strategy = path.parent.parent, path.stem
-        folder = RunFolder.open(path)
-        experiment = Experiment.load(folder.path / "experiment.yaml", trust=trust)
-        if not trust:
-            experiment.require_trusted(folder.path)
-        model = experiment.build_model(experiment.build_task())
-        if not hasattr(model, "logits") or not hasattr(model, "block_size"):
-            raise InputError(
-                f"{visible(path)}: {type(model).__name__} is no language model; sample from a gpt or llama"
-            )
-        from safetensors.torch import load_model
+    Args:
+        model: a language model with an embedding called `tokens`.
+        prompt: text, or token numbers; see the module.
+        num_tokens: number to draw.
+        temperature: 0 takes the likeliest token each time.
+        seed: of the draws; None: another text each time.
 
-        load_model(model, str(_model_file(folder, strategy)))
-        return cls(model)
-
-    def text(
-        self, prompt: str, num_tokens: int = 200, temperature: float = 0.8, seed: int | None = None
-    ) -> str:
-        """Continue a prompt; returns it with the continuation.
-
-        Args:
-            prompt: text, or token numbers; see the module.
-            num_tokens: number to draw.
-            temperature: 0 takes the likeliest token each time.
-            seed: of the draws; None: another text each time.
-
-        Raises:
-            InputError: the prompt is empty or no token numbers, or a number is negative.
-        """
-        if num_tokens < 0 or temperature < 0:
-            raise InputError(f"sample: tokens {num_tokens} and temperature {temperature:g} must be 0 or more")
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed)
-        known: int = self.model.tokens.num_embeddings  # type: ignore[union-attr, assignment]
-        is_bytes = known == _NUM_BYTES
-        start = torch.tensor([self._encode(prompt, known)])
-        (drawn,) = draw_tokens(self.model, start, num_tokens, temperature, generator).tolist()
-        if is_bytes:
-            return bytes(drawn).decode("utf-8", errors="replace")
-        return " ".join(map(str, drawn))
-
-    def _encode(self, prompt: str, known: int) -> list[int]:
-        """Tokens of a prompt, for a model that has `known` ones."""
-        if known == _NUM_BYTES:
-            tokens = list(prompt.encode())
-        elif all(word.isascii() and word.isdigit() for word in prompt.split()):
-            tokens = [int(word) for word in prompt.split()]
-        else:
-            raise InputError(
-                f"sample: the model has {known} tokens and no text; give token numbers, as in --prompt '15 496'"
-            )
-        if not tokens:
-            raise InputError("sample: the prompt is empty; give at least one character or token")
-        if max(tokens) >= known:
-            raise InputError(
-                f"sample: token {max(tokens)} is beyond the model's {known}; give smaller numbers"
-            )
-        return tokens
+    Raises:
+        InputError: the prompt is empty or no token numbers, or a number is negative.
+    """
+    if num_tokens < 0 or temperature < 0:
+        raise InputError(f"sample: tokens {num_tokens} and temperature {temperature:g} must be 0 or more")
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    known: int = model.tokens.num_embeddings  # type: ignore[union-attr, assignment]
+    if known == _NUM_BYTES:
+        tokens = list(prompt.encode())
+    elif all(word.isascii() and word.isdigit() for word in prompt.split()):
+        tokens = [int(word) for word in prompt.split()]
+    else:
+        raise InputError(
+            f"sample: the model has {known} tokens and no text; give token numbers, as in --prompt '15 496'"
+        )
+    if not tokens:
+        raise InputError("sample: the prompt is empty; give at least one character or token")
+    if max(tokens) >= known:
+        raise InputError(f"sample: token {max(tokens)} is beyond the model's {known}; give smaller numbers")
+    (drawn,) = draw_tokens(model, torch.tensor([tokens]), num_tokens, temperature, generator).tolist()
+    if known == _NUM_BYTES:
+        return bytes(drawn).decode("utf-8", errors="replace")
+    return " ".join(map(str, drawn))
 
 
 def _model_file(folder: RunFolder, strategy: str | None) -> Path:

@@ -14,7 +14,7 @@ import click
 
 from exogym_core.uncompiled import without_compiler
 from netgym.command_options import takes
-from netgym.planning.model_sizes import MEMORY_CHOICES
+from netgym.planning.tables import MEMORY_CHOICES
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, given
 from netsim.errors import InputError, unknown_name

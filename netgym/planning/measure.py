@@ -16,10 +16,10 @@ from exogym_core.run.recording import run_alone
 from exogym_core.run.request import by_speed_conflict
 from exogym_core.stages.options import refuse_with_stages
 from netgym.command_options import first_line
-from netgym.planning.model_sizes import MEMORY_CHOICES
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
 from netgym.planning.stages import boundary_bytes, bubble, stage_rows
+from netgym.planning.tables import MEMORY_CHOICES
 from netgym.planning.weather import (
     changes_between,
     last_change_seconds,
@@ -713,10 +713,8 @@ def _begin(strategy: Strategy, setting: Setting) -> _Begun:
         RefusedPlanError: with a budget, the first rounds are a warm-up too long to simulate.
     """
     name, own = strategy_name(strategy), _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
-    known, number = setting.known, own
-    of_run = (known.key_of(strategy), setting.num_ranks, setting.max_steps)
-    key = ("declared", *of_run, known.number_of(setting.model.model))
-    declared, warmup = known.once(key, lambda: _declared(strategy, setting))
+    number, key = own, ("declared", strategy, setting.num_ranks, setting.max_steps, setting.model.model)
+    declared, warmup = setting.known.once(key, lambda: _declared(strategy, setting))
     period, start, remarks = declared or 1, 0, tuple[str, ...]()
     if declared is None:
         steps, number, own = setting.max_steps, 1, 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.plain import reachable
-from netgym.planning.model_sizes import PLANNED_MODELS
+from netgym.planning.tables import PLANNED_MODELS
 from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from netsim.errors import InputError, unknown_name
 from netsim.units import shown
@@ -125,31 +125,24 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
     if layers <= _COUNTED_LAYERS:
         return SequenceModel(model, length, *_counted(name, length, **options))
     # Layers are alike, so their operations are counted once: those of one more layer than another model has.
-    one, two = (
+    (flops, kept), (more_flops, more_kept) = (
         _counted(name, length, **{**options, "num_layers": number}) for number in (1, _COUNTED_LAYERS)
     )
-    more = layers - 1
     width = next((each.in_features for each in model.modules() if isinstance(each, nn.Linear)), 0)
     return SequenceModel(
         model,
         length,
-        one.flops + more * (two.flops - one.flops),
-        one.activation_bytes + more * (two.activation_bytes - one.activation_bytes),
-        one.activation_bytes + 4 * length * width * layers,
+        flops + (layers - 1) * (more_flops - flops),
+        kept + (layers - 1) * (more_kept - kept),
+        kept + 4 * length * width * layers,
     )
 
 
-class _Counted(NamedTuple):
-    """Operations of a sequence, and bytes that its forward pass keeps."""
-
-    flops: int
-    activation_bytes: int
-
-
 @lru_cache(maxsize=256)  # counting takes longer than planning a small model; sweeps plan a model many times
-def _counted(name: str, length: int, **options: Any) -> _Counted:
+def _counted(name: str, length: int, **options: Any) -> tuple[int, int]:
+    """Operations of a sequence, and bytes that its forward pass keeps."""
     made = SequenceModel(_built(name, length, options), length)
-    return _Counted(made.sequence_flops, made.activation_bytes)
+    return made.sequence_flops, made.activation_bytes
 
 
 def payload_model(shapes: Sequence[Sequence[int]], length: int = 2048) -> SequenceModel:
@@ -267,41 +260,26 @@ def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
     a replica is sharded. Activations are added by `memory_in_use`; what a round holds for an
     instant is not counted.
     """
-    seen: set[int] = set()
-    updated = [
-        parameter
-        for optimizer in strategy.optimizers[:1]
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
-    states = [state for optimizer in strategy.optimizers[:1] for state in optimizer.state.values()]
+    first = strategy.optimizers[:1]
+    updated = [each for optimizer in first for group in optimizer.param_groups for each in group["params"]]
     purposes: dict[str, Any] = {
         "weights": [*model.parameters(), *model.buffers()],
         "gradients": [parameter.grad for parameter in (*model.parameters(), *updated)],
-        "optimizer": states,
+        "optimizer": [optimizer.state for optimizer in first],
         "outer": vars(strategy),
     }
-    counted = {
-        name: sum(_new_bytes(tensor, seen) for tensor in _meta_tensors(things))
-        for name, things in purposes.items()
-    }
+    counted: dict[str, int] = {}
+    seen: set[int] = set()
+    for name, things in purposes.items():
+        # Tensors with values are random states and tables, equal in all plans.
+        tensors = (
+            each for each in reachable(things, _is_searched) if isinstance(each, Tensor) and each.is_meta
+        )
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
+        counted[name] = sum(storage.nbytes() for key, storage in storages.items() if key not in seen)
+        seen |= storages.keys()
     counted["gradients"] = sum(each.nbytes for each in updated if each.requires_grad)
     return {**counted, "total": sum(counted.values())}
-
-
-def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
-    storage = tensor.untyped_storage()
-    key = storage._cdata
-    if key in seen:
-        return 0
-    seen.add(key)
-    return storage.nbytes()
-
-
-def _meta_tensors(things: object) -> list[Tensor]:
-    """All meta tensors reachable from `things`; those with values are random states and tables, equal in all plans."""
-    found = reachable(things, _is_searched)
-    return [each for each in found if isinstance(each, Tensor) and each.is_meta]
 
 
 def _is_searched(value: object) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.names import visible
+from exogym_core.names import strategy_name, visible
 from exogym_core.run.request import by_speed_conflict
 from netgym.planning.measure import Measured
 from netgym.planning.rounds import other_algorithms
@@ -59,7 +59,7 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
     Args:
         strategy: not set up.
         setting: where.
-        label: its name in results; its class's if None.
+        label: its name in results; the strategy's if None.
     """
 
     def limited() -> Plan:
@@ -85,9 +85,8 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
             remarks=remarks,
         )
 
-    known = setting.known
-    found = known.once(("plan", known.key_of(strategy), known.number_of(setting)), limited)
-    return replace(found, strategy=label or type(strategy).__name__)
+    found = setting.known.once(("plan", strategy, setting), limited)
+    return found if label is None else replace(found, strategy=label)
 
 
 def _cheaper(plan: Plan, others: Sequence[Plan]) -> dict[str, Any] | None:
@@ -105,8 +104,7 @@ def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
     """Remark on the ratio of steps by DiLoCo's published law, where the law applies."""
     workers = setting.num_ranks // (strategy.arguments.get("ranks_per_worker") or 1)
     options = {name: value for name, value in strategy.arguments.items() if value not in (None, "fp32")}
-    name = type(strategy).__name__.removesuffix("Strategy")
-    ratio = law_ratio(name, options, setting.model.num_parameters, workers, setting.tokens)
+    ratio = law_ratio(strategy_name(strategy), options, setting.model.num_parameters, workers, setting.tokens)
     if ratio is None:
         return ()
     return (

@@ -23,7 +23,7 @@ from exogym_core.run.request import unlike_hosts
 from exogym_core.stages.boundaries import boundary_trials
 from exogym_core.stages.options import Stages, refuse_with_stages
 from exogym_core.strategy.trials import coding_trials
-from netgym.experiment.experiment import Experiment, apply_overrides, opened_topology
+from netgym.experiment.experiment import Experiment, apply_overrides, apply_values, opened_topology
 from netgym.planning.measure import Setting
 from netgym.planning.models import (
     MOST_PARAMETERS,
@@ -378,9 +378,7 @@ def _model(
         shapes = settings.model.options["shapes"]
         length = sequence or settings.task.options.get("block_size", _SEQUENCE)
         remark = "operations are 6 a parameter and token (arXiv 2001.08361), activations are not counted"
-        return known.once(
-            ("payload", known.number_of(shapes), length), lambda: (payload_model(shapes, length), (remark,))
-        )
+        return known.call(payload_model, shapes, length), (remark,)
     is_preset = name in ("llama", "gpt") and not is_file
     if settings.model is None or name is None or (not is_preset and (name in MODELS or ":" in name)):
         if sequence is not None:
@@ -388,32 +386,34 @@ def _model(
         of_model = settings.model and settings.model.to_mapping()
         has_flops = experiment.compute.flops is not None
         sizes = settings.workers.count, settings.batch_size, settings.steps
-        given = (settings.task.to_mapping(), of_model, has_flops, sizes)
-        return known.once(("trained model", known.number_of(given)), lambda: trained_model(experiment))
+        given = ("trained model", settings.task.to_mapping(), of_model, has_flops, sizes)
+        return known.once(given, lambda: trained_model(experiment))
     arguments = dict(settings.model.options)
     preset = arguments.pop("preset", None)
     of_task = settings.task.options.get("block_size", _SEQUENCE)
     length = int(arguments.pop("block_size", sequence or of_task))
     if is_preset:
         name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
-    key = ("model", name, length, known.number_of(arguments))
+    return known.call(_named_model, name, length, arguments)
 
-    def made() -> tuple[SequenceModel, tuple[str, ...]]:
-        model = planned_model(name, length, **arguments)
-        if length <= _LONG_SEQUENCE:
-            return model, ()
-        # Operations are a * length + b * length^2, the latter self-attention's.
-        half = planned_model(name, length // 2, **arguments)
-        attention = 2 - 2 * length / half.length * half.sequence_flops / model.sequence_flops
-        grown = 2 * (model.num_parameters - half.num_parameters)
-        table = f"; {grown / 1e6:,.3g}M of its parameters are the table of positions" if grown else ""
-        return model, (
-            f"sequences of {length:,} tokens: self-attention is {attention:.0%} of a step's operations, and each "
-            f"device holds whole sequences{table}; published shares of the peak are for {_LONG_SEQUENCE:,} tokens and "
-            "fewer (38 % for 131,072, each divided over 16 devices, arXiv 2407.21783)",
-        )
 
-    return known.once(key, made)
+def _named_model(
+    name: str, length: int, arguments: Mapping[str, Any]
+) -> tuple[SequenceModel, tuple[str, ...]]:
+    """Published model, and a remark on long sequences."""
+    model = planned_model(name, length, **arguments)
+    if length <= _LONG_SEQUENCE:
+        return model, ()
+    # Operations are a * length + b * length^2, the latter self-attention's.
+    half = planned_model(name, length // 2, **arguments)
+    attention = 2 - 2 * length / half.length * half.sequence_flops / model.sequence_flops
+    grown = 2 * (model.num_parameters - half.num_parameters)
+    table = f"; {grown / 1e6:,.3g}M of its parameters are the table of positions" if grown else ""
+    return model, (
+        f"sequences of {length:,} tokens: self-attention is {attention:.0%} of a step's operations, and each "
+        f"device holds whole sequences{table}; published shares of the peak are for {_LONG_SEQUENCE:,} tokens and "
+        "fewer (38 % for 131,072, each divided over 16 devices, arXiv 2407.21783)",
+    )
 
 
 def _refuse_measured(experiment: Experiment) -> None:
@@ -539,7 +539,15 @@ def _experiment_of(
 
     Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
     """
-    sets, bandwidth = _without_bandwidth([*overrides, *(f"{key}={value}" for key, value in point.items())])
+    sets, bandwidth = [], None
+    for text in [*overrides, *(f"{key}={value}" for key, value in point.items())]:
+        key, _, value = text.partition("=")
+        if not key.strip().startswith("wan."):
+            sets.append(text)
+        elif key.strip() == WAN_BANDWIDTH:
+            bandwidth = value
+        else:
+            raise unknown_name("key of links between sites", key.strip(), [WAN_BANDWIDTH])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
     payload = _payload(model, parameters, shapes)
@@ -550,13 +558,22 @@ def _experiment_of(
     else:
         path = path / "experiment.yaml" if is_run else path  # of a run, with its measured times
         document, folder, name = load_document(path), path.parent, path.stem
-    computing = _mapping(document.data, "compute") if is_run else {}
-    charged = [text for key, text in _NOT_PLANNED.items() if key in computing]
-    sets += [change for change, _ in charged]
-    named = flops if device is None else {**(flops or {}), "device": device}
-    _set_flags(document.data, model, payload, workers, batch_size, named)
+    compute = _mapping(document.data, "compute")
+    charges_updates = is_run and "updates" in compute
+    flags: dict[str, Any] = {"model.name": model, "workers.count": workers, "batch_size": batch_size}
+    if payload is not None:
+        flags["model"] = {"name": _PAYLOAD, "shapes": payload}
+    if flops is not None or device is not None:
+        named = {**_mapping(compute, "flops"), **(flops or {})} | (
+            {} if device is None else {"device": device}
+        )
+        kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
+        flags["compute"] = {**kept, "flops": named}  # other keys, such as jitter and coding, stay
+    changes = {key: value for key, value in flags.items() if value is not None}
+    document = apply_values(document, changes, "plan", folder)
     replaced = {"topology": topology, "protocol": protocol}
     given = {key: value for key, value in replaced.items() if value is not None}
+    sets += ["compute.updates=free"] if charges_updates else []
     settled = apply_overrides(document, sets, given, None, folder)
     if path is None:
         data: dict[str, Any] = settled.data  # type: ignore[assignment]
@@ -571,27 +588,8 @@ def _experiment_of(
         experiment.require_trusted(folder)
     if path is not None and strategies:
         experiment = experiment.only(*strategies)
-    return experiment, bandwidth, tuple(remark for _, remark in charged)
-
-
-# What a run may charge and a plan does not: the setting that leaves it out, and a remark.
-_NOT_PLANNED = {
-    "updates": ("compute.updates=free", "optimizers' steps are not charged, which the run did"),
-}
-
-
-def _without_bandwidth(changes: Sequence[str]) -> tuple[list[str], str | None]:
-    """Changes of the experiment, as of `--set`, and the value of the one that is of the links between sites."""
-    sets, bandwidth = [], None
-    for text in changes:
-        key, _, value = text.partition("=")
-        if key == WAN_BANDWIDTH:
-            bandwidth = value
-        elif key.strip().startswith("wan."):
-            raise unknown_name("key of links between sites", key.strip(), [WAN_BANDWIDTH])
-        else:
-            sets.append(text)
-    return sets, bandwidth
+    remark = "optimizers' steps are not charged, which the run did"
+    return experiment, bandwidth, (remark,) if charges_updates else ()
 
 
 def _payload(model: str | None, parameters: str | None, shapes: Path | None) -> list[Any] | None:
@@ -602,31 +600,6 @@ def _payload(model: str | None, parameters: str | None, shapes: Path | None) -> 
     if parameters is not None:
         return [[parse_parameters(parameters)]]
     return None if shapes is None else read_shapes(shapes)
-
-
-def _set_flags(
-    data: object,
-    model: str | None,
-    payload: list[Any] | None,
-    workers: int | None,
-    batch_size: int | None,
-    flops: Mapping[str, Any] | None,
-) -> None:
-    """Set keys of an experiment's data to the flags that are given; `flops` are keys of `compute.flops`."""
-    if not isinstance(data, dict):  # the schema names the mistake
-        return
-    if model:
-        data["model"] = {**_mapping(data, "model"), "name": model}
-    if payload is not None:
-        data["model"] = {"name": _PAYLOAD, "shapes": payload}
-    if workers:
-        data["workers"] = {**_mapping(data, "workers"), "count": workers}
-    if batch_size:
-        data["batch_size"] = batch_size
-    if flops is not None:
-        compute = _mapping(data, "compute")  # other keys, such as jitter and coding, stay
-        kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
-        data["compute"] = {**kept, "flops": {**_mapping(compute, "flops"), **flops}}
 
 
 def _mapping(data: object, key: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ plan that predicts it. `measured_runs/` has those that ship; one of your own has
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -249,7 +248,6 @@ class _Simulation:
     def __init__(self, run: MeasuredRun, document: Document, known: Known) -> None:
         self._run, self._document, self._known = run, document, known
         self._folder = Path(document.where).parent
-        self._found: dict[str, Mapping[str, Any]] = {}
 
     def cell(self, of_group: KeyPath, of_cell: KeyPath, group: CellGroup, own: Cell) -> dict[str, Any]:
         given = {name: getattr(group, name) for name in group.model_fields_set if name != "cells"}
@@ -282,18 +280,14 @@ class _Simulation:
 
     def _figure(self, cell: Simulated, place: KeyPath) -> float:
         """Figure in the cell's unit."""
-        apart = {"figure", "unit", "samples", "samples_per_second"}
-        apart |= set(Cell.model_fields) - set(Simulated.model_fields)
-        key = json.dumps(cell.model_dump(exclude=apart), sort_keys=True, default=str)
         if (cell.op is None) == (cell.experiment is None):
             raise self._document.error(
                 place, "needs either op and bytes (a collective) or experiment (a plan)"
             )
-        if key not in self._found:
-            self._found[key] = (
-                self._planned(cell, place) if cell.op is None else self._collective(cell, place)
-            )
-        found, unit = self._found[key], str(cell.unit)
+        kept = set(Simulated.model_fields) - {"figure", "unit", "samples", "samples_per_second"}
+        simulate = self._planned if cell.op is None else self._collective
+        found = self._known.once((self, cell.model_dump(include=kept)), lambda: simulate(cell, place))
+        unit = str(cell.unit)
         if unit in ("bit", "x"):  # of a parameter; as many times less than fp32
             bits: float = found["payload_bytes"] * 8 / found["parameters"]
             return bits if unit == "bit" else 32 / bits
@@ -457,12 +451,8 @@ class ReproducedRun(NamedTuple):
 
     def to_mapping(self) -> dict[str, Any]:
         """Mapping of the run and its cells for JSON."""
-        return {
-            "name": self.name,
-            **self.facts(),
-            "summaries": [each._asdict() for each in self.summaries()],
-            "cells": self.cells,
-        }
+        summaries = [each._asdict() for each in self.summaries()]
+        return {"name": self.name, **self.facts(), "summaries": summaries, "cells": self.cells}
 
     def short_lines(self) -> list[str]:
         """A line for each basis, and one for cells that are predicted only."""

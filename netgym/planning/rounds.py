@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.names import strategy_name
 from exogym_core.run.algorithms import CHOICE_ROUNDS, MOST_STEPS, choose_algorithms, first_rounds, rivals
 from exogym_core.run.planned_rank import (
     PlannedRounds,
@@ -363,27 +364,16 @@ class SimulatedRounds:
         self._memory: dict[int, dict[str, int]] = {}  # by rank of the first worker
         self._schedules: Schedules | None = None
         self.has_absences = False
-        known = setting.known
         # Of `collectives` requests depend on the algorithm of encoded means alone.
         averaging = without_network(self._num_ranks, setting.collectives).averaging_algorithm
-        parts = (self._model, averaging, setting.compute.coding)
-        plain = (
-            known.number_of(setting.stages),
-            self._num_ranks,
-            rounds,
-            apart,
-            setting.max_steps,
-            setting.seed,
-            seconds,
-            *map(known.number_of, parts),
-        )
-        key = ("requests", known.key_of(strategy), *plain)
-        found = known.once(key, lambda: (*self._record_alone(), self._memory, self.has_absences))
+        of_run = (self._num_ranks, setting.max_steps, setting.seed, setting.stages, setting.compute.coding)
+        key = ("requests", strategy, self._model, rounds, apart, seconds, averaging, of_run)
+        found = setting.known.once(key, lambda: (*self._record_alone(), self._memory, self.has_absences))
         recording, asks_for_time, *_ = found
         if recording is None and not asks_for_time:  # what ranks request together comes with their times
-            key = (*key, *(each.drawn_from for each in setting.durations()))
-            found = known.once(
-                key, lambda: (self._record(self._seconds(setting)), True, self._memory, self.has_absences)
+            found = setting.known.once(
+                (*key, [each.drawn_from for each in setting.durations()]),
+                lambda: (self._record(self._seconds(setting)), True, self._memory, self.has_absences),
             )
         self._recording, _, self._memory, self.has_absences = found
 
@@ -427,7 +417,7 @@ class SimulatedRounds:
             made = record(self._body, self._num_ranks, seconds, self._setting.collectives)
         except RankError as error:
             raise InputError(
-                f"plan: {type(self._strategy).__name__} computes with values, which a plan does not have, so its "
+                f"plan: {strategy_name(self._strategy)} computes with values, which a plan does not have, so its "
                 f"messages cannot be planned; plan another strategy, or run it on a small model ({first_line(error)})"
             ) from error
         return None if made.asks_for_time or self.has_absences else made.with_all_copies()
@@ -503,7 +493,7 @@ class SimulatedRounds:
         is_alone = recording is not None and recording.kinds is not None and setting.num_ranks > 1
         is_long = self._rounds.num_steps > min(setting.max_steps, MOST_STEPS)
         if is_alone and not is_long and others == [CHOICE_ROUNDS, 0, 0] and not self._strategy.num_servers:
-            setting.known.once(_key_of_choice(self._strategy, setting), lambda: recording)
+            setting.known.once((first_rounds, *_of_choice(self._strategy, setting)), lambda: recording)
 
     @property
     def runs_together(self) -> bool:
@@ -567,9 +557,7 @@ class SimulatedRounds:
         world = _world(self._strategy, setting)
         if self._schedules is None:
             best = replace(world, collectives=chosen_algorithms(self._strategy, setting))
-            self._schedules = setting.known.once(
-                ("schedules", setting.known.number_of(best)), lambda: Schedules(best)
-            )
+            self._schedules = setting.known.call(Schedules, best)
 
         def figures(replayed: Recording) -> RoundFigures:
             assert self._schedules is not None
@@ -627,7 +615,7 @@ class SimulatedRounds:
         """Run every rank in the simulation, for `num_rounds` rounds at most."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
-                f"plan: {type(self._strategy).__name__} reads the clock, so each of {self._num_ranks:,} ranks has to "
+                f"plan: {strategy_name(self._strategy)} reads the clock, so each of {self._num_ranks:,} ranks has to "
                 f"run, {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
                 "do not overlap in stages or leave ranks out"
             )
@@ -688,32 +676,25 @@ def _world(strategy: Strategy, setting: Setting) -> World:
     return World.build(num_ranks, *where, setting.compute.shared_cores)
 
 
-def _of_choice(setting: Setting) -> tuple[Any, ...]:
-    """Arguments of `first_rounds` after the strategy."""
+def _of_choice(strategy: Strategy, setting: Setting) -> tuple[Any, ...]:
+    """Arguments of `first_rounds`."""
     about = (setting.num_ranks, setting.max_steps, setting.compute.coding, setting.collectives)
-    return setting.model.model, *about
-
-
-def _key_of_choice(strategy: Strategy, setting: Setting) -> Hashable:
-    known = setting.known
-    return "first rounds", known.key_of(strategy), *map(known.number_of, _of_choice(setting))
+    return strategy, setting.model.model, *about
 
 
 def _first_rounds(strategy: Strategy, setting: Setting) -> Recording | None:
     if setting.stages is not None:
         return None  # as in training
-    key = _key_of_choice(strategy, setting)
-    return setting.known.once(key, lambda: first_rounds(strategy, *_of_choice(setting)))
+    return setting.known.call(first_rounds, *_of_choice(strategy, setting))
 
 
 def chosen_algorithms(strategy: Strategy, setting: Setting) -> Mapping[str, str]:
     """Algorithms of collectives by operation: the setting's, and those that a training there would choose."""
-    known, world = setting.known, _world(strategy, setting)
+    world = _world(strategy, setting)
     if world.protocol.library or (recording := _first_rounds(strategy, setting)) is None:
         return world.collectives
     means = [each.mean_seconds for each in setting.durations()]
-    key = ("algorithms", known.key_of(strategy), *map(known.number_of, (recording, world, means)))
-    return known.once(key, lambda: choose_algorithms(recording, world, means))
+    return setting.known.call(choose_algorithms, recording, world, means)
 
 
 def other_algorithms(strategy: Strategy, setting: Setting) -> list[tuple[str, str]]:

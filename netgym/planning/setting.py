@@ -14,18 +14,18 @@ from exogym_core.cost.devices import find_device
 from exogym_core.data.samples import shared_out
 from exogym_core.stages.placement import hosts_of
 from exogym_core.stages.split import Cut
+from exogym_core.strategy.base import Strategy
 from netgym.planning.models import memory_in_use
-from netgym.planning.published_mfu import published_share
 from netgym.planning.stages import batch_of, dtypes_in_half
+from netgym.planning.tables import published_share
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import spare_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from exogym_core.stages.options import Stages
-    from exogym_core.strategy.base import Strategy
     from netgym.planning.models import SequenceModel
     from netsim import Topology
     from netsim.topology.graph import Link
@@ -49,37 +49,37 @@ class Known:
     """Cache of results, shared by the plans of one command."""
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, Any] = {}
+        self._found: dict[tuple[int, ...], Any] = {}
         self._seen: list[Any] = []
 
-    def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Result of `find`, cached under `key`.
+    def once(self, key: Iterable[object], find: Callable[[], T]) -> T:
+        """Result of `find`, cached under the parts of `key`, which need not be hashable.
+
+        Strategies of one class with equal arguments and servers are equal.
 
         >>> known = Known()
-        >>> known.once("a", lambda: 1), known.once("a", lambda: 2)
+        >>> known.once(("a", {"b": 1}), lambda: 1), known.once(("a", {"b": 1}), lambda: 2)
         (1, 1)
         """
-        if key not in self._found:
-            self._found[key] = find()
-        found: T = self._found[key]
+        numbers = tuple(map(self._number_of, key))
+        if numbers not in self._found:
+            self._found[numbers] = find()
+        found: T = self._found[numbers]
         return found
 
-    def number_of(self, thing: object) -> int:
-        """Number shared by equal things, for things that cannot be hashed.
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Result of `function(*arguments)`, cached."""
+        return self.once((function, *arguments), lambda: function(*arguments))
 
-        >>> known = Known()
-        >>> known.number_of({"a": 1}), known.number_of([]), known.number_of({"a": 1})
-        (0, 1, 0)
-        """
+    def _number_of(self, thing: object) -> int:
+        """Number shared by equal things."""
+        if isinstance(thing, Strategy):
+            thing = type(thing), thing.arguments, list(thing.server_groups)
         for number, seen in enumerate(self._seen):
             if seen is thing or (type(seen) is type(thing) and seen == thing):
                 return number
         self._seen.append(thing)
         return len(self._seen) - 1
-
-    def key_of(self, strategy: Strategy) -> Hashable:
-        """Key equal for strategies of one class with equal arguments and servers."""
-        return type(strategy), self.number_of(strategy.arguments), tuple(strategy.server_groups)
 
 
 def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
@@ -199,15 +199,16 @@ class Setting:
         stages, model = self.stages, self.model
         if stages is None:
             return None
-        number, known = self.batch_size // (stages.microbatches or 1), self.known
-        key = known.number_of(stages), known.number_of(model.model), number
-        found = known.once(
-            ("cut", *key), lambda: Cut.of(stages, model.model, batch_of(model.samples, number), number, None)
+        number = self.batch_size // (stages.microbatches or 1)
+        found = self.known.once(
+            ("cut", stages, model.model, number),
+            lambda: Cut.of(stages, model.model, batch_of(model.samples, number), number, None),
         )
         if not self.half:
             return found
-        of_model = known.number_of(stages.split), known.number_of(model.model)
-        parts = known.once(("half", *of_model), lambda: dtypes_in_half(stages, model.model, model.samples))
+        parts = self.known.once(
+            ("half", stages.split, model.model), lambda: dtypes_in_half(stages, model.model, model.samples)
+        )
         return found.with_dtypes([parts[edge] for edge in found.edges[:-1]])
 
     def _shares(self) -> list[float]:

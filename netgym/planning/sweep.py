@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,6 +28,7 @@ __all__ = [
     "pace",
     "placed",
     "short_keys",
+    "short_names",
     "sooner_throughout",
     "step_ratio_lines",
     "without_effect",
@@ -67,17 +68,27 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
     >>> list(short_keys(["strategies.DiLoCo.H", "strategies.FedAvg.H"]).values())
     ['DiLoCo.H', 'FedAvg.H']
     """
-    words = {key: key.split(".") for key in keys}
-    short = {key: key for key in words}
-    for key, own in words.items():
-        if own[0] != "strategies":
-            continue
-        for count in range(1, len(own)):
-            name = ".".join(own[-count:])
-            if all(other == key or name != ".".join(theirs[-count:]) for other, theirs in words.items()):
-                short[key] = name
-                break
-    return short
+    every = list(keys)
+    return {
+        key: name if key.startswith("strategies.") else key
+        for key, name in zip(every, short_names(every), strict=True)
+    }
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """The last parts of key paths, as many as distinguish them.
+
+    >>> short_names(["topology.links.{*}.bandwidth", "strategies.*.lr", "compute.jitter", "strategy"])
+    ['bandwidth', 'lr', 'jitter', 'strategy']
+    """
+    tails = [
+        [".".join(parts[-count:]) for count in range(1, len(parts))]
+        for parts in (key.split(".") for key in keys)
+    ]
+    taken = Counter(tail for own in tails for tail in own) + Counter(keys)
+    return [
+        next((tail for tail in own if taken[tail] == 1), key) for key, own in zip(keys, tails, strict=True)
+    ]
 
 
 def concerns(row: Mapping[str, Any], key: str) -> bool:

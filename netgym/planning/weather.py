@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from netsim import HostEvent
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from netgym.planning.measure import Measured, Plan
-    from netgym.planning.rounds import RoundFigures
     from netgym.planning.setting import Crashes, Setting
     from netsim import Weather
 
@@ -37,17 +36,16 @@ _ROUNDS_AFTER = 3  # the last change: they show whether rounds repeat
 
 def last_change_seconds(weather: Weather) -> float:
     """End of the last scheduled change; 0 where there is none."""
-    return max(_changes(weather), default=0.0)
+    return max(_instants(weather), default=0.0)
 
 
 def changes_between(weather: Weather, start: float, end: float) -> int:
     """Number of scheduled changes after `start` and before `end`."""
-    return sum(start < at < end for at in _changes(weather))
+    return sum(start < at < end for at in _instants(weather))
 
 
-def _changes(weather: Weather) -> Iterator[float]:
-    for entry in weather.entries():
-        yield from entry.instants()
+def _instants(weather: Weather) -> Iterator[float]:
+    return chain.from_iterable(entry.instants() for entry in weather.entries())
 
 
 def num_rounds_needed(
@@ -187,6 +185,7 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
     start = quiet.round_seconds[0]
     length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
     losses, topology = [], setting.topology
+    a_worker = plan.steps_per_round * setting.batch_size * setting.model.length  # tokens of a round
     for moment in range(_MOMENTS):
         host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
         at = start + (moment + 0.5) / _MOMENTS * length
@@ -197,18 +196,10 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
         except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
             losses.append(Loss(repair + at - start, 0.0, 1.0))
             continue
-        losses.append(_loss(measured, quiet, crashed))
+        later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
+        missed = 0.0
+        if measured.strategy.is_synchronous:
+            missed, later = sum(crashed.absences) - sum(quiet.absences), [max(min(later), 0.0)]
+        losses.append(Loss(max(later), missed * a_worker))
     seconds, tokens, fatal = (sum(column) / len(losses) for column in zip(*losses, strict=True))
-    a_worker = plan.steps_per_round * setting.batch_size * setting.model.length
     return Loss(seconds, tokens + beyond * a_worker, fatal)
-
-
-def _loss(measured: Measured, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
-    """Loss of a crash: seconds and tokens between a run with it and one without."""
-    later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
-    if not measured.strategy.is_synchronous:
-        return Loss(max(later), 0.0)
-    setting, steps = measured.setting, measured.plan.steps_per_round
-    missed = sum(crashed.absences) - sum(quiet.absences)
-    tokens = missed * steps * setting.batch_size * setting.model.length
-    return Loss(max(min(later), 0.0), float(tokens))

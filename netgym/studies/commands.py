@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,7 +61,7 @@ class _Asked(TrainingArguments):
     seeds: str | None = given(metavar="N")
     place: str | None = given("--on", metavar="WHERE")
 
-    def resumed(self, command: str, what: str, *others: object) -> Path | None:
+    def resumed(self, command: str, what: str, **others: object) -> Path | None:
         """The folder to resume, which takes no other options; None: begin with the experiment.
 
         Raises:
@@ -69,11 +69,8 @@ class _Asked(TrainingArguments):
         """
         if (self.experiment is None) == (self.resume is None):
             raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
-        asked = (self.search, self.trials, self.seeds, self.topology, self.scale, self.overrides, self.out)
-        if self.resume is not None and any((*asked, *others)):
-            raise InputError(
-                f"--resume {visible(self.resume)}: continues with its own settings: leave out the other options"
-            )
+        if self.resume is not None:
+            self.refuse_with_resume(search=self.search, trials=self.trials, seeds=self.seeds, **others)
         return self.resume
 
     def document(self) -> Document:
@@ -146,7 +143,7 @@ def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy
 def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence[str]) -> Study:
     """Sweep of the experiment over several topologies."""
     from netgym.experiment.experiment import Experiment, apply_overrides
-    from netgym.studies.study import Study
+    from netgym.studies.study import Study, over_networks
     from netsim.files.documents import load_document
 
     path = asked.experiment
@@ -159,13 +156,11 @@ def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence
     flags = {"protocol": asked.protocol, "seeds": asked.seeds, "topology": names[0]}
     given_flags = {key: value for key, value in flags.items() if value is not None}
     document = apply_overrides(load_document(path), asked.overrides, given_flags, asked.scale, path.parent)
-    data = dict(document.data) if isinstance(document.data, dict) else {}
-    if strategies:
-        chosen = Experiment.from_document(document, path.parent, path.stem).only(*strategies).strategies
-        data["strategies"] = [entry.to_mapping() for entry in chosen]
+    loaded = (
+        Experiment.from_document(document, path.parent, path.stem).only(*strategies) if strategies else None
+    )
     places = [str(Path(name).resolve()) if is_place(name) else name for name in names]
-    data["sweep"] = {"topology": places}
-    return Study.create(replace(document, data=data), path.parent, asked.out, path.stem)
+    return Study.create(over_networks(document, places, loaded), path.parent, asked.out, path.stem)
 
 
 # --- sweep --------------------------------------------------------------------------------------------------
@@ -189,7 +184,7 @@ def sweep(
     from netgym.studies.study import Study
     from netgym.studies.sweep import estimated
 
-    resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
+    resumed = asked.resumed("sweep", "a sweep's folder", vary=vary, minimise=minimise, estimate=only_estimate)
     if resumed is not None:
         study = Study.open(resumed, trust=asked.trust)
         study.folder.owned().clean()
@@ -234,11 +229,9 @@ def _run(study: Study, asked: TrainingArguments, place: str | None = None, *, is
 
 def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document:
     """The experiment's file with its `sweep` as the options say."""
+    from netgym.studies.study import with_sweep
     from netsim.files.documents import parse_document
 
-    document = asked.document()
-    if not isinstance(document.data, dict):
-        return document
     added = {}
     for text in vary:
         key, separator, value = text.partition("=")
@@ -249,8 +242,7 @@ def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document
     searched = asked.searched(minimise=minimise)
     if both := sorted(added.keys() & searched.keys()):
         raise InputError(f"--vary {both[0]}: --{both[0]} is given too: leave one of them out")
-    swept = {**(document.data.get("sweep") or {}), **added, **searched}
-    return replace(document, data={**document.data, "sweep": swept} if swept else document.data)
+    return with_sweep(asked.document(), {**added, **searched})
 
 
 def _num_failed(study: Study) -> int:
@@ -323,7 +315,7 @@ def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VA
     from netgym.studies.study import LineWriter
     from netgym.studies.tuning import Tuning, with_tune
 
-    resumed = asked.resumed("tune", "a folder of netgym tune", over)
+    resumed = asked.resumed("tune", "a folder of netgym tune", over=over)
     if resumed is not None:
         tuning = Tuning.open(resumed, trust=asked.trust)
     else:

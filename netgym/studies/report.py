@@ -28,6 +28,7 @@ from exogym_core.results.report.table import ResultTable, block_size, ratio, sho
 from exogym_core.results.report.verdict import gap_of, unconfirmed_seconds, why_equal
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
+from netgym.planning.sweep import short_names
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
@@ -350,24 +351,6 @@ def _differences(groups: Sequence[Group]) -> list[str]:
         ", ".join(f"{name} {member.value(key)}" for key, name in zip(differing, names, strict=True))
         for member in members
     ]
-
-
-def short_names(keys: Sequence[str]) -> list[str]:
-    """The last parts of key paths, as many as distinguish them.
-
-    >>> short_names(["topology.links.{*}.bandwidth", "strategies.*.lr", "compute.jitter", "strategy"])
-    ['bandwidth', 'lr', 'jitter', 'strategy']
-    """
-    parts = [key.split(".") for key in keys]
-    names = []
-    for own in parts:
-        count = next(
-            count
-            for count in range(1, len(own) + 1)
-            if count == len(own) or [each[-count:] for each in parts].count(own[-count:]) == 1
-        )
-        names.append(".".join(own[-count:]))
-    return names
 
 
 def _names(groups: Sequence[Group], are_conditions_named: bool) -> dict[tuple[str, ...], str]:

@@ -33,9 +33,11 @@ from netsim.files.documents import Document, load_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from netgym.studies.points import Point
 
-__all__ = ["LineWriter", "Study", "check_sweep", "read_experiment"]
+__all__ = ["LineWriter", "Study", "check_sweep", "over_networks", "read_experiment", "with_sweep"]
 
 _MOST_KEPT = 500  # experiments of points, of some 0.1 MB each
 
@@ -46,6 +48,22 @@ def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Documen
         return Document("experiment", copy.deepcopy(dict(experiment))), Path(), "experiment"
     path = Path(experiment)
     return load_document(path), path.parent, path.stem
+
+
+def with_sweep(document: Document, keys: Mapping[str, Any]) -> Document:
+    """The document with these keys in its `sweep`, beside those of the file."""
+    if not isinstance(document.data, dict):
+        return document  # the schema names the mistake
+    swept = {**(document.data.get("sweep") or {}), **keys}
+    return replace(document, data={**document.data, "sweep": swept}) if swept else document
+
+
+def over_networks(document: Document, networks: Sequence[Any], experiment: Experiment | None) -> Document:
+    """The document with a sweep over networks in place of its own, and the strategies of `experiment` alone."""
+    data = dict(document.data) if isinstance(document.data, dict) else {}
+    if experiment is not None:
+        data["strategies"] = [entry.to_mapping() for entry in experiment.strategies]
+    return replace(document, data={**data, "sweep": {"topology": list(networks)}})
 
 
 class LineWriter:

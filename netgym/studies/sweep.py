@@ -11,8 +11,6 @@ import os
 import resource
 import sys
 import time
-import warnings
-from collections.abc import Sized
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,7 +22,6 @@ from exogym_core.names import visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.progress import format_loss, warnings_to
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netgym.command_options import first_line
@@ -39,12 +36,9 @@ from netsim.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from exogym_core.config import StrategySettings
-    from exogym_core.results.fit_result import FitResult
     from netgym.experiment.comparison import Listener
     from netgym.studies.points import Point
     from netgym.studies.study import Study
-    from netgym.tasks import Task
 
 __all__ = [
     "Estimate",
@@ -528,79 +522,111 @@ class Estimate:
         )
 
 
-def probe(experiment: Experiment) -> Probe:
-    """Run each strategy for a few steps and time them, with their files and page; these are not kept.
+class _Stopwatch:
+    """Times the runs of a comparison: its `Listener`.
 
-    A run of one step of each goes first, so that imports and compilation are not timed. Whole runs are timed: rows of
+    Attributes:
+        marks: processor seconds of this process when the comparison begins, each run begins, and all have ended.
+        host_seconds, processor_seconds, end_seconds: of the last training; of it the processor's after the last step.
+    """
+
+    def __init__(self) -> None:
+        self.marks = [cpu_seconds()]
+        self.host_seconds = self.processor_seconds = self.end_seconds = 0.0
+        self._began = self._stepped = 0.0
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> _Stopwatch:
+        """Note the beginning of a run."""
+        self.marks.append(cpu_seconds())
+        self._began = self._stepped = time.perf_counter()
+        return self
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Note the end of a step."""
+        if row["kind"] == "step":
+            self._stepped = time.perf_counter()
+
+    def end(self, words: str) -> None:
+        """Note the end of a training, before its files are written."""
+        ended = time.perf_counter()
+        self.host_seconds, self.processor_seconds = ended - self._began, cpu_seconds() - self.marks[-1]
+        self.end_seconds = self.processor_seconds * (ended - self._stepped) / (self.host_seconds or 1.0)
+
+    def runs(self) -> list[float]:
+        """Processor seconds of each run, its files included."""
+        return [later - earlier for earlier, later in pairwise(self.marks[1:])]
+
+
+def probe(experiment: Experiment) -> Probe:
+    """Compare the strategies for a few steps and time their runs, with their files and page; these are not kept.
+
+    A comparison over one step goes first, so that imports and compilation are not timed. Whole runs are timed: rows of
     several steps may be reported at once.
     """
+    settings, label = experiment.settings, str(experiment.strategies[0].label)
+    evaluate = settings.evaluate.model_copy(update={"every": 10**9})
+    every = experiment.with_settings(evaluate=evaluate, loggers=[], checkpoint=None, seeds=None)
+    is_retimed, num_steps = label in retimable(experiment), min(_TIMED_STEPS, settings.steps)
+    retimed = []
     with TemporaryDirectory(prefix="netgym-probe-") as place:
-        return _probe_in(RunFolder(Path(place)), experiment)
+        folders = [RunFolder(Path(place, name)) for name in ("trained", "retimed")]
+        for folder in folders:
+            folder.path.mkdir()
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+            folder.write_environment()
+        trained = TrainedRun(folders[0].path, label)
 
+        def timed(what: Experiment, steps: int) -> _Stopwatch:
+            """Time a comparison over some steps, and the retiming of its first run."""
+            what = what.with_settings(steps=steps)
+            watches = [_Stopwatch(), _Stopwatch()]
+            for folder, watch, sources in zip(folders, watches, ({}, {label: trained}), strict=True):
+                watch.marks = [cpu_seconds()]
+                if not sources or is_retimed:
+                    with warnings_to(folder.log):
+                        compare(what.only(label) if sources else what, folder, watch, sources=sources)
+                watch.marks.append(cpu_seconds())
+            retimed.append(watches[1].runs()[0] if is_retimed else 0.0)
+            return watches[0]
 
-def _probe_in(folder: RunFolder, experiment: Experiment) -> Probe:
-    experiment.build_task()  # imports what it needs
-    experiment.check_runs()
-    began = cpu_seconds()
-    task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
-    experiment.check_runs()
-    folder.write_text("experiment.yaml", experiment.to_yaml())
-    folder.write_environment()
-    task_seconds = cpu_seconds() - began
-    took, stamps, retimed = list[float](), list[float](), list[float]()
-    evaluation_seconds = host_seconds = processor_seconds = 0.0
-    first, *others = experiment.strategies
-    for is_short in (True, True, False, False):
-        steps = 1 if is_short else num_steps
-        began, stamps[:] = cpu_seconds(), [time.perf_counter()]
-        result = _train(experiment, first, task, steps, lambda: stamps.append(time.perf_counter()))
-        ended, trained = time.perf_counter(), cpu_seconds() - began
-        _write(folder, result, str(first.label))
-        took.append(cpu_seconds() - began)
-        host_seconds += (of_run := ended - stamps[0])
-        processor_seconds += trained
-        evaluation_seconds = trained * (ended - stamps[-1]) / of_run if of_run else 0.0
-        retimed.append(_retiming_seconds(folder, result))
-        if is_short and took[-1] < _SHORT_SECONDS:
-            num_steps = min(_MORE_STEPS, experiment.settings.steps)
-    # Processor time, the mean of two: what else the machine does adds to host time, more than some steps take.
-    step_seconds = max(sum(took[2:]) / 2 - took[1], 0.0) / max(num_steps - 1, 1)
-    start_seconds = max(took[1] - step_seconds - evaluation_seconds, 0.0)
-    others_seconds: dict[str, tuple[float, float]] = {}
-    summary = [result.summary(str(first.label), first.name)]
-    for entry in others:
-        times, label = [cpu_seconds()], str(entry.label)
-        for steps in (1, 1, num_steps):
-            result = _train(experiment, entry, task, steps, lambda: None)
-            _write(folder, result, label)
-            times.append(cpu_seconds())
-        summary.append(result.summary(label, entry.name))
-        _, of_one, of_all = (later - earlier for earlier, later in pairwise(times))
-        step = max(of_all - of_one, 0.0) / max(num_steps - 1, 1)
-        others_seconds[label] = max(of_one - step - evaluation_seconds, 0.0), step
-    # Memory at the peak of this process, and of as many of its largest child as run at once.
-    workers, num_children = experiment.settings.workers, 0
-    if workers.kind not in IN_ONE_PROCESS:
-        num_children = min(workers.processes or os.cpu_count() or 1, workers.count)
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    folder.write_summary(summary)
-    began = cpu_seconds()
-    with contextlib.suppress(
-        InputError
-    ):  # with the imports of plots, which the curves of more points outweigh
-        StudyReport([folder.path]).html()
-    page_seconds = cpu_seconds() - began
+        timed(every, 1)
+        one = timed(every, 1)
+        if one.runs()[0] < _SHORT_SECONDS:
+            num_steps = min(_MORE_STEPS, settings.steps)
+        # Processor time, the mean of two: what else the machine does adds to host time, more than some steps take.
+        last, many = timed(every.only(label), num_steps), timed(every, num_steps)
+        took = many.runs()
+        took[0] = (took[0] + last.runs()[0]) / 2
+        # Memory at the peak of this process, and of as many of its largest child as run at once.
+        workers, num_children = settings.workers, 0
+        if workers.kind not in IN_ONE_PROCESS:
+            num_children = min(workers.processes or os.cpu_count() or 1, workers.count)
+        own, child = (
+            resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        began = cpu_seconds()
+        with contextlib.suppress(
+            InputError
+        ):  # with the imports of plots, which the curves of more points outweigh
+            StudyReport([folders[0].path]).html()
+        page_seconds = cpu_seconds() - began
+    of_steps = [
+        max(all_ - first, 0.0) / max(num_steps - 1, 1) for first, all_ in zip(one.runs(), took, strict=True)
+    ]
+    starts = [
+        max(first - step - last.end_seconds, 0.0) for first, step in zip(one.runs(), of_steps, strict=True)
+    ]
+    others = [str(entry.label) for entry in experiment.strategies[1:]]
     return Probe(
-        start_seconds=start_seconds,
-        step_seconds=step_seconds,
-        evaluation_seconds=evaluation_seconds,
+        start_seconds=starts[0],
+        step_seconds=of_steps[0],
+        evaluation_seconds=last.end_seconds,
         memory_bytes=(1 if sys.platform == "darwin" else 1024) * (own + child * num_children),
-        others_seconds=others_seconds,
-        task_seconds=task_seconds,
+        others_seconds=dict(zip(others, zip(starts[1:], of_steps[1:], strict=True), strict=True)),
+        task_seconds=one.marks[1] - one.marks[0],
         retimed_seconds=(retimed[1], max(sum(retimed[2:]) / 2 - retimed[1], 0.0) / max(num_steps - 1, 1)),
         page_seconds=page_seconds,
-        slowdown=host_seconds / processor_seconds if processor_seconds else 1.0,
+        slowdown=last.host_seconds / (last.processor_seconds or last.host_seconds or 1.0),
     )
 
 
@@ -608,40 +634,6 @@ def cpu_seconds() -> float:
     """Processor seconds of this process and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
-
-
-def _retiming_seconds(folder: RunFolder, result: FitResult) -> float:
-    """Processor seconds of retiming a result on its own network; of nothing where it cannot be retimed."""
-    began = cpu_seconds()
-    with warnings.catch_warnings(), contextlib.suppress(InputError):
-        warnings.simplefilter("ignore")
-        _write(folder, result.retime(progress=False), "retimed")
-    return cpu_seconds() - began
-
-
-def _write(folder: RunFolder, result: FitResult, label: str) -> None:
-    """Write a run's files."""
-    folder.write_result(label, result)
-    folder.write_model(label, result.judged_state)
-
-
-def _train(
-    experiment: Experiment, entry: StrategySettings, task: Task, steps: int, stepped: Callable[[], None]
-) -> FitResult:
-    trainer = Trainer(experiment.build_model(task), task.train, task.validation)
-    given = experiment.fit_arguments(entry)
-    given.setdefault("val_size", len(task.validation) if isinstance(task.validation, Sized) else 256)
-    given |= {"max_steps": steps, "val_interval": 10**9}
-    given.pop("checkpoint_interval", None)
-
-    def emit(row: Mapping[str, Any]) -> None:
-        if row["kind"] == "step":
-            stepped()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result: FitResult = trainer.fit(on_event=emit, progress=False, **given).fit_result
-    return result
 
 
 def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:

@@ -1,4 +1,4 @@
-"""Shares of devices' peak that published trainings reached, by device and model size (`published_mfu.yaml`)."""
+"""Tables of plans: models by name, choices that save memory, published shares of devices' peak; without torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,31 @@ from netsim.topology.devices import device_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PublishedShare", "published_share"]
+__all__ = ["MEMORY_CHOICES", "PLANNED_MODELS", "PublishedShare", "listed_models", "published_share"]
 
-_TABLE: Mapping[str, Sequence[Mapping[str, Any]]] = load_document(Path(__file__).with_suffix(".yaml")).data  # type: ignore[assignment]
+
+def _table(name: str) -> Any:
+    return load_document(Path(__file__).with_name(name)).data
+
+
+PLANNED_MODELS: dict[str, dict[str, int]] = _table("planned_models.yaml")
+
+
+def listed_models() -> list[tuple[str, str]]:
+    """Names and dimensions for `netgym list`."""
+    return [
+        (name, f"{sizes['num_layers']} layers of width {sizes['width']}, for netgym plan")
+        for name, sizes in PLANNED_MODELS.items()
+    ]
+
+
+#: Choices by which a worker keeps less in memory: weights, gradients and optimizer states in two bytes a number;
+#: optimizer states in one; optimizer and outer states in the machine's memory; activations but the layers' inputs
+#: computed again.
+MEMORY_CHOICES = ("bf16", "8bit", "offload", "checkpointing")
+
+#: Model FLOP utilisation of published trainings, by device.
+_SHARES: Mapping[str, Sequence[Mapping[str, Any]]] = _table("published_mfu.yaml")
 _ALIKE = 1.6  # times the parameters: trainings of models up to so much smaller or larger stand for a model
 
 
@@ -39,12 +61,12 @@ def published_share(device: str | None, num_parameters: int) -> PublishedShare:
     """
     use = "give the share instead, such as --utilisation 0.4"
     name = None if device is None else device_name(device)
-    if name is None or name not in _TABLE:
+    if name is None or name not in _SHARES:
         raise InputError(
             f"plan: --utilisation published: no published training on {device or 'hosts without a device'} is listed, "
-            f"only on {', '.join(_TABLE)}: {use}"
+            f"only on {', '.join(_SHARES)}: {use}"
         )
-    rows = _TABLE[name]
+    rows = _SHARES[name]
     alike = [row for row in rows if 1 / _ALIKE <= row["parameters"] / num_parameters <= _ALIKE]
     if not alike:
         sizes = ", ".join(f"{row['parameters'] / 1e9:.3g}B" for row in rows)
