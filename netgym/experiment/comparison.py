@@ -200,17 +200,16 @@ def jobs_at_once(
     return max(min(most, int(memory_limit(torch.device("cpu")) / memory_bytes())), 1) if most > 1 else 1
 
 
-def _has_accelerator() -> bool:
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
-
-
 def _reason_alone(experiment: Experiment) -> str | None:
     """The reason for which runs of an experiment are trained one after the other; None: they can share the machine."""
     settings = experiment.settings
     if under_torchrun() or is_at_rendezvous() or settings.workers.kind == "ray":
         return "runs use other processes than those of this machine"
     devices = settings.device if isinstance(settings.device, list) else [settings.device]
-    if any(name != "cpu" and (name != "auto" or _has_accelerator()) for name in devices):
+    shared = {"cpu"}
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        shared.add("auto")
+    if not shared.issuperset(devices):
         return f"runs share the device {', '.join(devices)}"
     if settings.workers.intra_op_threads > 1:
         return "workers.intra_op_threads above 1 uses several cores a run"

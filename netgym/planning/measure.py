@@ -369,7 +369,9 @@ class Measured:
         """
         first, number, most = self.rounds, self.rounds.num_rounds, self.setting.max_steps // period
         late: list[int] = []
-        if not (first.runs_together or _is_shipped(self.strategy)):
+        parts = (self.strategy, *getattr(self.strategy, "modules", ()))
+        is_shipped = all(type(part).__module__.startswith("exogym_core.") for part in parts)
+        if not (first.runs_together or is_shipped):
             calls, steps = max(first.calls_a_round // self.setting.num_ranks, 1), _most_steps(self.setting)
             number = max(number, min(steps // period, _MOST_CALLS // calls, most - start // period))
             while (most - 2) * period >= start + number * period and len(late) < max(steps // period, 1):
@@ -782,12 +784,6 @@ def _most_steps(setting: Setting) -> int:
     return max(min(_MOST_STEPS, _MOST_STEPS_OF_ALL // setting.num_ranks), 1)
 
 
-def _is_shipped(strategy: Strategy) -> bool:
-    """True if a strategy and the modules of its chain are classes of the package."""
-    parts = (strategy, *getattr(strategy, "modules", ()))
-    return all(type(part).__module__.startswith("exogym_core.") for part in parts)
-
-
 def memory_states(strategy: Strategy, setting: Setting) -> list[dict[str, int]]:
     """Bytes by purpose of the states of each rank of a worker, without simulating; empty where only that finds them."""
     return _begin(strategy, setting).rounds.memory
@@ -848,11 +844,12 @@ def _more_devices(setting: Setting, states: Sequence[Mapping[str, int]]) -> list
     number = setting.devices_per_worker
     if not isinstance(number, int):
         return []
-
-    def fits(count: int) -> bool:
-        return replace(setting, devices_per_worker=count).fits(states) is not False
-
-    count = bisect_left(range(_MOST_DEVICES), True, lo=number, key=fits)
+    count = bisect_left(
+        range(_MOST_DEVICES),
+        True,
+        lo=number,
+        key=lambda count: replace(setting, devices_per_worker=count).fits(states) is not False,
+    )
     return [f"--devices-per-worker {count}"] if count < _MOST_DEVICES else []
 
 

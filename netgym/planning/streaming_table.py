@@ -28,26 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["METHODS", "TARGETS", "cells", "utilisation"]
 
 
-class _Matrices(nn.Module):
-    """Layers of one parameter of these shapes, without values."""
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        matrices = (nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for shape in shapes)
-        self.layers = nn.ModuleList(nn.ParameterList([matrix]) for matrix in matrices)
-
-
-def _setting(
-    model: nn.Module, topology: Topology, num_ranks: int, step_seconds: float = 0.0, **options: Any
-) -> Setting:
-    """Setting with steps of `step_seconds` and a model whose operations do not count."""
-    return Setting(SequenceModel(model, 1, 0), topology, Compute(fixed=step_seconds), num_ranks, 1, **options)
-
-
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 #: Share of the nominal parameters that travels; the table needs it and the paper does not explain it.
 PAYLOAD_SHARE = 0.84
+
+#: The bandwidths of the table in Gbit/s, equally far apart in logarithm.
+_GRID: Sequence[float] = np.logspace(-1, 3, 50).tolist()
 
 _STEPS_A_ROUND = 100
 _LAYERS_A_FRAGMENT = 3
@@ -111,10 +98,9 @@ def cells(
     _: str = "", *, params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
 ) -> Iterator[dict[str, Any]]:
     """Smallest bandwidth at which each method reaches each utilisation; with the printed one for the printed size."""
-    points = _grid_points()
 
     def nearest(gbit_per_second: float) -> int:
-        return min(range(len(points)), key=lambda i: abs(math.log(points[i] / gbit_per_second)))
+        return min(range(len(_GRID)), key=lambda i: abs(math.log(_GRID[i] / gbit_per_second)))
 
     is_printed = (params, layers, step_seconds) == (1e9, 24, 0.1)
     for name, method in _METHODS.items():
@@ -142,11 +128,6 @@ def cells(
                 assert reached is not None
                 cell["grid_steps"] = nearest(reached) - nearest(printed)
             yield cell
-
-
-def _grid_points() -> list[float]:
-    """The bandwidths of the table in Gbit/s: 50 from 0.1 to 1000, equally far apart in logarithm."""
-    return [float(point) for point in np.logspace(-1, 3, 50)]
 
 
 @lru_cache(maxsize=4096)
@@ -201,9 +182,8 @@ def utilisation(
 
 def _smallest(utilisation: Callable[[float], float], target: float) -> float | None:
     """Smallest bandwidth of the grid at which `utilisation` reaches `target`, or None."""
-    points = _grid_points()
-    place = bisect_left(points, target, key=utilisation)
-    return points[place] if place < len(points) else None
+    place = bisect_left(_GRID, target, key=utilisation)
+    return _GRID[place] if place < len(_GRID) else None
 
 
 _OWN_ROUNDS = 3
@@ -216,8 +196,10 @@ def _own_utilisation(
     fragments = {"num_fragments": max(layers // _LAYERS_A_FRAGMENT, 1)} if method.streams else {}
     strategy = build_strategy(method.strategy, **method.options, **fragments)
     size = round(params * PAYLOAD_SHARE / layers)
-    model = _Matrices([(size,)] * layers, torch.bfloat16)
-    setting = _setting(model, _line(1.0), 2, step_seconds)
+    model = nn.Module()  # layers of one parameter each, whose operations do not count
+    matrices = (torch.empty(size, dtype=torch.bfloat16, device="meta") for _ in range(layers))
+    model.layers = nn.ModuleList(nn.ParameterList([matrix]) for matrix in matrices)
+    setting = Setting(SequenceModel(model, 1, 0), _line(1.0), Compute(fixed=step_seconds), 2, 1)
     assert strategy.round_steps is not None
     rounds = SimulatedRounds(strategy, setting, PlannedRounds(strategy.round_steps, _OWN_ROUNDS))
 

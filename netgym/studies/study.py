@@ -198,9 +198,11 @@ class Study:
         """Entry of the point with that number; None: not begun."""
         return next((entry for entry in self.entries if entry["name"] == _name(number)), None)
 
-    def has_folder(self, number: int) -> bool:
-        """True if the folder of the point with that number is there."""
-        return (self.folder.path / POINTS / _name(number)).is_dir()
+    def finished(self, number: int) -> dict[str, Any] | None:
+        """Entry of the point with that number, if it has ended well and its folder is there."""
+        found = self.entry(number)
+        is_over = found is not None and not (found.get("failed") or found.get("incomplete"))
+        return found if is_over and (self.folder.path / POINTS / _name(number)).is_dir() else None
 
     def difference(self, number: int, point: Point) -> str | None:
         """First key in which the begun point of that number is of another experiment than `point`; None: of the same.

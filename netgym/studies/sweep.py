@@ -172,10 +172,8 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
         if study.is_changed:
             _discard_others(study, begun, points, progress)
         for number, point in enumerate(points, start=begun):
-            known = study.entry(number)
             sources = _sources(study, number, point, trained)
-            is_over = known is not None and not (known.get("failed") or known.get("incomplete"))
-            if known is None or not (is_over and study.has_folder(number)):
+            if (known := study.finished(number)) is None:
                 left.append(PointRun(study, number, point, progress, sources))
             else:
                 progress.skip()
