@@ -386,15 +386,10 @@ def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
             )
         for run in inside:
             found.setdefault(run.folder.path.resolve(), run)
-    return _told_apart(list(found.values()))
-
-
-def _told_apart(runs: Sequence[FoundRun]) -> list[FoundRun]:
-    """Runs with their folder's path in place of a name that another folder has too."""
     places: dict[str, set[Path]] = {}
-    for run in runs:
+    for run in found.values():
         places.setdefault(run.run, set()).add(run.place.resolve())
-    return [replace(run, run=str(run.place)) if len(places[run.run]) > 1 else run for run in runs]
+    return [replace(run, run=str(run.place)) if len(places[run.run]) > 1 else run for run in found.values()]
 
 
 def _inside(path: Path) -> Iterator[FoundRun]:

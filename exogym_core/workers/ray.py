@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.workers.host import OnDeposit, Runner, Sinks
+    from exogym_core.workers.host import Runner, Sinks
     from exogym_core.workers.processes.rank_group import Body
     from exogym_core.workers.processes.shared_memory import Block
 
@@ -303,19 +303,16 @@ class RayHost(SimulatedHost):
             blocks = blocks_of(world.num_ranks, num)
             start = partial(RankGroup.by_turns, world, seed=self.seed, threads=spec.intra_op_threads)
             store = ObjectStore(cluster.ray, num, passes_on=True)
-            on_deposit = sinks.on_deposit and partial(_deposited, cluster, sinks.on_deposit)
+
+            def fetch(rank: int, note: Any, tensors: Sequence[Any]) -> None:
+                if sinks.on_deposit is not None:
+                    sinks.on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
+
             with _Actors(cluster, blocks, start, needs, dumps_for_child(body)) as actors:
-                sinks = replace(sinks, on_deposit=on_deposit)
-                run = ProcessRunner(world, blocks, store, sinks, actors.reduce)
+                run = ProcessRunner(world, blocks, store, replace(sinks, on_deposit=fetch), actors.reduce)
                 run.run(actors)
                 run.failure.raise_if_any()
         return run
-
-
-def _deposited(
-    cluster: RayCluster, on_deposit: OnDeposit, rank: int, note: Any, tensors: Sequence[Any]
-) -> None:
-    on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
 
 
 # --- here --------------------------------------------------------------------------------------------------
@@ -489,14 +486,7 @@ class _Queues:
         # Records for the ranks; batches for the simulation, and None after the last.
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def send(self, batch: Any) -> None:
-        """A batch of records for the simulation."""
-        self.outbox.put(batch)
-
-    def recv(self) -> Any:
-        """The next record for the ranks."""
-        return self.inbox.get()
+        self.send, self.recv = self.outbox.put, self.inbox.get
 
     def waiting(self) -> bool:
         """True if there is one already."""

@@ -102,12 +102,9 @@ def call_each(call: Callable[[Any], Any], items: Iterable[Any], num_jobs: int | 
         num_jobs: calls at once; None: one a core where this process can be forked.
     """
 
-    def job_of(item: Any) -> Job:
-        return Job("", lambda _: call(item), None)
-
     if num_jobs is None:
         num_jobs = len(os.sched_getaffinity(0)) if can_fork() else 1
-    jobs = list(map(job_of, items))
+    jobs = [Job("", lambda _, item=item: call(item), None) for item in items]  # type: ignore[misc]
     ends = dict(run_jobs(iter(jobs), num_jobs))
     for end in ends.values():
         if end.error is not None:

@@ -8,6 +8,7 @@ import itertools
 import time
 import warnings
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -297,13 +298,13 @@ class ProcessHost(SimulatedHost):
 
     def simulate(self, body: Body, sinks: Sinks) -> Runner:
         """Run the simulation here, fed by the worker processes."""
-        processes, intra_op_threads = self.spec.processes, self.spec.intra_op_threads
+        processes = self.spec.processes
         assert processes is not None
         world = self.world.settled()  # once, and not by each process
         blocks = blocks_of(world.num_ranks, processes)
-        target = partial(_run_child, world, blocks, body, self.seed, intra_op_threads)
+        target = partial(replace(self, world=world)._run_child, blocks, body)
         # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
-        method = "auto" if intra_op_threads == 1 else "spawn"
+        method = "auto" if self.spec.intra_op_threads == 1 else "spawn"
         try:
             with (
                 contextlib.closing(Arena(num_regions=processes + 1)) as arena,
@@ -323,16 +324,7 @@ class ProcessHost(SimulatedHost):
             ) from error
         return run
 
-
-def _run_child(
-    world: World,
-    blocks: Sequence[range],
-    body: Body,
-    seed: int,
-    intra_op_threads: int,
-    index: int,
-    channel: Pipe,
-) -> None:
-    arena = Arena(channel.recv_fd(), num_regions=len(blocks) + 1, region=index + 1)
-    block = RankGroup.by_turns(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index)
-    block.run(body)
+    def _run_child(self, blocks: Sequence[range], body: Body, index: int, channel: Pipe) -> None:
+        arena = Arena(channel.recv_fd(), num_regions=len(blocks) + 1, region=index + 1)
+        threads = self.spec.intra_op_threads
+        RankGroup.by_turns(self.world, blocks[index], channel, arena, self.seed, threads, index).run(body)

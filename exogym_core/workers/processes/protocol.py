@@ -108,7 +108,7 @@ def _reduced(tensor: Tensor) -> Any:
     """
     if _is_plain_and_large(tensor):
         values = pickle.PickleBuffer(tensor.view(-1).view(torch.uint8).numpy().data)
-        return _from_buffer, (values, tensor.dtype, tuple(tensor.shape))
+        return _viewed, (values, tensor.dtype, tuple(tensor.shape))
     if tensor.dtype not in _WITH_STORAGE and tensor.layout == torch.strided:
         line = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         return _viewed, (line, tensor.dtype, tuple(tensor.shape))
@@ -131,10 +131,6 @@ def _is_plain_and_large(tensor: Tensor) -> bool:
     )
 
 
-def _from_buffer(values: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return _viewed(torch.frombuffer(values, dtype=torch.uint8), dtype, shape)
-
-
 _WITH_STORAGE = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
@@ -142,7 +138,9 @@ _WITH_STORAGE = {
 }  # fmt: skip
 
 
-def _viewed(line: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _viewed(values: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Tensor of bytes, which are a tensor themselves or the buffer of a large one."""
+    line: Tensor = values if isinstance(values, Tensor) else torch.frombuffer(values, dtype=torch.uint8)
     return line.view(dtype).view(shape)
 
 
