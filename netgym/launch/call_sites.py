@@ -128,7 +128,6 @@ class CallSites:
 
     Args:
         num_ranks: of the program.
-        keeps_history: keep every change of place.
         sites_of: returns the site of each of some ranks.
 
     Attributes:
@@ -137,7 +136,6 @@ class CallSites:
         num_calls: posted calls.
         num_started: number of ranks whose clock has started.
         uncharged: backends that ranks used alongside the simulated network.
-        history: changes of place: (rank, instant, place).
     """
 
     book: ScheduleBook
@@ -145,13 +143,11 @@ class CallSites:
     def __init__(
         self,
         num_ranks: int,
-        keeps_history: bool = False,
         sites_of: Callable[[tuple[int, ...]], Sequence[str]] = lambda ranks: (),
     ) -> None:
-        self.ranks, self._keeps_history = [RankCalls() for _ in range(num_ranks)], keeps_history
+        self.ranks = [RankCalls() for _ in range(num_ranks)]
         self.num_calls = self.num_started = 0
         self.uncharged: dict[str, None] = {}
-        self.history: list[tuple[int, float, str]] = []
         self._totals: defaultdict[PostedCall, SiteTotals] = defaultdict(SiteTotals)
         self._groups: dict[Hashable, str] = {}
         self._is_between = lru_cache(maxsize=1024)(lambda ranks: len(set(sites_of(ranks))) > 1)
@@ -179,8 +175,6 @@ class CallSites:
         if "place" in marked:
             self._count_waiting(own, row.exposed_seconds, row.network_seconds)
             own.site = CallSite(marked["place"], marked["op"])
-            if self._keeps_history:
-                self.history.append((row.rank, row.virtual_seconds, marked["place"]))
         elif "step" in marked:
             seconds = (row.virtual_seconds, row.compute_seconds, row.exposed_seconds, row.network_seconds)
             end = Instant(marked["step"], *seconds)

@@ -7,14 +7,12 @@ schema/protobuf/et_def.proto (https://github.com/mlcommons/chakra), whose few me
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from netsim.ranks import Advance, Await, Call, Key, Post, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from netsim.network.trace import Span
@@ -45,12 +43,10 @@ class ExecutionTraces:
 
     Args:
         num_ranks: of the program.
-        now: the time on their clock; needed for durations of communication.
     """
 
-    def __init__(self, num_ranks: int, now: Callable[[], float] = lambda: math.nan) -> None:
+    def __init__(self, num_ranks: int) -> None:
         self._ranks = [_RankTrace() for _ in range(num_ranks)]
-        self._now = now
 
     def take(self, rank: int, request: Request) -> None:
         """Add a rank's request."""
@@ -59,24 +55,19 @@ class ExecutionTraces:
             case Advance():
                 trace.compute(request.seconds)
             case Post():
-                trace.communicate(request.key, request.member, request.call, self._now())
+                trace.communicate(request.key, request.member, request.call)
             case Wait() | Await():
                 trace.wait(request.key)
 
     def add_times(self, spans: Iterable[Span]) -> None:
         """Add the duration of each communication: from its rank's post to its end, late members included.
 
-        Unfinished communication has no duration.
-
         Args:
             spans: of ranks, from a `netsim.network.trace.Recorder`.
         """
-        of_rank: defaultdict[int, list[Span]] = defaultdict(list)
         for span in spans:
             if span.kind == "communication":
-                of_rank[span.rank].append(span)
-        for rank, trace in enumerate(self._ranks):
-            trace.add_times(of_rank[rank])
+                self._ranks[span.rank].add_time(span)
 
     def write(self, folder: Path, name: str = "chakra") -> None:
         """Write `name`.RANK.et for every rank."""
@@ -89,9 +80,9 @@ class _RankTrace:
         self._messages = [_text(1, _VERSION)]
         self._computed: int | None = None  # the last node of computing
         self._waited: list[int] = []  # nodes that the next ones depend on
-        self._posted: dict[Key, int] = {}  # not waited for yet
+        self._posted: dict[object, int] = {}  # the node of each call
+        self._pending: set[Key] = set()  # not waited for yet
         self._groups: dict[object, int] = {}
-        self._calls: list[tuple[int, str, float, int]] = []  # node, op, when it was posted, and bytes
 
     def compute(self, seconds: float) -> None:
         micros = round(seconds * 1e6)
@@ -100,7 +91,7 @@ class _RankTrace:
             self._computed = self._node("compute", _COMPUTE, timing + _attribute("is_cpu_op", flag=False))
             self._waited = []
 
-    def communicate(self, key: Key, member: int, call: Call, now: float) -> None:
+    def communicate(self, key: Key, member: int, call: Call) -> None:
         size = _attribute("comm_size", number=call.num_bytes)
         if call.op == "sendrecv":
             src, dst = call.ranks
@@ -115,27 +106,18 @@ class _RankTrace:
                 + _attribute("comm_type", number=_COLLECTIVES[call.op])
                 + _attribute("pg_name", text=str(group))
             )
-        node = self._posted[key] = self._node(name, kind, rest + _attribute("is_cpu_op", flag=False))
-        self._calls.append((node, call.op, now, call.num_bytes))
+        self._posted[key] = self._node(name, kind, rest + _attribute("is_cpu_op", flag=False))
+        self._pending.add(key)
 
-    def add_times(self, spans: list[Span]) -> None:
-        """A span begins when its call is posted; spans that begin together are matched by their bytes."""
-        beginning: defaultdict[tuple[str, float], list[Span]] = defaultdict(list)
-        for span in spans:
-            beginning[span.name, span.begin_seconds].append(span)
-        for node, op, posted_at, num_bytes in self._calls:
-            together = beginning[op, posted_at]
-            if together:
-                span = next((each for each in together if each.num_bytes == num_bytes), together[0])
-                together.remove(span)
-                micros = round((span.end_seconds - span.begin_seconds) * 1e6)
-                self._messages[node] += _number(7, micros)
-        self._calls.clear()
+    def add_time(self, span: Span) -> None:
+        self._messages[self._posted[span.key]] += _number(
+            7, round((span.end_seconds - span.begin_seconds) * 1e6)
+        )
 
     def wait(self, key: Key) -> None:
-        node = self._posted.pop(key, None)
-        if node is not None:
-            self._waited.append(node)
+        if key in self._pending:
+            self._pending.remove(key)
+            self._waited.append(self._posted[key])
 
     def _node(self, name: str, kind: int, rest: bytes) -> int:
         number = len(self._messages)

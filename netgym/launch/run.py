@@ -9,8 +9,6 @@ import signal
 import socket
 import struct
 import time
-from bisect import bisect_right
-from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -35,7 +33,7 @@ from netsim import Protocol, Recorder
 from netsim.errors import BrokenCallError, InputError, NetsimError, RankError
 from netsim.files.documents import parse_document
 from netsim.network.trace import write_trace
-from netsim.ranks import Exit, Post
+from netsim.ranks import Advance, Exit, Mark, Post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from netgym.launch.report import LaunchReport
     from netsim import Topology
     from netsim.network.trace import Span
-    from netsim.ranks import Answer, Request
+    from netsim.ranks import Answer, Key, Request
 
 
 __all__ = [
@@ -271,11 +269,12 @@ class LaunchedRun(OutsideMeetings):
         self.ending: Ending = "finished"
         self.error: NetsimError | None = None
         self._launch, traced = launch, launch.trace is not None or launch.chakra is not None
-        self._sites = CallSites(world.num_ranks, keeps_history=traced, sites_of=world.regions)
+        self._sites = CallSites(world.num_ranks, sites_of=world.regions)
         self._recorder = Recorder() if traced else None
-        self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
+        self._traces = ExecutionTraces(world.num_ranks) if traced else None
         self._recording = LaunchRecording(world.num_ranks) if launch.recording is not None else None
-        self._posted_at: defaultdict[tuple[int, float, str], deque[str]] = defaultdict(deque)
+        # Of traces: where a rank has posted a call, and where it has waited last at an instant.
+        self._places: dict[tuple[int, Key | float], str] = {}
         self._failed: dict[int, NetsimError] = {}
         self._host_decisions: dict[
             tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], HostDecision
@@ -293,13 +292,13 @@ class LaunchedRun(OutsideMeetings):
 
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)
+        place = self._sites.ranks[rank].site.place
         if self._recording is not None:
-            self._recording.add(rank, request, self._sites.ranks[rank].site.place)
+            self._recording.add(rank, request, place)
         if self._traces is not None:
             self._traces.take(rank, request)
-            if isinstance(request, Post):
-                place = self._sites.ranks[rank].site.place
-                self._posted_at[rank, self._now(), request.call.op].append(place)
+            if not isinstance(request, Advance | Mark):
+                self._places[rank, request.key if isinstance(request, Post) else self._now()] = place
 
     def answer(self, rank: int, value: Answer) -> None:
         """Resume a rank with the clock's answer, which ends the recording of requests."""
@@ -419,29 +418,17 @@ class LaunchedRun(OutsideMeetings):
             return
         try:
             if self._launch.trace is not None:
-                write_trace(self._recorder, self._launch.trace, self.world.hosts, self._places())
+                write_trace(self._recorder, self._launch.trace, self.world.hosts, self._place_of)
             if self._launch.chakra is not None:
                 self._traces.add_times([*self._recorder.spans, *self._recorder.unfinished_spans()])
                 self._traces.write(self._launch.chakra)
         except InputError as problem:
             warn(f"trace: {problem}")
 
-    def _places(self) -> Callable[[Span], str]:
-        """Place of the program at which a rank waits, the last one that it marked, or has made a call."""
-        instants, places = defaultdict[int, list[float]](list), defaultdict[int, list[str]](list)
-        for rank, instant, place in self._sites.history:
-            instants[rank].append(instant)
-            places[rank].append(place)
-
-        def place_of(span: Span) -> str:
-            if span.kind == "communication" and (
-                posted := self._posted_at.get((span.rank, span.begin_seconds, span.name))
-            ):
-                return posted.popleft()
-            at = bisect_right(instants[span.rank], span.begin_seconds)
-            return places[span.rank][at - 1] if at and span.kind == "wait" else ""
-
-        return place_of
+    def _place_of(self, span: Span) -> str:
+        """Place of the program at which a rank has made a call, or begins to wait."""
+        of: Any = span.begin_seconds if span.kind == "wait" else span.key
+        return self._places.get((span.rank, of), "")
 
 
 @contextlib.contextmanager

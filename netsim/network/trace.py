@@ -51,6 +51,7 @@ class Span(NamedTuple):
         name: the call's op; the kind where there is none.
         begin_seconds, end_seconds: when.
         num_bytes: the call's, None where there is none.
+        key: the call's, of `communication`.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Span(NamedTuple):
     begin_seconds: float
     end_seconds: float
     num_bytes: int | None = None
+    key: Hashable = None
 
 
 @dataclass(slots=True)

@@ -414,7 +414,7 @@ class Calls:
         on_span = self._sink.on_span
         if on_span is not None:
             times = (flight.posted_at[rank], done_at)
-            on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
+            on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes, key))
         if rank in flight.alarms:
             self._clock.cancel(flight.alarms.pop(rank)[1])
         sleeper = flight.sleepers.pop(rank, None)
@@ -493,8 +493,8 @@ class Calls:
     def unfinished_spans(self) -> list[Span]:
         """Spans of unfinished communication, until now."""
         return [
-            Span(rank, "communication", flight.call.op, begin, self._clock.now, flight.num_bytes)
-            for flight in self._in_flight.values()
+            Span(rank, "communication", flight.call.op, begin, self._clock.now, flight.num_bytes, key)
+            for key, flight in self._in_flight.items()
             for rank, begin in sorted(flight.posted_at.items())
             if rank not in flight.done_at
         ]
