@@ -14,12 +14,12 @@ from exogym_core.cost.devices import find_device
 from exogym_core.cost.operations import OperationWatch
 from exogym_core.cost.roofline import MEMORY_SHARE, Roofline
 from exogym_core.names import visible
-from netgym.launch.kernel_times import KernelName, KernelTimes, signature_of
+from netgym.launch.kernel_times import KernelName, read_kernel_times, signature_of
 from netsim.errors import InputError
 from netsim.topology.devices import device_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.cost.operations import TorchOperation
 
@@ -69,7 +69,7 @@ class ComputeClock:
                         f"compute {visible(text)!r}: name the device of operations that the trace lacks, such as "
                         f"'{visible(kind)} h100'"
                     )
-                return cls("flops", on_device=DeviceClock(_roofline(rest), KernelTimes.read(Path(kind))))
+                return cls("flops", on_device=DeviceClock(_roofline(rest), read_kernel_times(Path(kind))))
         except ValueError as error:
             if isinstance(error, InputError):
                 raise
@@ -132,14 +132,14 @@ class DeviceClock:
 
     Args:
         roofline: of the device.
-        measured: the trace; None: there is none.
+        measured: seconds by the trace; None: there is none.
 
     Attributes:
         is_paused: operations are not the program's.
         seconds: since they were taken.
     """
 
-    def __init__(self, roofline: Roofline, measured: KernelTimes | None = None) -> None:
+    def __init__(self, roofline: Roofline, measured: Mapping[KernelName, float] | None = None) -> None:
         self._roofline, self._measured = roofline, measured
         self.is_paused = False
         self.seconds = 0.0
@@ -188,7 +188,7 @@ class DeviceClock:
             return
         if self._measured is not None:
             signature = signature_of(operation)
-            seconds, bound = self._measured.seconds.get(signature), "measured"
+            seconds, bound = self._measured.get(signature), "measured"
             if seconds is None:
                 seconds, bound = self._roofline.seconds(operation)
                 self._estimated[signature] += seconds  # type: ignore[assignment]

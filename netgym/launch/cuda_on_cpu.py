@@ -48,12 +48,12 @@ def stand_in_for_cuda(num_devices: int) -> None:
         (torch, "set_default_device"),
         (torch, "get_autocast_dtype"),
         (device_mesh, "init_device_mesh"),
+        (device_mesh, "DeviceMesh"),
         (dist, "init_device_mesh"),
         (dist, "init_process_group"),
         (fsdp, "FullyShardedDataParallel"),
     ):
         _have_on_cpu(owner, name)
-    _have_on_cpu(device_mesh, "DeviceMesh")
     _without_devices(DistributedDataParallel)
     dist.is_nccl_available = lambda: True
     torch.Generator = _Generator  # type: ignore[misc]

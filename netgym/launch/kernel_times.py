@@ -18,37 +18,14 @@ from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
 
     from exogym_core.cost.operations import TorchOperation
 
-__all__ = ["KernelName", "KernelRecorder", "KernelTimes", "signature_of"]
-
-#: Kernels of attention by the operation that they compute, and the position of their queries: which one runs depends on
-#: the device, and what else they take on the kernel.
-_ATTENTION: Mapping[str, tuple[str, int]] = {
-    **dict.fromkeys(
-        (
-            "aten._scaled_dot_product_flash_attention",
-            "aten._scaled_dot_product_flash_attention_for_cpu",
-            "aten._scaled_dot_product_efficient_attention",
-            "aten._scaled_dot_product_cudnn_attention",
-        ),
-        ("attention", 0),
-    ),
-    **dict.fromkeys(
-        (
-            "aten._scaled_dot_product_flash_attention_backward",
-            "aten._scaled_dot_product_flash_attention_for_cpu_backward",
-            "aten._scaled_dot_product_efficient_attention_backward",
-            "aten._scaled_dot_product_cudnn_attention_backward",
-        ),
-        ("attention_backward", 1),
-    ),
-}
+__all__ = ["KernelName", "KernelRecorder", "read_kernel_times", "signature_of"]
 
 _COLUMNS = ("op", "shapes", "dtypes", "calls", "ns")
 
@@ -66,9 +43,12 @@ class KernelName(NamedTuple):
 
 def signature_of(operation: TorchOperation) -> KernelName:
     """KernelName of an operation; kernels of attention are one operation of queries, keys and values."""
-    name, first = _ATTENTION.get(operation.name, (operation.name, -1))
-    operands = operation.operands if first < 0 else operation.operands[first : first + 3]
-    results = operation.results if first < 0 else ()
+    name, operands, results = operation.name, operation.operands, operation.results
+    # Which kernel of attention runs depends on the device, and what else they take on the kernel.
+    if name.startswith("aten._scaled_dot_product_"):
+        is_backward = name.endswith("_backward")
+        name = "attention_backward" if is_backward else "attention"
+        operands, results = operands[is_backward : is_backward + 3], ()
     inputs = [_dtype(each) for each in operands]
     if operation.flops and dtype_of(operation) == "tf32":
         inputs = ["tf32" if each == "float32" else each for each in inputs]
@@ -92,47 +72,36 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-class KernelTimes:
-    """Seconds of operations by signature.
+def read_kernel_times(path: Path) -> dict[KernelName, float]:
+    """Seconds of operations in a trace of `KernelRecorder`: CSV with `op,shapes,dtypes,calls,ns`.
 
-    Args:
-        seconds: of each.
+    Raises:
+        InputError: no such file, a column that is missing, or a row whose time is no number above 0.
     """
-
-    def __init__(self, seconds: Mapping[KernelName, float]) -> None:
-        self.seconds = seconds
-
-    @classmethod
-    def read(cls, path: Path) -> KernelTimes:
-        """Read a trace of `KernelRecorder`: CSV with `op,shapes,dtypes,calls,ns`.
-
-        Raises:
-            InputError: no such file, a column that is missing, or a row whose time is no number above 0.
-        """
-        where = visible(path)
+    where = visible(path)
+    try:
+        text = read_bytes(path).decode()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: cannot be read as a trace of kernels: {error}") from None
+    rows = csv.DictReader(text.splitlines())
+    missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
+    if missing:
+        raise InputError(
+            f"{where}:1: is no trace of kernels: it has no column {missing[0]}; netgym launch --record-compute "
+            "writes one"
+        )
+    seconds: dict[KernelName, float] = {}
+    for row in rows:
         try:
-            text = read_bytes(path).decode()
-        except (OSError, ValueError) as error:
-            raise InputError(f"{where}: cannot be read as a trace of kernels: {error}") from None
-        rows = csv.DictReader(text.splitlines())
-        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
+            nanoseconds = float(row["ns"])
+        except (TypeError, ValueError):
+            nanoseconds = -1.0
+        if not 0 < nanoseconds < 1e15:
             raise InputError(
-                f"{where}:1: is no trace of kernels: it has no column {missing[0]}; netgym launch --record-compute "
-                "writes one"
+                f"{where}:{rows.line_num}: ns {visible(str(row['ns']))}: give nanoseconds above 0"
             )
-        seconds: dict[KernelName, float] = {}
-        for row in rows:
-            try:
-                nanoseconds = float(row["ns"])
-            except (TypeError, ValueError):
-                nanoseconds = -1.0
-            if not 0 < nanoseconds < 1e15:
-                raise InputError(
-                    f"{where}:{rows.line_num}: ns {visible(str(row['ns']))}: give nanoseconds above 0"
-                )
-            seconds[KernelName(row["op"], row["shapes"], row["dtypes"])] = nanoseconds * 1e-9
-        return cls(seconds)
+        seconds[KernelName(row["op"], row["shapes"], row["dtypes"])] = nanoseconds * 1e-9
+    return seconds
 
 
 class KernelRecorder:

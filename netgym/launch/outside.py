@@ -15,11 +15,12 @@ from exogym_core.communicator.exchange import rank_names
 from exogym_core.workers.processes.process_runner import ProcessRunner
 from exogym_core.workers.processes.protocol import Answered, Requests
 from exogym_core.workers.threads import spent_seconds
+from netgym.launch.report import HostDecision
 from netsim.errors import BrokenCallError
 from netsim.ranks import Ask, Await, CallEnding, gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from exogym_core.communicator.exchange import Slot
@@ -35,7 +36,11 @@ _SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
 
 
 class OutsideMeetings(ProcessRunner):
-    """A run whose ranks may wait for each other outside of our calls."""
+    """A run whose ranks may wait for each other outside of our calls.
+
+    Attributes:
+        decisions: where host time decided, by all but the instant, as text.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -44,6 +49,7 @@ class OutsideMeetings(ProcessRunner):
         self._reading: set[int] = set()  # ranks that ask for the time
         self._num_early: Counter[int] = Counter()  # by rank, questions answered before the clock had
         self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
+        self.decisions: dict[str, HostDecision] = {}
 
     def recall(self) -> bool:
         """Wait for a call of a rank that is away; False where none is."""
@@ -95,6 +101,7 @@ class OutsideMeetings(ProcessRunner):
 
         It needs ranks that sleep, and may wait outside of our calls for what those that ask do next.
         """
+        self._decide(without, self._reading)
         warnings.warn(
             f"rank {min(self._reading)} reads the clock, which needs {rank_names(sorted(without))}, asleep outside of "
             "calls: it reads an earlier time; --clock host leaves the script the machine's clock",
@@ -128,6 +135,7 @@ class OutsideMeetings(ProcessRunner):
                 return []
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
+        self._decide(ranks, ())
         if not self.away:
             warnings.warn(
                 f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
@@ -136,6 +144,18 @@ class OutsideMeetings(ProcessRunner):
                 stacklevel=2,
             )
         self.away |= ranks
+
+    def _decide(self, without: Iterable[int], read_by: Iterable[int]) -> None:
+        """Note a decision by host time."""
+        ranks, readers, calls = sorted(without), sorted(read_by), sorted(self.exchange.calls_in_flight())
+        decision = HostDecision(
+            virtual_seconds=float(self.kernel.clock.now),
+            times=0,
+            read_by=readers,
+            without_ranks=ranks,
+            calls=calls,
+        )
+        self.decisions.setdefault(f"{ranks} {readers} {calls}", decision).times += 1
 
     def _is_there(self, rank: int, key: Key) -> bool:
         """True if the values of a call that the rank has posted are known."""

@@ -27,7 +27,7 @@ from netgym.launch.chakra import ExecutionTraces
 from netgym.launch.lone_rank import ended
 from netgym.launch.outside import OutsideMeetings
 from netgym.launch.recording import LaunchRecording
-from netgym.launch.report import Ending, HostDecision, report_of
+from netgym.launch.report import Ending, report_of
 from netgym.launch.tensors import reduce_as_gloo
 from netsim import Protocol, Recorder
 from netsim.errors import BrokenCallError, InputError, NetsimError, RankError
@@ -37,7 +37,6 @@ from netsim.ranks import Advance, Exit, Mark, Post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
     from pathlib import Path
     from types import TracebackType
 
@@ -276,9 +275,6 @@ class LaunchedRun(OutsideMeetings):
         # Of traces: where a rank has posted a call, and where it has waited last at an instant.
         self._places: dict[tuple[int, Key | float], str] = {}
         self._failed: dict[int, NetsimError] = {}
-        self._host_decisions: dict[
-            tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]], HostDecision
-        ] = {}
         sinks = Sinks(
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
@@ -351,28 +347,8 @@ class LaunchedRun(OutsideMeetings):
     def report(self) -> LaunchReport:
         """Report of the run."""
         error = None if self.error is None else str(self.error).partition("\n")[0]
-        decisions = list(self._host_decisions.values())
+        decisions = list(self.decisions.values())
         return report_of(self, self._sites, self._launch.about(), self.ending, error, decisions)
-
-    def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
-        self._note_decision(ranks, ())
-        super()._goes_on_without(ranks)
-
-    def _read_early(self, without: AbstractSet[int]) -> None:
-        self._note_decision(without, sorted(self._reading))
-        super()._read_early(without)
-
-    def _note_decision(self, without: AbstractSet[int], read_by: Sequence[int]) -> None:
-        key = (tuple(sorted(without)), tuple(read_by), tuple(sorted(self.exchange.calls_in_flight())))
-        if key not in self._host_decisions:
-            self._host_decisions[key] = HostDecision(
-                virtual_seconds=self._now(),
-                times=0,
-                read_by=[*read_by],
-                without_ranks=[*key[0]],
-                calls=[*key[2]],
-            )
-        self._host_decisions[key].times += 1
 
     # --- failures in the order of virtual time -------------------------------------------------------------
 

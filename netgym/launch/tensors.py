@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from exogym_core.communicator.exchange import reduce_tensors
+from exogym_core.workers.processes.shared_memory import copy_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +33,7 @@ __all__ = [
     "write_all",
 ]
 
-_OPS = {op.upper(): op for op in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
-_OPS["PREMUL_SUM"] = "sum"
+_WORDS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
 def op_of(opts: Any) -> Any:
@@ -70,13 +70,8 @@ def refusal_of_gloo(name: str, tensor: Tensor, op: Any = None) -> RuntimeError |
 
 
 def word_of(op: Any) -> str:
-    """Name of a reduction of c10d, such as SUM."""
-    state = op.__getstate__() if hasattr(op, "__getstate__") else op
-    kind = state[0] if isinstance(state, tuple) else state
-    word = str(getattr(kind, "name", kind)).rsplit(".", maxsplit=1)[-1].upper()
-    if word not in _OPS:
-        word = next((name for name in _OPS if op == getattr(dist.ReduceOp, name, None)), word)
-    return word
+    """Name of a reduction of c10d, such as SUM; "" of one that is not there."""
+    return next((word for word in _WORDS if op == getattr(dist.ReduceOp, word)), "")
 
 
 def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], Tensor] | None]:
@@ -88,12 +83,11 @@ def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], 
     plain = tensor.detach()
     if op == dist.ReduceOp.SUM and plain.dtype in (torch.float32, torch.bfloat16):  # nearly always
         return plain, "sum", None
-    word = word_of(op)
-    if word not in _OPS:
+    if not (word := word_of(op)):
         raise RuntimeError(f"netsim: no reduction {op!r}")
-    name = _OPS[word]
+    name = word.lower()
     if word == "PREMUL_SUM":
-        plain = plain * op.__getstate__()[1]
+        plain, name = plain * op.__getstate__()[1], "sum"
     back: Callable[[Tensor], Tensor] | None = None
     if plain.is_complex() and name in ("sum", "avg"):
         plain, back = torch.view_as_real(plain.resolve_conj()).contiguous(), torch.view_as_complex
@@ -151,7 +145,7 @@ def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliv
     def deliver(got: Sequence[Tensor]) -> None:
         if got:
             value = got[0] if back is None else back(got[0])
-            into.detach().copy_(value.view_as(into) if value.shape != into.shape else value)
+            copy_values(into.detach(), value.view_as(into) if value.shape != into.shape else value)
 
     return deliver
 
@@ -161,7 +155,7 @@ def write_all(into: Sequence[Tensor]) -> Delivery[None]:
 
     def deliver(got: Sequence[Tensor]) -> None:
         for tensor, part in zip(into, got, strict=True):
-            tensor.detach().copy_(part.view(tensor.dtype).view_as(tensor))
+            copy_values(tensor.detach(), part.view(tensor.dtype).view_as(tensor))
 
     return deliver
 
@@ -176,7 +170,7 @@ def fill(output: Tensor) -> Delivery[None]:
             return
         places = torch.split(flat.view(-1), [part.numel() for part in got])
         for place, part in zip(places, got, strict=True):
-            place.copy_(part.view(-1))
+            copy_values(place, part.view(-1))
 
     return deliver
 
