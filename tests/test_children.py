@@ -32,7 +32,7 @@ from exogym_core.workers.processes.protocol import (
     dumps,
     loads,
 )
-from exogym_core.workers.processes.shared_memory import Arena, blocks_in
+from exogym_core.workers.processes.shared_memory import Arena, blocks_in, copy_values
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Key, Mark
 
@@ -300,6 +300,25 @@ def test_a_room_is_free_when_its_tensor_is_gone_and_others_have_read_it(is_read_
     else:
         arena.free(blocks_in([ref]))
     assert arena.put(torch.ones(1 << 20)).content == ref.content
+    arena.close()
+
+
+def test_large_values_are_copied_as_torch_copies_them() -> None:
+    values = torch.randn(600_000, 2, dtype=torch.complex64)
+    given = [
+        *(values, values.conj(), values.imag, values.conj().imag, values.T, values[:, 0], values[1:]),
+        *(values.real.to(torch.bfloat16), values.real > 0, torch.nn.Parameter(values)),
+    ]
+    arena = Arena()
+    for each in given:
+        assert torch.equal(arena.get(arena.put(each)), each)
+        into = torch.zeros_like(each, memory_format=torch.contiguous_format).detach()
+        copy_values(into, each.detach())
+        assert torch.equal(into, each)
+        assert into._version == 1, "autograd knows of it"
+    whole = torch.zeros(values.shape, dtype=torch.complex128)
+    copy_values(whole, values)  # converted
+    assert torch.equal(whole, values.to(torch.complex128))
     arena.close()
 
 

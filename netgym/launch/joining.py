@@ -95,8 +95,12 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
 
     rank_group = LoneRank(num_ranks, rank, channel, arena, unwind)
     comm = rank_group.communicator(rank, RankState())
-    has_values = launched is None or launched.has_values
-    return attach(comm, compute, functools.partial(_leave, rank_group, channel, rank), has_values=has_values)
+    session = attach(comm, compute, functools.partial(_leave, rank_group, channel, rank))
+    if launched is not None and not launched.has_values:
+        from netgym.launch.without_values import communicate_without_values
+
+        communicate_without_values(session)
+    return session
 
 
 def _leave(rank_group: LoneRank, channel: Pipe, rank: int, session: RankSession) -> None:

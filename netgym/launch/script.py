@@ -134,7 +134,11 @@ def run_rank(
         yield dist.FileStore(launched.store, size), rank, size  # type: ignore[attr-defined]
 
     rendezvous_by(meet)  # torch's own would listen on a port; these ranks share a private folder
-    session = attach(comm, ComputeClock.parse(launched.compute), has_values=launched.has_values)
+    session = attach(comm, ComputeClock.parse(launched.compute))
+    if not launched.has_values:
+        from netgym.launch.without_values import communicate_without_values
+
+        communicate_without_values(session)
     run_script(script)
     session.settle()
     session.end()

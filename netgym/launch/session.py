@@ -251,25 +251,16 @@ os.register_at_fork(after_in_child=_sessions.__init__)  # type: ignore[misc]
 
 
 def attach(
-    comm: SimulatedCommunicator,
-    compute: ComputeClock,
-    leave: Callable[[RankSession], None] | None = None,
-    *,
-    has_values: bool = True,
+    comm: SimulatedCommunicator, compute: ComputeClock, leave: Callable[[RankSession], None] | None = None
 ) -> RankSession:
     """Connect this process to the simulation by `comm`; from another thread than the main one, that thread.
 
-    `leave` is called with the session at the end of the process, or of the thread. Where the program's tensors have no
-    values (`has_values`), others receive them as unknown.
+    `leave` is called with the session at the end of the process, or of the thread.
     """
     is_process = threading.current_thread() is threading.main_thread()
     compute.start(is_process)
     comm.compare_places(False)  # libraries call from different places
     session = RankSession(comm, compute)
-    if not has_values:
-        from netgym.launch import without_values
-
-        session.without_values, comm.state.has_values = without_values, without_values.has_values
     if is_process:
         _sessions.of_process = session
         if leave is not None:

@@ -12,6 +12,7 @@ import functools
 import math
 import pickle
 import struct
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -44,10 +45,12 @@ from netgym.launch.session import program_place, session_of_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from netgym.launch.session import RankSession
     from netsim.errors import InputError
 
 __all__ = [
     "Unknown",
+    "communicate_without_values",
     "forget_values",
     "has_values",
     "or_forget",
@@ -93,6 +96,12 @@ def run_without_values() -> None:
     let_foreach_take(FakeTensor)
     pickle_objects_by(_Pickler, _Unpickler)
     _load_data_in_threads()
+
+
+def communicate_without_values(session: RankSession) -> None:
+    """Let a rank post calls of tensors without values, which others receive as unknown."""
+    session.without_values = sys.modules[__name__]
+    session.comm.state.has_values = has_values
 
 
 def has_values(tensor: Tensor) -> bool:
