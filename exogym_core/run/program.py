@@ -600,19 +600,23 @@ class Program:
     def strategy(self) -> Strategy:
         """Strategy of the ranks, not set up, which knows how long their steps take."""
         strategy = copy.deepcopy(self.request.strategy)
-        seconds = [each.mean_seconds for each in self.durations if each is not None]
         facts = strategy.shared_state.run
-        facts.step_seconds, facts.batches = tuple(seconds), self.batches
+        facts.step_seconds = tuple(each.mean_seconds for each in self.durations)
+        facts.batches = self.batches
         return strategy
+
+    def world(self, collectives: str | Mapping[str, str] | None) -> World:
+        """World of the run, with algorithms of collectives as `fit` takes them."""
+        request = self.request
+        where = (request.topology, request.places, request.protocol, collectives)
+        cores = None if self.compute is None else self.compute.shared_cores
+        return World.build(request.num_ranks, *where, cores)
 
     @cached_property
     def collectives(self) -> Mapping[str, str]:
         """Algorithms of collectives by operation: the request's, and those that are fastest in whole rounds."""
         request = self.request
-        where = (request.topology, request.places, request.protocol, request.collectives)
-        world = World.build(
-            request.num_ranks, *where, None if self.compute is None else self.compute.shared_cores
-        )
+        world = self.world(request.collectives)
         if world.topology is None or world.protocol.library or request.stages is not None:
             return world.collectives
         if all(op in world.collectives for op, each in OPERATIONS.items() if not each.is_per_pair):
@@ -623,8 +627,7 @@ class Program:
             self.first_rounds = first_rounds(self.strategy, self.model, *about)
         if self.first_rounds is None:
             return world.collectives
-        means = [each.mean_seconds for each in self.durations if each is not None]
-        return choose_algorithms(self.first_rounds, world, means)
+        return choose_algorithms(self.first_rounds, world, [each.mean_seconds for each in self.durations])
 
     def refuse_fewer_steps(self, steps: int | None, resumed: StoredCheckpoint) -> None:
         """Raise InputError if a run of `steps` (None: not known yet) ends before the checkpoint it resumes from."""
@@ -696,7 +699,8 @@ class Program:
         self, comm: Communicator, model: nn.Module, strategy: Strategy, stage: StageRank | None
     ) -> TorchLearner:
         """Learner of a rank, made before its strategy is set up."""
-        request, cost, order = self.request, self.durations[comm.rank], self.backward_order
+        request, order = self.request, self.backward_order
+        cost = self.durations[comm.rank] if self.durations else None
         if stage is not None:
             coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
             keeps = self.checkpoints.every is not None
@@ -756,13 +760,13 @@ class Program:
         return found
 
     @cached_property
-    def durations(self) -> list[StepDurations | None]:
-        """Virtual seconds of each worker's steps; None where computing is free. Available once `compute` is settled."""
+    def durations(self) -> list[StepDurations]:
+        """Virtual seconds of each worker's steps; none where computing is free. Available once `compute` is settled."""
         request, compute = self.request, self.compute
+        durations: list[StepDurations] = []
         if compute is None or request.topology is None:
-            return [None] * request.num_training
+            return durations
         batch_size = None if compute.flops is None else request.batch_size
-        durations: list[StepDurations | None] = []
         for rank, (seconds, number) in enumerate(self._whole_steps()):
             if self.batches:
                 batch_size = self.batches[rank]

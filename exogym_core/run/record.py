@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,69 +42,62 @@ class RunRecord:
     Args:
         folder: owned by this process.
         program: of the run.
+        result: of the run.
         is_continued: a run has begun there, which stays as it is until there is a step that it had not done.
     """
 
-    def __init__(self, folder: RunFolder, program: Program, is_continued: bool) -> None:
-        request, model = program.request, program.model
-        self.folder, self._request, self.is_continued = folder, request, is_continued
-        self._has_begun = False
+    def __init__(self, folder: RunFolder, program: Program, result: FitResult, is_continued: bool) -> None:
+        self._folder, self._program, self._result = folder, program, result
+        self._is_continued, self._has_begun = is_continued, False
         self._held: list[str] = []  # lines of a run that has not begun to go on
-        self._name, self.label = _names(request.strategy)
-        self._task = {"name": f"{PROGRAM_TASK}{type(program.train_dataset).__name__})"}
-        given = plain_arguments(request.strategy)
-        self._arguments = {name: value for name, value in given.items() if value is not None}
-        self._passing = passing_buffers(model).keys()
-        self._model = {
-            "name": type(model).__name__,
-            "parameters": sum(each.numel() for each in model.parameters()),
-        }
+        self._name, self._label = _names(program.request.strategy)
+        if not is_continued:
+            self._begin()
 
-    def begin(self, result: FitResult) -> None:
+    def _begin(self) -> None:
         """Write what is settled before the first step."""
-        if self.is_continued:
-            self.folder.log(f"resumed after {format_count(result.resumed_step, 'step')}")
+        if self._is_continued:
+            self._folder.log(f"resumed after {format_count(self._result.resumed_step, 'step')}")
         for line in self._held:
-            self.folder.log(line)
-        self.folder.write_text("experiment.yaml", self._experiment(result))
-        self.folder.write_environment()
-        self.folder.write_summary([])
+            self._folder.log(line)
+        self._folder.write_text("experiment.yaml", self._experiment())
+        self._folder.write_environment()
+        self._folder.write_summary([])
         self._has_begun = True
 
     def log(self, line: str) -> None:
         """Add a line to the folder's log: of a run that goes on, from its first own step on."""
-        if self.is_continued and not self._has_begun:
-            self._held.append(line)
+        if self._has_begun:
+            self._folder.log(line)
         else:
-            self.folder.log(line)
+            self._held.append(line)
 
-    def follow(self, result: FitResult, row: Mapping[str, Any]) -> None:
-        """Take a row of a run that goes on: its first own step begins it."""
-        if not self._has_begun and row["kind"] == "step" and row["step"] > result.resumed_step:
-            self.begin(result)
+    def follow(self, row: Mapping[str, Any]) -> None:
+        """Take a row; a run that goes on begins with its first own step."""
+        if not self._has_begun and row["kind"] == "step" and row["step"] > self._result.resumed_step:
+            self._begin()
 
-    def end(self, result: FitResult) -> None:
+    def end(self) -> None:
         """Write metrics, model, summary and page; nothing where no step was done."""
+        folder, result, judged = self._folder, self._result, self._result.judged_state
         if not result.complete and not (self._has_begun and result.history):
             return
         from exogym_core.results.report import write_report
 
-        self.folder.write_text("experiment.yaml", self._experiment(result))
-        judged = result.judged_state
-        state = (
-            {name: judged[name] for name in judged if name not in self._passing} if result.complete else None
-        )
-        self.folder.write_result(self.label, result)
-        self.folder.write_summary([result.summary(self.label, self._name)])
-        self.folder.record_tables(are_final=True)
-        if state is not None:
-            self.folder.write_model(self.label, state)
-        with warned(f"{visible(self.folder.path)}: has no page yet (netgym report writes one)"):
-            write_report(self.folder)
+        folder.write_text("experiment.yaml", self._experiment())
+        folder.write_result(self._label, result)
+        folder.write_summary([result.summary(self._label, self._name)])
+        folder.record_tables(are_final=True)
+        if result.complete:
+            passing = passing_buffers(self._program.model).keys()
+            folder.write_model(self._label, {name: judged[name] for name in judged if name not in passing})
+        with warned(f"{visible(folder.path)}: has no page yet (netgym report writes one)"):
+            write_report(folder)
 
-    def _experiment(self, result: FitResult) -> str:
+    def _experiment(self) -> str:
         """The request in the form of a resolved experiment file."""
-        request = self._request
+        request, model, result = self._program.request, self._program.model, self._result
+        arguments = plain_arguments(request.strategy).items()
         own = {
             "autocast": request.autocast or False,
             "num_nodes": request.num_nodes,
@@ -118,10 +110,19 @@ class RunRecord:
             or (request.compute.to_mapping() if request.compute is not None else None),
         }
         plain: dict[str, Any] = {
-            "name": self.folder.path.resolve().name,
-            "task": self._task,
-            "model": self._model,
-            "strategies": [{"name": self._name, "label": self.label, **self._arguments}],
+            "name": self._folder.path.resolve().name,
+            "task": {"name": f"{PROGRAM_TASK}{type(self._program.train_dataset).__name__})"},
+            "model": {
+                "name": type(model).__name__,
+                "parameters": sum(each.numel() for each in model.parameters()),
+            },
+            "strategies": [
+                {
+                    "name": self._name,
+                    "label": self._label,
+                    **{name: value for name, value in arguments if value is not None},
+                }
+            ],
         }
         for name in sorted(OPTIONS, key=lambda name: (OPTIONS[name].key or "").count(".")):  # groups first
             if (key := OPTIONS[name].key) is None:
@@ -141,61 +142,42 @@ class RunRecord:
 def followed(program: Program, result: FitResult) -> Iterator[list[Listener]]:
     """Write the run's folder and show its progress, where these are asked for; gives the functions that take its rows.
 
+    This process owns the folder while the block runs; the program gets its checkpoints in there. Ranks other than the
+    first of those that torchrun started for the run have none.
+
     Raises:
         InputError: the folder of `out` is not empty, or is in use.
         RecordError: it cannot be made.
     """
-    request = program.request
-    is_quiet = not request.progress or bool(request.place)
-    with _record(program) as record:
-        listeners: list[Listener] = []
-        if record is not None and record.is_continued:
-            listeners.append(partial(record.follow, result))
-        elif record is not None:
-            record.begin(result)
-        try:
-            if record is None and is_quiet:
-                yield listeners
-                return
-            name = request.run_name or result.strategy
-            log, folder = (_nothing, None) if record is None else (record.log, record.folder.path)
-            with shown(name, result, log, folder, is_quiet=is_quiet) as show:
-                yield [*listeners, show]
-        finally:
-            if record is not None:
-                record.end(result)
-
-
-def _nothing(line: str) -> None:
-    """Drop a line of the log: there is no folder."""
-
-
-@contextmanager
-def _record(program: Program) -> Iterator[RunRecord | None]:
-    """Folder of a run, owned by this process while the block runs; the program gets its checkpoints in there.
-
-    None where no folder is asked for, and for ranks other than the first of those that torchrun started for the run.
-    """
-    request = program.request
-    continued = _continued(request)
-    out = request.out if continued is None else continued
-    if out is None or request.place:
+    request, continued = program.request, _continued(program.request)
+    title, is_quiet = request.run_name or result.strategy, not request.progress or bool(request.place)
+    if request.place or (request.out is None and continued is None):
         if continued is not None:
             request.resume_from = None
-        yield None
+        with (
+            nullcontext()
+            if is_quiet
+            else shown(title, result, lambda line: None, None, is_quiet=False) as show
+        ):
+            yield [] if show is None else [show]
         return
     if continued is None:
-        folder = RunFolder.create(out, "")
+        folder = RunFolder.create(request.out, "")
     else:
-        folder = RunFolder.open(out).owned()
+        folder = RunFolder.open(continued).owned()
         folder.clean()
     try:
+        label = _names(request.strategy)[1]
         if continued is not None:
-            _refuse_other_run(folder, _names(request.strategy)[1])
+            _refuse_other_run(folder, label)
         if request.checkpoint_interval is not None or continued is not None:
-            checkpoints = folder.make_folder("checkpoints", _names(request.strategy)[1])
-            request.resume_from = checkpoints
-        yield RunRecord(folder, program, continued is not None)
+            request.resume_from = folder.make_folder("checkpoints", label)
+        record = RunRecord(folder, program, result, continued is not None)
+        try:
+            with shown(title, result, record.log, folder.path, is_quiet=is_quiet) as show:
+                yield [record.follow, show]
+        finally:
+            record.end()
     except BaseException:
         if continued is None and not folder.has_trained():
             folder.discard()

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from exogym_core.communicator.simulated.simulation import World
 from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
 from exogym_core.events import from_record, to_record
@@ -243,23 +242,23 @@ class RecordedTraining:
         Raises:
             TrainAgainError: encoded means go by another algorithm there.
         """
-        request, compute = program.request, program.compute
+        request = program.request
         program.first_rounds = self.first_rounds
-        where = (request.topology, request.places, request.protocol, program.collectives)
+        collectives = program.collectives
         self.first_rounds = program.first_rounds
-        averaging = _averaging_algorithm(program.collectives)
+        averaging = _averaging_algorithm(collectives)
         if self.averaging_algorithm not in (None, averaging):
             raise TrainAgainError(
                 f"retime: encoded means go by {self.averaging_algorithm!r} in the recording, and by {averaging!r} with "
                 "these collectives, which changes their values: train again"
             )
         return ReplayHost(
-            World.build(request.num_ranks, *where, None if compute is None else compute.shared_cores),
+            program.world(collectives),
             request.seed,
             WorkerSpec(),
             request.trace,
             streams=self.streams,
-            seconds=[each.seconds for each in program.durations if each is not None],
+            seconds=[each.seconds for each in program.durations],
             results=self.outcomes,
         )
 
