@@ -150,28 +150,27 @@ class Choices:
         members = tuple(hosts)
         return _Question(op, _round_bytes(num_bytes), root, self._likeness(members), members)
 
-    def _problem(self, asked: _Question) -> Problem:
-        num_ranks = len(asked.hosts)
-        return _problem(
-            asked.op, num_ranks, asked.num_bytes, root=asked.root, hosts=asked.hosts, topology=self._topology
+    def _stated(self, asked: _Question) -> tuple[Estimator, Problem, tuple[int, ...]]:
+        assert self._estimator is not None
+        hosts, topology = asked.hosts, self._topology
+        problem = _problem(
+            asked.op, len(hosts), asked.num_bytes, root=asked.root, hosts=hosts, topology=topology
         )
+        return self._estimator, problem, hosts
 
     def _search(self, asked: _Question) -> str:
-        assert self._estimator is not None
-        return self._estimator.fastest(self._problem(asked), asked.hosts)
+        estimator, problem, hosts = self._stated(asked)
+        return estimator.fastest(problem, hosts)
 
     def _search_contenders(self, asked: _Question, within: float, few_messages: float) -> tuple[str, ...]:
-        assert self._estimator is not None
-        problem, hosts = self._problem(asked), asked.hosts
-        names = self._estimator.candidates(problem, hosts)
-        few = [
-            name for name in names if self._estimator.has_few(replace(problem, algorithm=name), few_messages)
-        ]
+        estimator, problem, hosts = self._stated(asked)
+        names = estimator.candidates(problem, hosts)
+        few = [name for name in names if estimator.has_few(replace(problem, algorithm=name), few_messages)]
         if len(few) == len(names):
             return names
         fastest = self._fastest(asked)
         others = [name for name in names if name not in (fastest, *few)]
-        near = self._estimator.nearly_as_fast(replace(problem, algorithm=fastest), hosts, others, within)
+        near = estimator.nearly_as_fast(replace(problem, algorithm=fastest), hosts, others, within)
         return tuple(dict.fromkeys((fastest, *few, *near)))
 
 

@@ -191,11 +191,9 @@ class _Lead:
             ahead = theirs["clock"] - (sent + time.time()) / 2
             if abs(ahead) > _MOST_CLOCK_SECONDS:
                 which = "ahead" if ahead > 0 else "behind"
-                self._remark(f"the clock of {name} is {abs(ahead):.0f} s {which}: no figure depends on it")
-
-    def _remark(self, text: str) -> None:
-        self.found.remarks.append(text)
-        self._report_here(f"note: {text}")
+                remark = f"the clock of {name} is {abs(ahead):.0f} s {which}: no figure depends on it"
+                self.found.remarks.append(remark)
+                self._report_here(f"note: {remark}")
 
     def give_up(self, text: str) -> None:
         """Tell all hosts to stop."""

@@ -41,7 +41,7 @@ from netsim.topology.weather import HostEvent, Weather, read_weather
 from netsim.units import format_bits_per_second, format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from netsim.topology.topology import Topology
@@ -349,12 +349,19 @@ class _Builder:
         self._raise_problems()
         names = sorted(self.paths, key=natural_key)
         machines = (node for node in names if node in self.hosts)
+        rank = {node: position for position, node in enumerate(names)}
+        directions = [(one, other, pipe, True) for one, other, pipe in pipes]
+        directions += [(other, one, pipe, False) for one, other, pipe in pipes]
+        directions.sort(key=lambda each: (rank[each[0]], rank[each[1]]))
         net = make(
             name=self.file.name or name,
             source=self.file.source,
             hosts=tuple(Host(host, index, *self.hosts[host]) for index, host in enumerate(machines)),
             routers=tuple(node for node in names if node not in self.hosts),
-            links=self._links(pipes, names),
+            links=tuple(
+                pipe.link(index, source, target, is_up=is_up)
+                for index, (source, target, pipe, is_up) in enumerate(directions)
+            ),
             regions=tuple(sorted({region for region, *_ in self.hosts.values() if region}, key=natural_key)),
             protocol=self.file.protocol,
         )
@@ -445,18 +452,6 @@ class _Builder:
                     seen[one, other] = (key, position)
                     pipes.append((one, other, entry))
         return pipes
-
-    def _links(self, pipes: Iterable[tuple[str, str, _Pipe]], names: Sequence[str]) -> tuple[Link, ...]:
-        """Both directions of each connection, by natural order of their ends."""
-        rank = {node: position for position, node in enumerate(names)}
-        directions = []
-        for one, other, pipe in pipes:
-            directions += [(one, other, pipe, True), (other, one, pipe, False)]
-        directions.sort(key=lambda each: (rank[each[0]], rank[each[1]]))
-        return tuple(
-            pipe.link(index, source, target, is_up=is_up)
-            for index, (source, target, pipe, is_up) in enumerate(directions)
-        )
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
         """Check that all names (with their key paths) exist; add a problem for each that does not."""

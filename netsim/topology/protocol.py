@@ -162,8 +162,16 @@ class Protocol:
             raise InputError(
                 f"protocol: streams and {both[0]} both give the number of sockets: leave one out"
             )
-        if base.channels:
-            changes |= _sockets(base, changes)
+        if base.channels and "streams" in changes:
+            changes["channels"] = 0
+        elif base.channels:
+            threads, each = (changes.get(field, getattr(base, field)) for field in _SOCKETS)
+            if threads > _MOST_THREADS or threads * each > _MOST_SOCKETS:
+                raise InputError(
+                    f"protocol: socket_threads x sockets_per_thread is {threads} x {each}; NCCL takes at most"
+                    f" {_MOST_THREADS} threads and {_MOST_SOCKETS} sockets a connection"
+                )
+            changes["streams"] = base.channels * threads * each
         if "window" in settings and "queue" not in settings and base.queue_packets is not None:
             # Hosts are tuned for larger windows on paths that hold them.
             larger = max(changes["window_bytes"] / base.window_bytes, 1.0)
@@ -355,19 +363,6 @@ def _read_one_of(choices: Sequence[str], value: Any) -> str:
 
 
 _MOST_THREADS, _MOST_SOCKETS = 16, 64  # of a connection of NCCL (src/transport/net_socket.cc)
-
-
-def _sockets(base: Protocol, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Streams of NCCL's channels, or no channels where `streams` is given."""
-    if "streams" in changes:
-        return {"channels": 0}
-    threads, each = (changes.get(field, getattr(base, field)) for field in _SOCKETS)
-    if threads > _MOST_THREADS or threads * each > _MOST_SOCKETS:
-        raise InputError(
-            f"protocol: socket_threads x sockets_per_thread is {threads} x {each}; NCCL takes at most {_MOST_THREADS}"
-            f" threads and {_MOST_SOCKETS} sockets a connection"
-        )
-    return {"streams": base.channels * threads * each}
 
 
 _SOCKETS = ("socket_threads", "sockets_per_thread")
