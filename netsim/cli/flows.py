@@ -19,12 +19,14 @@ from netsim.transfers import later_weather, read_flows, simulate_flows
 from netsim.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["AFTER_END", "flows_command", "timing_progress"]
+    from netsim.topology.protocol import WindowLimit
+
+__all__ = ["flows_command", "remarks_on_times", "timing_progress"]
 
 _SECONDS_A_LINE = 10.0  # of progress where standard error is no terminal
-AFTER_END = "ignored: weather that begins after the end: {}"
 
 
 @click.command("flows", cls=OneLineCommand)
@@ -67,14 +69,10 @@ def flows_command(
         )
         click.echo(f"{message}, since a host of theirs crashed: finish_s is inf", err=True)
     limit = window_limit(network, parsed, (flow[1:] for flow in table.flows))
-    if limit is not None:
-        click.echo(str(limit), err=True)
-    if (
-        spare := spare_streams(network, parsed, {host for flow in table.flows for host in flow[1:3]})
-    ) is not None:
-        click.echo(spare, err=True)
-    if not work.is_stopped and (late := later_weather(network, finish)) is not None:
-        click.echo(AFTER_END.format(late), err=True)
+    late = None if work.is_stopped else later_weather(network, finish)
+    hosts = {host for flow in table.flows for host in flow[1:3]}
+    for line in remarks_on_times(network, parsed, hosts, limit, late):
+        click.echo(line, err=True)
     if out is None:
         table.write(finish, sys.stdout)
     else:
@@ -82,6 +80,15 @@ def flows_command(
             table.write(finish, text)
     delivered = sum(map(math.isfinite, finish))
     work.end(f"{delivered} of {format_count(len(finish), 'transfer')} delivered")
+
+
+def remarks_on_times(
+    topology: Topology, protocol: Protocol, hosts: Iterable[int], limit: WindowLimit | None, late: str | None
+) -> list[str]:
+    """Lines on windows that limit transfers between `hosts`, streams that bring nothing, and weather after the end."""
+    after = None if late is None else f"ignored: weather that begins after the end: {late}"
+    remarks = (limit, spare_streams(topology, protocol, hosts), after)
+    return [str(remark) for remark in remarks if remark is not None]
 
 
 def timing_progress(what: str, total: int | None = None) -> DelayedProgress:

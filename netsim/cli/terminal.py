@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import threading
-from collections import Counter
 from dataclasses import Field, field, fields
 from functools import wraps
 from inspect import cleandoc, signature
@@ -128,19 +127,8 @@ class CommandGroup(click.Group):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise unknown_name("command", args[0], self.list_commands(ctx))
         name, command, others = super().resolve_command(ctx, args)
-        repeated = ""
         if command is not None:
-            own = click.Context(command, ctx, name, **command.context_settings)
-            with contextlib.suppress(click.UsageError):  # to be raised when the command reads them
-                given = command.make_parser(own).parse_args(others[:])[2]
-                # Of several values of an option that is taken once click would take the last.
-                for option, count in Counter(
-                    each for each in given if isinstance(each, click.Option)
-                ).items():
-                    if count > 1 and not (option.multiple or option.is_flag or option.count):
-                        repeated = f"{option.opts[0]} is given {count} times: keep one"
-            if repeated:
-                raise click.UsageError(repeated, own)
+            _refuse_repeated(click.Context(command, ctx, name, **command.context_settings), others)
         return name, command, others
 
 
@@ -153,6 +141,19 @@ def _first_line(place: str) -> str:
     found = re.search(rf'^def {name}\(.*?\n    """(.*?)(\n|""")', text, re.MULTILINE | re.DOTALL)
     assert found is not None, place
     return found[1]
+
+
+def _refuse_repeated(ctx: click.Context, args: list[str]) -> None:
+    """Refuse an option that a command takes once and was given several values, of which click would take the last."""
+    try:
+        given = ctx.command.make_parser(ctx).parse_args(args[:])[2]
+    except click.UsageError:
+        return  # to be raised when the command reads them
+    options = [option for option in given if isinstance(option, click.Option)]
+    for option in options:
+        is_one = not (option.multiple or option.is_flag or option.count)
+        if is_one and options.count(option) > 1:
+            raise click.UsageError(f"{option.opts[0]} is given {options.count(option)} times: keep one", ctx)
 
 
 def given(*flags: str, is_argument: bool = False, **settings: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from netsim.cli.flows import AFTER_END, timing_progress
+from netsim.cli.flows import remarks_on_times, timing_progress
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import OneLineCommand, given, plain_console, plain_lines, takes
 from netsim.collectives.collective import collective, resolve_request, ring_seconds
@@ -112,12 +112,7 @@ def collective_command(
         lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
     if times.estimate is not None:
         lines.append(f"estimated, of {made.num_messages:,} messages: {times.estimate}")
-    if times.window_limit is not None:
-        lines.append(str(times.window_limit))
-    if (spare := spare_streams(net, chosen, hosts)) is not None:
-        lines.append(spare)
-    if times.later_weather is not None:
-        lines.append(AFTER_END.format(times.later_weather))
+    lines += remarks_on_times(net, chosen, hosts, times.window_limit, times.later_weather)
     if times.dollars:
         lines.append(f"its traffic costs {times.dollars:.4g} $")
     for line in lines:

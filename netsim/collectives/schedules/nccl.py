@@ -90,12 +90,12 @@ class PipelinedTree(Phase):
             np.append(np.arange(low, high, step_bytes), high)
             for low, high in zip(halves[:-1].tolist(), halves[1:].tolist(), strict=True)
         ]
-        self._levels = [_levels(parents[channel]) for channel in range(channels)]
+        self._members = [_by_depth(parents[channel]) for channel in range(channels)]
         self._parents = [np.array(parents[channel], np.int64) for channel in range(channels)]
         self._lanes = [
             (channel, up) for channel in range(channels) for up in (True,) * goes_up + (False,) * goes_down
         ]
-        self._deepest = max(map(len, self._levels))
+        self._deepest = max(int(depth.max(initial=0)) for _, depth in self._members)
         self._below = self._deepest if goes_up else 0  # levels that a chunk has passed before it goes down
         self.window = _BUFFER_STEPS * len(self._lanes)
         waves = max(len(bounds) - 1 for bounds in self._bounds)
@@ -110,21 +110,12 @@ class PipelinedTree(Phase):
         """Chunks that pass a level in one direction of one channel."""
         wave, lane = divmod(index, len(self._lanes))
         channel, up = self._lanes[lane]
-        bounds, parents = self._bounds[channel], self._parents[channel]
-        src, dst, chunks = [], [], []
-        for depth, members in enumerate(self._levels[channel]):
-            waits = self._deepest - 1 - depth if up else self._below + depth
-            chunk = wave - _BUFFER_STEPS * waits
-            if 0 <= chunk < len(bounds) - 1:
-                others = parents[members]
-                src.append(members if up else others)
-                dst.append(others if up else members)
-                chunks.append(np.full(len(members), chunk, np.int64))
-        none = np.zeros(0, np.int64)
-        chunk_of = np.concatenate([none, *chunks])
-        low, high = bounds[chunk_of], bounds[chunk_of + 1]
-        ranks = self._ranks
-        return Step(ranks[np.concatenate([none, *src])], ranks[np.concatenate([none, *dst])], low, high - low)
+        bounds, (members, depth) = self._bounds[channel], self._members[channel]
+        chunk = wave - _BUFFER_STEPS * (self._deepest - depth if up else self._below + depth - 1)
+        moves = (chunk >= 0) & (chunk < len(bounds) - 1)
+        chunk, members = chunk[moves], members[moves]
+        ends = self._ranks[members], self._ranks[self._parents[channel][members]]
+        return Step(*(ends if up else ends[::-1]), bounds[chunk], bounds[chunk + 1] - bounds[chunk])
 
     def pair_bytes(self, num_ranks: int) -> Iterator[tuple[Ranks, Ranks, Bytes]]:
         """Children with parents, and parents with children."""
@@ -143,17 +134,15 @@ class PipelinedTree(Phase):
         return sum((len(self._bounds[channel]) - 1) * (len(self._ranks) - 1) for channel, _ in self._lanes)
 
 
-def _levels(parents: Sequence[int]) -> list[Ranks]:
-    """Positions by depth, without the root."""
-    above = np.array(parents, np.int64)
-    at = np.zeros(len(above), bool)
-    at[above < 0] = True
-    levels = []
-    while (level := np.flatnonzero((above >= 0) & at[above])).size:
-        levels.append(level)
-        at[:] = False
-        at[level] = True
-    return levels
+def _by_depth(parents: Sequence[int]) -> tuple[Ranks, Ranks]:
+    """Positions by depth, without the root, and the depth of each."""
+    up = np.array(parents, np.int64)
+    depth, above = np.zeros(len(up), np.int64), up
+    while (is_below := above >= 0).any():
+        depth += is_below
+        above = np.where(is_below, up[above], -1)
+    order = np.argsort(depth, kind="stable")[1:]
+    return order, depth[order]
 
 
 def _binary_parents(num: int) -> list[int]:
