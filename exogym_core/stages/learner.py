@@ -100,11 +100,6 @@ class StageRank:
         for parameter, project in self.kept.items():
             parameter.copy_(project(parameter))
 
-    @property
-    def has_loss(self) -> bool:
-        """True on the rank of the last stage."""
-        return self.position == self.cut.stages.count - 1
-
     def sum_shared(
         self, route: StageRoute | None = None, team: Communicator | None = None, share: float = 1.0
     ) -> None:
@@ -209,7 +204,7 @@ class StageLearner(TorchLearner):
         overlaps = overlaps and waits_for_all
         super().__init__(rank.held.model, comm, strategy.before_backward, cost, autocast, overlaps)
         self._rank, self._overlaps, self._strategy = rank, overlaps, strategy
-        self.has_loss = rank.has_loss
+        self.has_loss = rank.position == stages.count - 1
         self._messages = ChainMessages(rank.cut, rank.chain, self._device, coding)
         self._keeps = keeps and stages.lag(rank.position) > 0
         self._num_taken = 0  # micro-batches of all steps so far

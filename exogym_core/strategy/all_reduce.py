@@ -6,7 +6,7 @@ from typing import Any
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import flag, option, options_of
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.participation.site import GradientOptions
 from exogym_core.strategy.parts.flat import flatten, write_back
 from netsim.errors import InputError

@@ -38,8 +38,7 @@ from exogym_core.strategy.options import (
     refuse_unknown,
     take,
 )
-from exogym_core.strategy.participation.patience import PatienceOptions
-from exogym_core.strategy.participation.sampling import ClientOptions
+from exogym_core.strategy.participation.options import ClientOptions, PatienceOptions
 from exogym_core.strategy.participation.site import Everyone, Site, SiteOptions
 from exogym_core.strategy.parts.codecs import ChargedCodec
 from exogym_core.strategy.parts.flat import buckets

@@ -100,8 +100,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
                 write_back(merged_phi, self._of(p, self.phi))
                 for own, phi in zip(self._of(p, theta), self._of(p, self.phi), strict=True):
                     own.lerp_(phi, self.mix)
-            if messages:
-                write_back(theta, self.trainable)
+            write_back(theta, self.trainable)
             for p in leaving:
                 displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
                 about = p, self.local_step // self.H, *self._since[p]
@@ -113,31 +112,29 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
 
     def serve(self, updated: Callable[[float], None]) -> None:
         """Merge fragments that have a quorum, until all learners have ended."""
-        while True:
+        have_ended = False
+        while not have_ended:
             wait = min(self._deadlines.values(), default=math.inf) - self.comm.now()
             messages = self.comm.take(wait=max(wait, 0.0))
-            if not messages and not self._deadlines:
-                break
+            have_ended = not messages and not self._deadlines  # learners: what has come counts then
             for source, message in messages:
                 self._served += self.H / len(self.fragments)
                 p, round_number = map(int, from_message(message, _TAIL)[1][:2])
                 if round_number >= self._merged[p]:
                     self._pending.setdefault((p, round_number), {})[source] = message
-            for key in self._ready(self.comm.now(), is_over=not messages):
+            ready = self._pending if have_ended else self._ready(self.comm.now(), is_over=not messages)
+            for key in sorted(ready):
                 self._merge(*key)
             updated(self._served / self.num_nodes)
-        for key in sorted(self._pending):  # learners have ended: what has come counts
-            self._merge(*key)
-        updated(self._served / self.num_nodes)
 
-    def _ready(self, now: float, *, is_over: bool) -> list[tuple[int, int]]:
+    def _ready(self, now: float, *, is_over: bool) -> set[tuple[int, int]]:
         """Fragments and rounds that are due; where `is_over`, nothing came before the next deadline."""
         for key, messages in self._pending.items():
             if len(messages) >= min(self.quorum or self.num_nodes, self.num_nodes):
                 grace = self.grace if len(messages) < self.num_nodes else 0.0
                 self._deadlines[key] = min(self._deadlines.get(key, math.inf), now + grace)
         until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
-        return sorted(key for key, deadline in self._deadlines.items() if deadline <= until)
+        return {key for key, deadline in self._deadlines.items() if deadline <= until}
 
     def _merge(self, p: int, round_number: int) -> None:
         self.merge_in(p, self._pending[p, round_number])

@@ -10,7 +10,7 @@ from torch import Tensor
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import name_in, number, option, options_of, positive_int
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State

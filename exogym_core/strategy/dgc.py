@@ -11,7 +11,7 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, number, option, options_of, share, whole_number
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.parts.flat import flatten, unflatten
 from exogym_core.strategy.parts.gradients import (
     average,

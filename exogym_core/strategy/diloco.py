@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
-from exogym_core.strategy.participation.patience import RoundPatienceOptions
-from exogym_core.strategy.participation.sampling import ClientOptions
+from exogym_core.strategy.participation.options import ClientOptions, RoundPatienceOptions
 from exogym_core.strategy.participation.site import SiteOptions
 from exogym_core.strategy.parts.outer import OuterAveraging, OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.state import State

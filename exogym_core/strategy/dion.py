@@ -10,7 +10,7 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import fraction, option, options_of, share
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.parts.gradients import (
     PowerIteration,
     interleaved,

@@ -8,8 +8,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int
-from exogym_core.strategy.participation.patience import PatienceOptions
-from exogym_core.strategy.participation.sampling import ClientOptions
+from exogym_core.strategy.participation.options import ClientOptions, PatienceOptions
 from exogym_core.strategy.parts.average import RoundAveraging
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.means import ParameterMean

@@ -6,7 +6,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import fraction, option, options_of, share
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.participation.site import GradientOptions
 from exogym_core.strategy.parts.outer import KeptParameters
 from exogym_core.strategy.parts.state import State

@@ -369,8 +369,18 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
         UnknownNameError: no schedule or option of that name.
         InputError: a schedule that needs a metric, or an option that is wrong or missing.
     """
+    where = "lr_scheduler_kwargs"
     if scheduler == "lambda_cosine":
-        _check_cosine(options)
+        refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in ("warmup_steps", "max_steps"):
+            if given.get(name):
+                positive_int(where, name, given[name])
+        if number(where, "floor", given.get("floor", 0)) > 1:
+            raise InputError(
+                f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1"
+            )
+        flag(where, "cosine_anneal", given.get("cosine_anneal", False))
         return scheduler
     if isinstance(scheduler, str):
         classes = {name: getattr(lr_scheduler, name) for name in lr_scheduler.__all__}
@@ -385,23 +395,11 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
     try:
         inspect.signature(scheduler).bind(None, **options)
     except TypeError as error:
-        raise InputError(f"lr_scheduler_kwargs: {_name_of(scheduler)}: {error}") from None
+        raise InputError(f"{where}: {_name_of(scheduler)}: {error}") from None
     except ValueError:  # no signature to look at
         pass
-    _check_types(f"lr_scheduler_kwargs: {_name_of(scheduler)}", scheduler, options)
+    _check_types(f"{where}: {_name_of(scheduler)}", scheduler, options)
     return scheduler
-
-
-def _check_cosine(options: Mapping[str, Any]) -> None:
-    where = "lr_scheduler_kwargs"
-    refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in ("warmup_steps", "max_steps"):
-        if given.get(name):
-            positive_int(where, name, given[name])
-    if number(where, "floor", given.get("floor", 0)) > 1:
-        raise InputError(f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1")
-    flag(where, "cosine_anneal", given.get("cosine_anneal", False))
 
 
 def schedule_end(scheduler: LRSchedulerLike | None, options: Mapping[str, Any], max_steps: int) -> int | None:

@@ -8,7 +8,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import option, options_of, positive_int, whole_number
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.parts.gradients import (
     PowerIteration,
     as_matrix,

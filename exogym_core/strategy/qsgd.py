@@ -6,7 +6,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import one_of, option, options_of, positive_int
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.parts.flat import flatten, unflatten
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.gradients import gathered, own_gradients, set_gradients

@@ -7,7 +7,7 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import one_of, option, options_of, share
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.parts.average import served_mean
 from exogym_core.strategy.parts.flat import flatten, unflatten
 from exogym_core.strategy.parts.gradients import gathered, own_gradients, set_gradients, zeros_like_gradients

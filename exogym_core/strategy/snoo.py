@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import number, option, options_of, positive_int, share
-from exogym_core.strategy.participation.patience import StepPatienceOptions
+from exogym_core.strategy.participation.options import StepPatienceOptions
 from exogym_core.strategy.participation.site import GradientOptions
 from exogym_core.strategy.parts.outer import OuterStep, nesterov
 from exogym_core.strategy.parts.state import State

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator, JointWork
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.participation.patience import Patience
+    from exogym_core.strategy.participation.options import Patience
     from exogym_core.strategy.parts.outer import SharedModel
     from netsim.ranks.deadlines import Deadline
 

@@ -17,7 +17,7 @@ from netsim.units import format_seconds
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator, NextMeeting
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.participation.patience import Patience
+    from exogym_core.strategy.participation.options import Patience
     from exogym_core.strategy.parts.outer import SharedModel
 
 __all__ = ["Rejoining"]

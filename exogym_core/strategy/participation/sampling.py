@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.events import RoundPlace
-from exogym_core.strategy.options import Options, flag, fraction, option, positive_int
 from exogym_core.strategy.participation.site import LOST, Everyone
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
-from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.participation.site import Site
     from exogym_core.strategy.parts.outer import SharedModel
 
-__all__ = ["ClientOptions", "Sampling", "balanced_steps", "draw_clients"]
+__all__ = ["Sampling", "balanced_steps", "draw_clients"]
 
 
 @lru_cache(maxsize=64)
@@ -50,82 +48,6 @@ def balanced_steps(step_seconds: Sequence[float], num_steps: int) -> list[int]:
     fastest = min(step_seconds, default=0.0)
     shares = [fastest / seconds if fastest else 1.0 for seconds in step_seconds]
     return [max(1, round(num_steps * share)) for share in shares]
-
-
-class ClientOptions(Options):
-    """Options of the workers of a round: how many take part, for how many steps, and what each counts in the mean.
-
-    Args:
-        clients_per_round: number of workers that take part in a round, drawn anew for each by the run's seed; the
-            number of all workers gives the run without this option.
-        fraction: instead, their share of all workers: `max(1, round(fraction * workers))` are drawn.
-        balance: `H` is the number of steps of the round's fastest worker, and each other one takes as many as its
-            speed allows in the same time (`balanced_steps`), so that all arrive together.
-        weigh_by: weights of the mean: "worker", the same for each; "samples", the samples of the worker's own data set
-            (n_k of FedAvg), or those of its steps with `batch_by_speed`; "steps", its steps of the round. By default
-            steps with `balance`, samples with `batch_by_speed`, else as the strategy's paper has it: samples in FedAvg,
-            worker in DiLoCo. With aggregate="median" or "trimmed-mean" all count once.
-    """
-
-    clients_per_round: int | None = option(None, positive_int)
-    fraction: float | None = option(None, fraction)
-    balance: bool = option(default=False, check=flag)
-    weigh_by: str | None = option(None)
-
-    def check(self, where: str) -> None:
-        """Refuse options that contradict each other."""
-        if self.clients_per_round is not None and self.fraction is not None:
-            raise InputError(
-                f"{where}: clients_per_round and fraction both say how many are drawn; give one of them"
-            )
-        if self.weigh_by not in (None, "worker", "samples", "steps"):
-            raise InputError(
-                f"{where}: weigh_by={self.weigh_by!r} must be one of 'worker', 'samples', 'steps'"
-            )
-
-    @property
-    def are_drawn(self) -> bool:
-        """True if workers are drawn for each round."""
-        return self.clients_per_round is not None or self.fraction is not None
-
-    def workers(self, strategy: Strategy) -> Everyone | None:
-        """Membership of the rounds of a connected strategy; None: all workers take equal parts in all rounds.
-
-        Raises:
-            InputError: more clients are drawn than there are, or the strategy or the transport does not go with it.
-        """
-        where, comm = strategy.where, strategy.comm
-        is_patient = strategy.patience.patience(where) is not None
-        is_single = strategy.site.inside is None
-        if self.weigh_by not in (None, "worker") and (is_patient or not is_single):
-            raise InputError(
-                f"{where}: weigh_by={self.weigh_by!r} goes neither with time-outs nor with ranks_per_worker; "
-                "leave it out"
-            )
-        if not (self.are_drawn or self.balance):
-            return None
-        names = "balance" if self.balance else "clients_per_round and fraction"
-        if strategy.shared_state.whole is not strategy:
-            raise InputError(f"{where}: {names} do not go with a Chain; leave them out")
-        if is_patient:
-            raise InputError(
-                f"{where}: {names} do not go with time-outs for absent ranks; leave one of both out"
-            )
-        if not is_single:
-            raise InputError(f"{where}: {names} are for workers of one rank: leave ranks_per_worker out")
-        if not comm.can_leave_behind or comm.members_change:
-            raise InputError(f"{where}: {names} need transport='netsim', not {comm.transport!r}")
-        num_clients = comm.world_size
-        num_drawn = num_clients
-        if self.are_drawn:
-            num_drawn = self.clients_per_round or max(1, round((self.fraction or 0.0) * num_clients))
-        if num_drawn > num_clients:
-            raise InputError(
-                f"{where}: clients_per_round={num_drawn}, but there are {num_clients} workers; draw at most as many"
-            )
-        made = Sampling(strategy, num_drawn)
-        is_plain = num_drawn == num_clients and len(set(made.num_steps.values())) == 1
-        return None if is_plain else made
 
 
 class Sampling(Everyone):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import StepContext, Strategy
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.parts.average import Steps
+    from exogym_core.strategy.parts.gossip import Mixing
     from exogym_core.strategy.parts.outer import OuterStep, SharedModel
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
     "GradientOptions",
     "ShardedReplica",
     "Site",
-    "SiteExchange",
     "SiteOptions",
     "SitesOptions",
     "cut_by_torch",
@@ -58,13 +58,6 @@ __all__ = [
     "part_of",
     "part_to_keep",
 ]
-
-
-class SiteExchange(Protocol):
-    """Exchange that replaces values by a mean of several ranks', such as `Averaging` and `Mixing`."""
-
-    def steps(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
-        """Change `flat` in place."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,9 @@ class Site:
 
     # --- between --------------------------------------------------------------------------------------------
 
-    def steps(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
+    def steps(
+        self, averaging: Averaging | Mixing, flat: Tensor, residual: Tensor | None = None
+    ) -> Steps[Tensor]:
         """Average `flat` over sites, in place; the ranks of a site have the same values.
 
         Each of a site's k ranks averages its k-th part with the ranks at its position in other sites, then sends the
@@ -209,7 +204,7 @@ class Site:
         """Values of the site's first rank, on all of its ranks."""
         return values if self.inside is None else self.inside.broadcast_object(values)
 
-    def average(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Tensor:
+    def average(self, averaging: Averaging | Mixing, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average over sites, and wait for the result."""
         return run(self.steps(averaging, flat, residual))
 

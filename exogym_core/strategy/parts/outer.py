@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -110,13 +111,13 @@ def isotropic(mean: Tensor) -> Tensor:
     return spread
 
 
-class GlobalModel(Stateful):
+class GlobalModel(Stateful, ABC):
     """The global model of a strategy with rounds, which is judged if `judged` is "outer"."""
 
     @property
+    @abstractmethod
     def theta(self) -> list[Tensor]:
         """Its parameters, in the order in which they were given."""
-        raise NotImplementedError
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -156,17 +157,17 @@ class SharedModel(GlobalModel):
         self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
         self.residuals = list(map(averaging.residual, self.buckets))
 
+    @abstractmethod
     def values(self, comm: Communicator | None = None) -> list[Tensor]:
         """Values that this rank sends, flat, in memory of `comm`, which averages them in place; None: they are kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def packed(self) -> list[Tensor]:
         """State that a rank catches up to, flat."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unpack(self, packed: Sequence[Tensor]) -> None:
         """Take over the state of another rank's `packed`, and the global parameters as this rank's."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def mean_over(self, site: Site, weight: float = 1.0) -> list[Tensor]:

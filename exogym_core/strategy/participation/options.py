@@ -1,4 +1,4 @@
-"""Options of rounds that continue without ranks that are late or cut off."""
+"""Options of who takes part in rounds: waiting for ranks that are late or cut off, and clients drawn for each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from exogym_core.communicator.base import FIXED
-from exogym_core.strategy.options import Options, number, one_of, option, positive_int, share
+from exogym_core.strategy.options import Options, flag, fraction, number, one_of, option, positive_int, share
 from exogym_core.strategy.participation.absence import Absence, StepAbsence
 from exogym_core.strategy.participation.rejoining import Rejoining
+from exogym_core.strategy.participation.sampling import Sampling
 from exogym_core.strategy.participation.site import Everyone
 from netsim.errors import InputError, locate_errors, unknown_name
 from netsim.ranks.deadlines import Deadline
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["Patience", "PatienceOptions", "RoundPatienceOptions", "Seconds", "StepPatienceOptions"]
+__all__ = [
+    "ClientOptions",
+    "Patience",
+    "PatienceOptions",
+    "RoundPatienceOptions",
+    "Seconds",
+    "StepPatienceOptions",
+]
 
 
 Seconds = float | str
@@ -219,3 +227,79 @@ class StepPatienceOptions(PatienceOptions):
     """Options of steps that exchange gradients: each is a round, see `StepAbsence`."""
 
     of_steps = True
+
+
+class ClientOptions(Options):
+    """Options of the workers of a round: how many take part, for how many steps, and what each counts in the mean.
+
+    Args:
+        clients_per_round: number of workers that take part in a round, drawn anew for each by the run's seed; the
+            number of all workers gives the run without this option.
+        fraction: instead, their share of all workers: `max(1, round(fraction * workers))` are drawn.
+        balance: `H` is the number of steps of the round's fastest worker, and each other one takes as many as its
+            speed allows in the same time (`balanced_steps`), so that all arrive together.
+        weigh_by: weights of the mean: "worker", the same for each; "samples", the samples of the worker's own data set
+            (n_k of FedAvg), or those of its steps with `batch_by_speed`; "steps", its steps of the round. By default
+            steps with `balance`, samples with `batch_by_speed`, else as the strategy's paper has it: samples in FedAvg,
+            worker in DiLoCo. With aggregate="median" or "trimmed-mean" all count once.
+    """
+
+    clients_per_round: int | None = option(None, positive_int)
+    fraction: float | None = option(None, fraction)
+    balance: bool = option(default=False, check=flag)
+    weigh_by: str | None = option(None)
+
+    def check(self, where: str) -> None:
+        """Refuse options that contradict each other."""
+        if self.clients_per_round is not None and self.fraction is not None:
+            raise InputError(
+                f"{where}: clients_per_round and fraction both say how many are drawn; give one of them"
+            )
+        if self.weigh_by not in (None, "worker", "samples", "steps"):
+            raise InputError(
+                f"{where}: weigh_by={self.weigh_by!r} must be one of 'worker', 'samples', 'steps'"
+            )
+
+    @property
+    def are_drawn(self) -> bool:
+        """True if workers are drawn for each round."""
+        return self.clients_per_round is not None or self.fraction is not None
+
+    def workers(self, strategy: Strategy) -> Everyone | None:
+        """Membership of the rounds of a connected strategy; None: all workers take equal parts in all rounds.
+
+        Raises:
+            InputError: more clients are drawn than there are, or the strategy or the transport does not go with it.
+        """
+        where, comm = strategy.where, strategy.comm
+        is_patient = strategy.patience.patience(where) is not None
+        is_single = strategy.site.inside is None
+        if self.weigh_by not in (None, "worker") and (is_patient or not is_single):
+            raise InputError(
+                f"{where}: weigh_by={self.weigh_by!r} goes neither with time-outs nor with ranks_per_worker; "
+                "leave it out"
+            )
+        if not (self.are_drawn or self.balance):
+            return None
+        names = "balance" if self.balance else "clients_per_round and fraction"
+        if strategy.shared_state.whole is not strategy:
+            raise InputError(f"{where}: {names} do not go with a Chain; leave them out")
+        if is_patient:
+            raise InputError(
+                f"{where}: {names} do not go with time-outs for absent ranks; leave one of both out"
+            )
+        if not is_single:
+            raise InputError(f"{where}: {names} are for workers of one rank: leave ranks_per_worker out")
+        if not comm.can_leave_behind or comm.members_change:
+            raise InputError(f"{where}: {names} need transport='netsim', not {comm.transport!r}")
+        num_clients = comm.world_size
+        num_drawn = num_clients
+        if self.are_drawn:
+            num_drawn = self.clients_per_round or max(1, round((self.fraction or 0.0) * num_clients))
+        if num_drawn > num_clients:
+            raise InputError(
+                f"{where}: clients_per_round={num_drawn}, but there are {num_clients} workers; draw at most as many"
+            )
+        made = Sampling(strategy, num_drawn)
+        is_plain = num_drawn == num_clients and len(set(made.num_steps.values())) == 1
+        return None if is_plain else made
