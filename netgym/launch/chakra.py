@@ -69,10 +69,10 @@ class ExecutionTraces:
             if span.kind == "communication":
                 self._ranks[span.rank].add_time(span)
 
-    def write(self, folder: Path, name: str = "chakra") -> None:
-        """Write `name`.RANK.et for every rank."""
+    def write(self, folder: Path) -> None:
+        """Write chakra.RANK.et for every rank."""
         for rank, trace in enumerate(self._ranks):
-            (folder / f"{name}.{rank}.et").write_bytes(trace.encoded())
+            (folder / f"chakra.{rank}.et").write_bytes(trace.encoded())
 
 
 class _RankTrace:
@@ -87,26 +87,19 @@ class _RankTrace:
     def compute(self, seconds: float) -> None:
         micros = round(seconds * 1e6)
         if micros:
-            timing = _number(7, micros)
-            self._computed = self._node("compute", _COMPUTE, timing + _attribute("is_cpu_op", flag=False))
+            self._computed = self._node("compute", _COMPUTE, _number(7, micros))
             self._waited = []
 
     def communicate(self, key: Key, member: int, call: Call) -> None:
-        size = _attribute("comm_size", number=call.num_bytes)
+        about: dict[str, str | int] = {"comm_size": call.num_bytes}
         if call.op == "sendrecv":
-            src, dst = call.ranks
-            kind = _RECEIVE if member else _SEND
-            ends = _attribute("comm_src", number=src) + _attribute("comm_dst", number=dst)
-            name, rest = ("recv" if member else "send"), size + ends + _attribute("comm_tag", number=0)
+            name, kind = ("recv", _RECEIVE) if member else ("send", _SEND)
+            about |= {"comm_src": call.ranks[0], "comm_dst": call.ranks[1], "comm_tag": 0}
         else:
-            kind, name = _COLLECTIVE, call.op
+            name, kind = call.op, _COLLECTIVE
             group = self._groups.setdefault(call.ranks, len(self._groups))
-            rest = (
-                size
-                + _attribute("comm_type", number=_COLLECTIVES[call.op])
-                + _attribute("pg_name", text=str(group))
-            )
-        self._posted[key] = self._node(name, kind, rest + _attribute("is_cpu_op", flag=False))
+            about |= {"comm_type": _COLLECTIVES[call.op], "pg_name": str(group)}
+        self._posted[key] = self._node(name, kind, b"".join(map(_attribute, about, about.values())))
         self._pending.add(key)
 
     def add_time(self, span: Span) -> None:
@@ -124,7 +117,7 @@ class _RankTrace:
         before = b"" if self._computed is None else _number(4, self._computed)
         needed = b"".join(_number(5, node) for node in self._waited)
         head = _number(1, number) + _text(2, name) + _number(3, kind) + before + needed
-        self._messages.append(head + rest)
+        self._messages.append(head + rest + _attribute("is_cpu_op", False))
         return number
 
     def encoded(self) -> bytes:
@@ -155,10 +148,8 @@ def _text(field: int, value: str) -> bytes:
     return _bytes(field, value.encode())
 
 
-def _attribute(name: str, *, number: int | None = None, text: str | None = None, flag: bool = False) -> bytes:
-    """A Node's AttributeProto: an int64, a string or a boolean."""
-    if number is not None:
-        value = _number(9, number)
-    else:
-        value = _text(29, text) if text is not None else _number(27, int(flag))
-    return _bytes(10, _text(1, name) + value)
+def _attribute(name: str, value: bool | int | str) -> bytes:
+    """A Node's AttributeProto: a boolean, an int64 or a string."""
+    field = 27 if isinstance(value, bool) else 9
+    content = _text(29, value) if isinstance(value, str) else _number(field, value)
+    return _bytes(10, _text(1, name) + content)
