@@ -22,7 +22,7 @@ import torch.distributed as dist
 from forks import Fork
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.communicator.exchange import reduce_tensors
+from exogym_core.communicator.exchange import copy_values, reduce_tensors
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe, end_process, fork
 from exogym_core.workers.processes.protocol import (
     INLINE_BYTES,
@@ -32,7 +32,7 @@ from exogym_core.workers.processes.protocol import (
     dumps,
     loads,
 )
-from exogym_core.workers.processes.shared_memory import Arena, blocks_in, copy_values
+from exogym_core.workers.processes.shared_memory import Arena, blocks_in
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Key, Mark
 

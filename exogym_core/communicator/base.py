@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.exchange import caller, signature_of
+from exogym_core.communicator.exchange import caller, copy_values, signature_of
 from exogym_core.plain import packed, unpacked
 from netsim.errors import InputError, UnknownNameError, unknown_name
 from netsim.ranks.deadlines import Deadline
@@ -971,7 +971,7 @@ def nothing(got: Sequence[Tensor]) -> None:
 def write_first(tensor: Tensor, got: Sequence[Tensor]) -> Tensor:
     """Write the first value into `tensor`, unless it is there; without values it stays as it is."""
     if got and (got[0].device != tensor.device or got[0].data_ptr() != tensor.data_ptr()):
-        tensor.detach().copy_(got[0])
+        copy_values(tensor.detach(), got[0])
     return tensor
 
 

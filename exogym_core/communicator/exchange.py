@@ -11,6 +11,7 @@ is 65504.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "accumulator_dtype",
     "caller",
     "combine",
+    "copy_values",
     "deadlock_error",
     "mismatch_error",
     "own_value",
@@ -85,6 +87,24 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
+
+
+_LARGE_BYTES = 1 << 20  # for a copy by the C library
+
+
+def copy_values(into: Tensor, values: Tensor) -> None:
+    """`into.copy_(values)`, large ones by the C library, which unlike torch writes past caches that are too small."""
+    both = into, values
+    if (
+        values.nbytes >= _LARGE_BYTES
+        and (into.dtype, into.shape) == (values.dtype, values.shape)
+        and all(type(each) is Tensor and each.is_cpu and each.is_contiguous() for each in both)
+        and not any(each.is_conj() or each.is_neg() for each in both)
+    ):
+        ctypes.memmove(into.data_ptr(), values.data_ptr(), values.nbytes)
+        torch.autograd.graph.increment_version(into)
+    else:
+        into.copy_(values)
 
 
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]

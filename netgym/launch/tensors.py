@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from exogym_core.communicator.exchange import reduce_tensors
-from exogym_core.workers.processes.shared_memory import copy_values
+from exogym_core.communicator.exchange import copy_values, reduce_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

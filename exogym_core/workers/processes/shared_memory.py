@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -16,18 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.exchange import copy_values
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Arena", "Block", "Leases", "Store", "TensorRef", "blocks_in", "copy_values"]
+__all__ = ["Arena", "Block", "Leases", "Store", "TensorRef", "blocks_in"]
 
 # Virtual: pages are allocated when written. Less if the address space of processes is limited (`ulimit -v`).
 _MOST_BYTES_A_REGION, _LEAST_BYTES_A_REGION = 1 << 38, 1 << 29
 _MOST_BYTES = 1 << 45
 _INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than counting readers
-_LARGE_BYTES = 1 << 20  # for a copy by the C library
 _IN_NUMPY = {
     torch.float64,
     torch.float32,
@@ -62,21 +61,6 @@ class TensorRef(NamedTuple):
 def blocks_in(refs: Sequence[TensorRef]) -> list[Block]:
     """The parts of the arena that these tensors lie in."""
     return [Block(ref.content, ref.num_bytes) for ref in refs if isinstance(ref.content, int)]
-
-
-def copy_values(into: Tensor, values: Tensor) -> None:
-    """`into.copy_(values)`, large ones by the C library, which unlike torch writes past caches that are too small."""
-    both = into, values
-    if (
-        values.nbytes >= _LARGE_BYTES
-        and (into.dtype, into.shape) == (values.dtype, values.shape)
-        and all(type(each) is Tensor and each.is_cpu and each.is_contiguous() for each in both)
-        and not any(each.is_conj() or each.is_neg() for each in both)
-    ):
-        ctypes.memmove(into.data_ptr(), values.data_ptr(), values.nbytes)
-        torch.autograd.graph.increment_version(into)
-    else:
-        into.copy_(values)
 
 
 class Store(Protocol):
