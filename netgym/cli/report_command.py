@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -17,11 +15,6 @@ from netgym.command_options import takes
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.files.plain_files import check_output, is_written_in_place, output_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from netgym.studies.report import StudyReport
 
 __all__ = ["report"]
 
@@ -41,11 +34,20 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
     return list(dict.fromkeys(names))
 
 
-@dataclass(frozen=True)
-class ReportArguments:
-    """Command-line arguments of `netgym report`.
+@click.command()
+@takes()
+def report(
+    folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", required=True),
+    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY"),
+    where: tuple[str, ...] = given(metavar="KEY=VALUE"),
+    align: str | None = given(type=click.Choice(_ALIGNMENTS)),
+    formats: list[str] = given("--format", metavar="NAME,...", callback=_formats),
+    out: Path | None = given(metavar="FILE"),
+    as_json: bool = given(),
+) -> None:
+    """Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep.
 
-    Attributes:
+    Args:
         by: Group runs by this key, such as topology [all that differ]. May be repeated.
         where: Select runs with this value, such as strategy=DiLoCo. May be repeated.
         align: Horizontal axis of the curves when the page opens [time].
@@ -53,41 +55,33 @@ class ReportArguments:
         out: File of the page [report.html in RUN].
         as_json: Print one JSON document with run_folder, summary and verdict.
     """
-
-    folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", required=True)
-    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY")
-    where: tuple[str, ...] = given(metavar="KEY=VALUE")
-    align: str | None = given(type=click.Choice(_ALIGNMENTS))
-    formats: list[str] = given("--format", metavar="NAME,...", callback=_formats)
-    out: Path | None = given(metavar="FILE")
-    as_json: bool = given()
-
-
-@click.command()
-@takes(ReportArguments)
-def report(asked: ReportArguments) -> None:
-    """Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep."""
     from exogym_core.results.reading import is_study, runs_in
     from exogym_core.results.run_folder import RunFolder
+    from netgym.studies.report import MOST_CURVES, StudyReport
 
-    folders = tuple(map(_of_comparison, asked.folders))
-    chosen, align = asked.by or asked.where, asked.align or "time"
+    folders = tuple(map(_of_comparison, folders))
     if len(folders) == 1 and (folders[0] / "launch.json").is_file():
         from netgym.launch.report import report_launch
 
-        if chosen or asked.align or asked.formats:
+        if by or where or align or formats:
             raise InputError(
                 f"{visible(folders[0])}: is a launched run, whose page has no curves: leave options out"
             )
-        report_launch(folders[0], asked.out, as_json=asked.as_json)
+        report_launch(folders[0], out, as_json=as_json)
         return
     is_sweep = len(folders) == 1 and is_study(folders[0])
     is_one_run = len(folders) == 1 and not is_sweep and not runs_in(folders[0])
-    if is_one_run and not (chosen or asked.out):
-        show_report(RunFolder.open(folders[0]), align, asked.formats, as_json=asked.as_json)
+    if is_one_run and not (by or where or out):
+        show_report(RunFolder.open(folders[0]), align or "time", formats, as_json=as_json)
         return
-    study = _study(folders, asked)
-    page = asked.out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
+    study = StudyReport(folders, by, where)  # with few enough groups for the figures that are asked for
+    drawn = [form for form in formats if form != "latex"]
+    if drawn and len(study.groups) > MOST_CURVES:
+        raise InputError(
+            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE"
+        )
+    page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
     check_output(page, ".html")
     if not is_written_in_place(page):
         try:
@@ -95,9 +89,9 @@ def report(asked: ReportArguments) -> None:
         except OSError as error:
             raise InputError(f"{visible(page.parent)}: cannot be made: {error.strerror}") from error
     with output_file(page) as file:
-        file.write(study.html(align).encode())
-    figures = study.write_figures(RunFolder(page.parent), asked.formats)
-    if asked.as_json:
+        file.write(study.html(align or "time").encode())
+    figures = study.write_figures(RunFolder(page.parent), formats)
+    if as_json:
         document = {
             "run_folder": str(folders[0]),
             "run_folders": list(map(str, folders)),
@@ -137,17 +131,3 @@ def _of_comparison(folder: Path) -> Path:
             f"{visible(folder)}: the comparison has not begun; netgym status shows how far the search is"
         )
     return found or folder
-
-
-def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:
-    """Report of several runs or a sweep, few enough for the figures that are asked for."""
-    from netgym.studies.report import MOST_CURVES, StudyReport
-
-    study = StudyReport(folders, asked.by, asked.where)
-    drawn = [form for form in asked.formats if form != "latex"]
-    if drawn and len(study.groups) > MOST_CURVES:
-        raise InputError(
-            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
-            f"{len(study.groups)}: choose with --where KEY=VALUE"
-        )
-    return study
