@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from concurrent import futures
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from exogym_core.communicator.base import CallState, Handle
-from exogym_core.communicator.gloo.deadlock_detector import Waits, Want, fulfil
+from exogym_core.communicator.gloo.deadlock_detector import CallQueue, Waits, Want
 from exogym_core.communicator.gloo.messages import GlooHandle, GlooMailboxes, PeerMessages
 from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement
 from exogym_core.communicator.simulated.simulation import Schedules, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from torch import Tensor
 
@@ -144,7 +142,7 @@ class GroupCalls:
         self.messages = PeerMessages(self.control, self.ranks, rank.rendezvous, rank.detector, self.name)
         self.mailboxes = GlooMailboxes(self.control, groups.store, rank.rendezvous)
         self._rank, self._member, self._num_posted = rank, member, 0
-        self._queue = _CallQueue(_IN_FLIGHT if rank.rendezvous.backend == "gloo" else 1)
+        self._queue = CallQueue(_IN_FLIGHT if rank.rendezvous.backend == "gloo" else 1)
         self.wire.issued = self._queue.issued
         rank.groups.append(self)
 
@@ -197,58 +195,3 @@ class GroupCalls:
             return exchange()
 
         return self._rank.rendezvous.guarded(f"rank {self.ranks[self._member]} waits in {signature}", checked)
-
-
-class _CallQueue:
-    """Runs a group's asynchronous calls, each handed to torch after those before it, some in flight at a time.
-
-    Threads take turns: the thread of the turn takes the next call, and passes the turn on once that is issued. So all
-    members issue in the same order, and as with torch's own gloo the gaps of one call are filled by the next.
-
-    Args:
-        in_flight: most calls in flight; as many threads start when they are needed.
-    """
-
-    def __init__(self, in_flight: int) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._in_flight, self._threads = in_flight, list[threading.Thread]()
-        self._last: Future[Any] | None = None
-        self._turn, self._holder = threading.Lock(), 0
-
-    @property
-    def idle(self) -> bool:
-        """True if everything submitted has been done, or is at least under way for good."""
-        return self._last is None or self._last.done()
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run `call` after those before it."""
-        if not self._threads or (len(self._threads) < self._in_flight and not self.idle):
-            # A daemon: a call whose members never come must not keep the process from ending.
-            self._threads.append(threading.Thread(target=self._work, name="gloo calls", daemon=True))
-            self._threads[-1].start()
-        self._last = Future()
-        self._calls.put((self._last, call))
-        return self._last
-
-    def issued(self) -> None:
-        """Pass the turn on: this thread's call has been issued."""
-        if self._holder == threading.get_ident():
-            self._holder = 0
-            self._turn.release()
-
-    def stop(self) -> None:
-        """End the threads when they have done what was submitted."""
-        self._calls.put(None)
-
-    def _work(self) -> None:
-        while True:
-            self._turn.acquire()
-            self._holder = threading.get_ident()
-            item = self._calls.get()
-            if item is None:
-                self._calls.put(None)  # for the other threads
-                self.issued()
-                return
-            fulfil(*item)
-            self.issued()  # unless it has been
-            del item  # or the last call's tensors would live until the next one

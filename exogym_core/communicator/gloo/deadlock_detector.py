@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -31,7 +32,17 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.gloo.rendezvous import Rendezvous, SignedStore
 
-__all__ = ["DeadlockDetector", "Pending", "Posted", "Waits", "Want", "deadlock_among", "fulfil", "in_thread"]
+__all__ = [
+    "CallQueue",
+    "DeadlockDetector",
+    "Pending",
+    "Posted",
+    "Waits",
+    "Want",
+    "deadlock_among",
+    "fulfil",
+    "in_thread",
+]
 
 # --- waits and posts -----------------------------------------------------------------------------------------
 
@@ -190,7 +201,7 @@ class DeadlockDetector(Waits):
         self._rendezvous = rendezvous
         self._now: _Wait | None = None
         self._users: set[int] = set()
-        self._helper: _Helper | None = None
+        self._helper: CallQueue | None = None
         self._ended = threading.Event()
         self._store: SignedStore | None = None
         self._main = threading.get_ident()
@@ -203,9 +214,11 @@ class DeadlockDetector(Waits):
         Raises:
             DeadlockError: it never will; also when the time is over, with the places of all ranks.
         """
-        helper, self._helper = self._helper or _Helper(), None  # another thread of the user's takes another
-        future: Future[T] = Future()
-        helper.submit(call, future)
+        helper, self._helper = (
+            self._helper or CallQueue(1),
+            None,
+        )  # another thread of the user's takes another
+        future = helper.submit(call)
         try:
             return self.until(want, future)
         finally:
@@ -325,24 +338,61 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-class _Helper:
-    """A thread that calls what it is given; a daemon, since some calls never return."""
+class CallQueue:
+    """Runs calls in threads, each handed to torch after those before it, some in flight at a time.
 
-    def __init__(self) -> None:
+    Threads take turns: the thread of the turn takes the next call, and passes the turn on once that is issued. So all
+    members issue in the same order, and as with torch's own gloo the gaps of one call are filled by the next.
+
+    Args:
+        in_flight: most calls in flight; as many threads start when they are needed.
+    """
+
+    def __init__(self, in_flight: int) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="gloo wait", daemon=True).start()
+        self._in_flight, self._threads = in_flight, list[threading.Thread]()
+        # Of the last call, as long as anyone has it: its tensors are not kept.
+        self._last: Callable[[], Future[Any] | None] = lambda: None
+        self._turn, self._holder = threading.Lock(), 0
 
-    def submit(self, call: Callable[[], Any], future: Future[Any]) -> None:
-        """Call, and hand what comes over to `future`."""
+    @property
+    def idle(self) -> bool:
+        """True if everything submitted has been done, or is at least under way for good."""
+        last = self._last()
+        return last is None or last.done()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Run `call` after those before it."""
+        if not self._threads or (len(self._threads) < self._in_flight and not self.idle):
+            # A daemon: a call whose members never come must not keep the process from ending.
+            self._threads.append(threading.Thread(target=self._work, name="gloo calls", daemon=True))
+            self._threads[-1].start()
+        future: Future[T] = Future()
+        self._last = weakref.ref(future)
         self._calls.put((future, call))
+        return future
+
+    def issued(self) -> None:
+        """Pass the turn on: this thread's call has been issued."""
+        if self._holder == threading.get_ident():
+            self._holder = 0
+            self._turn.release()
 
     def stop(self) -> None:
-        """End the thread, unless its call never returns."""
+        """End the threads when they have done what was submitted."""
         self._calls.put(None)
 
     def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
+        while True:
+            self._turn.acquire()
+            self._holder = threading.get_ident()
+            item = self._calls.get()
+            if item is None:
+                self._calls.put(None)  # for the other threads
+                self.issued()
+                return
             fulfil(*item)
+            self.issued()  # unless it has been
             del item  # or the last call's tensors would live until the next one
 
 
