@@ -58,7 +58,7 @@ class _Unimported(ModuleType):
         @wraps(fn)
         def called(*arguments: Any, **values: Any) -> Any:
             nonlocal disabled
-            if self.is_in_use:
+            if sys.modules.get(_NAME) is self:
                 return fn(*arguments, **values)
             if disabled is None:
                 disabled = importlib.import_module(_NAME).disable(fn, *options, **named)

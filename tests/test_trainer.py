@@ -255,6 +255,18 @@ def test_accuracy_is_the_mean_models():
     assert trained.fit_result.final_loss < trained.fit_result.validation[0]["global_loss"] / 2
 
 
+def test_warnings_name_the_line_that_calls_fit(tmp_path):
+    trainer = Trainer(mlp(), samples())
+    given = {"num_nodes": 2, "max_steps": 2, "batch_size": 4, "workers": "threads", "progress": False}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(
+            strategy=DiLoCoStrategy(H=9), checkpoint_interval=5, save_dir=tmp_path, compute="1 s", **given
+        )
+    found = [(each.filename, str(each.message).partition(":")[0]) for each in caught]
+    assert found == [(__file__, "fit"), (__file__, "checkpoints every 5 steps"), (__file__, "fit")]
+
+
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_a_period_longer_than_the_run_is_warned_of(num_nodes: int, recwarn: pytest.WarningsRecorder) -> None:
     """`netgym compare` warned, `fit` did not; one worker has nobody to send to."""

@@ -31,7 +31,7 @@ from netsim.errors import InputError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from exogym_core.events import EvaluationPoint, Finding, Snapshot
     from exogym_core.run.request import FitRequest
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.parts.flat import Layout
     from exogym_core.workers.journal import Held
 
-__all__ = ["Evaluation", "Evaluator", "correlation_of"]
+__all__ = ["Evaluation", "Evaluator"]
 
 
 _ORDER_STREAM = 1 << 32  # keeps the choice of evaluation samples apart from the training order
@@ -420,7 +420,9 @@ class Evaluator(SnapshotThread):
                 mean = evaluation.loss(self._loaded(snapshot, _sections(snapshot.layouts, means)))
             found.append(Evaluated(pending.point, local, mean, *verdict, version, snapshot.born))
         if "correlate" in pending.what:
-            found.append(Correlated(pending.point, self._correlation(pending.replicas)))
+            found.append(
+                Correlated(pending.point, _correlation([self._spill.pop(held) for held in pending.replicas]))
+            )
         if is_last:
             mean_state = whole_state(self._loaded(snapshot, _sections(snapshot.layouts, means)))
             self._final = {**mean_state, **snapshot.extra}, {**judged, **snapshot.extra}
@@ -449,21 +451,6 @@ class Evaluator(SnapshotThread):
                 return
             self.found += self._early.pop(point)
 
-    def _correlation(self, replicas: Sequence[Held]) -> float:
-        sizes = [len(flat) for flat in replicas[0].tensors]
-
-        def chunks() -> Any:
-            step = max(1, _CHUNK // len(replicas))
-            for index, size in enumerate(sizes):
-                for start in range(0, size, step):
-                    part = slice(start, start + step)
-                    yield torch.stack([held.tensors[index][part].double() for held in replicas])
-
-        value = correlation_of(chunks, len(replicas), sum(sizes))
-        for held in replicas:
-            self._spill.pop(held)
-        return value
-
 
 def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> float:
     """The norm of the difference of flat tensors, or of the first ones alone."""
@@ -482,26 +469,33 @@ def _sections(layouts: Mapping[str, Layout], tensors: Sequence[Tensor]) -> Secti
     return {name: list(islice(rest, len(layout))) for name, layout in layouts.items()}
 
 
-def correlation_of(chunks: Callable[[], Any], num_replicas: int, num_values: int) -> float:
+def _correlation(replicas: Sequence[Sequence[Tensor]]) -> float:
     """Mean Pearson correlation over all pairs of replicas: 1 where they agree, less as they drift apart.
 
     `nan` for a single replica, which has no pair, and for constant ones.
 
     Args:
-        chunks: gives the replicas' values piece by piece, [replica, value] in double precision; called twice.
-        num_replicas, num_values: totals.
+        replicas: flat tensors of each, of equal sizes.
     """
-    if num_replicas < 2:
-        return float("nan")
-    sums = torch.zeros(num_replicas, dtype=torch.float64)
+    count = len(replicas)
+    if count < 2:
+        return math.nan
+
+    def chunks() -> Iterator[Tensor]:
+        """Values of all replicas piece by piece, [replica, value]."""
+        for flats in zip(*replicas, strict=True):
+            for pieces in zip(*(flat.split(max(1, _CHUNK // count)) for flat in flats), strict=True):
+                yield torch.stack(pieces).double()
+
+    sums = torch.zeros(count, dtype=torch.float64)
     for chunk in chunks():
         sums += chunk.sum(dim=1)
-    means = (sums / max(num_values, 1))[:, None]
-    products = torch.zeros(num_replicas, num_replicas, dtype=torch.float64)
+    means = (sums / max(sum(map(torch.numel, replicas[0])), 1))[:, None]
+    products = torch.zeros(count, count, dtype=torch.float64)
     for chunk in chunks():
         centred = chunk - means
         products += centred @ centred.T
     deviations = products.diagonal().sqrt()
     matrix = (products / deviations[:, None] / deviations[None, :]).clip(-1.0, 1.0)
-    pairs = torch.triu_indices(num_replicas, num_replicas, offset=1)
+    pairs = torch.triu_indices(count, count, offset=1)
     return float(matrix[pairs[0], pairs[1]].mean())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import OPTIONS
 from exogym_core.events import Saved
@@ -97,7 +98,7 @@ def _tell(listener: Callable[[Mapping[str, Any]], None], row: Mapping[str, Any])
 _COMPLETE = "newest complete checkpoint"
 
 
-class RunMonitor:
+class RunMonitor(AbstractContextManager["RunMonitor"]):
     """Context manager that monitors a run: takes rows and snapshots of its ranks.
 
     Made before they start, since it prepares `program`.
@@ -161,9 +162,6 @@ class RunMonitor:
         for found in self.found:
             self.recorder.observe(found)
         self._lock = threading.RLock()  # rows may come in several threads
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(failed=kind is not None)

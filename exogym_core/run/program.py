@@ -238,7 +238,7 @@ class DataSets:
         self._draws = Draws(train_dataset, request.seed)  # before anything is read
         if isinstance(train_dataset, IterableDataset):
             if (remark := _unused_loader(request)) is not None:
-                warnings.warn(remark, UserWarning, stacklevel=6)
+                warnings.warn(remark, UserWarning, stacklevel=7)
         else:
             length = dataset_length(train_dataset)
             self._order = (
@@ -551,7 +551,7 @@ class Program:
                 except StackingError as error:
                     reason = str(error)
         if reason is not None:
-            warnings.warn(f"workers: stacked: ranks run in threads: {reason}", UserWarning, stacklevel=6)
+            warnings.warn(f"workers: stacked: ranks run in threads: {reason}", UserWarning, stacklevel=8)
 
     def workers(self) -> WorkerSpec:
         """Kind and number of worker processes, `auto` decided by the size of a step and their number."""
@@ -745,18 +745,18 @@ class Program:
         request, compute = self.request, self.compute
         assert compute is not None
         assert request.topology is not None
-        names = request.hosts
-        num_workers = Counter(names)
+        hosts = request.topology.place(request.num_ranks, request.places)[: request.num_training]
+        num_workers = Counter(hosts)
         found = []
-        for name in names:
-            host = request.topology.hosts[request.topology.host_index(name)]
+        for place in hosts:
+            host = request.topology.hosts[place]
             seconds = compute.step_seconds(
                 self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
             )
             if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
-                seconds *= host.slowdown(num_workers[name])  # servers compute nothing
+                seconds *= host.slowdown(num_workers[place])  # servers compute nothing
             # A host is known by its first rank, so that renaming hosts changes no draw.
-            found.append((seconds, names.index(name)))
+            found.append((seconds, hosts.index(place)))
         return found
 
     @cached_property

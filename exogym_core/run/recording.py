@@ -251,16 +251,11 @@ class Recording:
 
     def peers(self) -> list[Hashable]:
         """Peers that ranks call between marks, for ranks with marks (servers have none)."""
-        columns = []
-        for stream in self.streams:
-            found: list[list[tuple[int, ...]]] = [[]]
-            for request in stream:
-                if isinstance(request, Mark):
-                    found.append([])
-                elif isinstance(request, Post):
-                    found[-1].append(request.call.ranks)
-            if len(found) > 1:
-                columns.append([tuple(calls) for calls in found[:-1]])
+        columns = [
+            [tuple(each.call.ranks for each in part if isinstance(each, Post)) for part in parts[:-1]]
+            for parts in map(_between_marks, self.streams)
+            if len(parts) > 1
+        ]
         return list(zip(*columns, strict=True))
 
     def num_calls(self, part: Callable[[Stream], Stream] = lambda stream: stream) -> int:
@@ -282,13 +277,8 @@ class Recording:
 
     def rounds_of(self, rank: int, *kinds: type) -> list[list[Hashable]]:
         """Requests of these kinds of a rank between marks, without numbers that increase from round to round."""
-        rounds: list[list[Hashable]] = [[]]
-        for request in self.stream(rank):
-            if isinstance(request, Mark):
-                rounds.append([])
-            elif isinstance(request, kinds):
-                rounds[-1].append(_without_numbers(request))
-        return rounds[:-1]
+        parts = _between_marks(self.stream(rank))[:-1]
+        return [[_without_numbers(each) for each in part if isinstance(each, kinds)] for part in parts]
 
     def lengthened(self, num_marks: int) -> Recording:
         """Recording whose part between the last two marks is repeated until each rank has `num_marks` marks.
@@ -587,6 +577,17 @@ def _shifted(request: Request | Computing, by: Counter[Hashable], steps: int = 0
     return request
 
 
+def _between_marks(stream: Iterable[Request | Computing]) -> list[list[Request | Computing]]:
+    """Requests before the first mark, between each two, and after the last."""
+    parts: list[list[Request | Computing]] = [[]]
+    for request in stream:
+        if isinstance(request, Mark):
+            parts.append([])
+        else:
+            parts[-1].append(request)
+    return parts
+
+
 def _ends(stream: Stream) -> list[int]:
     """Positions after the marks of a stream."""
     return [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
@@ -594,8 +595,8 @@ def _ends(stream: Stream) -> list[int]:
 
 def last_round(stream: Stream) -> Stream:
     """Requests between the last two marks."""
-    ends = _ends(stream)
-    return stream[ends[-2] : ends[-1]] if len(ends) > 1 else ()
+    parts = _between_marks(stream)
+    return parts[-2] if len(parts) > 2 else ()
 
 
 def _lengthened(stream: Stream, num_marks: int) -> Stream:
@@ -646,13 +647,8 @@ def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
 
 def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
     """Calls between the last two marks, each with the rank's position among the members."""
-    rounds: list[list[tuple[Call, int]]] = [[]]
-    for request in stream:
-        if isinstance(request, Post):
-            rounds[-1].append((request.call, request.member))
-        elif isinstance(request, Mark):
-            rounds.append([])
-    return rounds[-2]
+    last = _between_marks(stream)[-2]
+    return [(request.call, request.member) for request in last if isinstance(request, Post)]
 
 
 def _posts_by_round(stream: Stream) -> list[list[tuple[Key, Call, float]]]:

@@ -145,7 +145,7 @@ class FitRequest(RunConfig):
             if request.failures is not None:
                 request._settle_failures(topology, request.failures)
             if request.placement is None and stages is None and (line := unlike_hosts(topology, hosts)):
-                warnings.warn(f"fit: {line}", UserWarning, stacklevel=4)
+                warnings.warn(f"fit: {line}", UserWarning, stacklevel=5)
         if request.launch == "local":
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
@@ -209,7 +209,7 @@ class FitRequest(RunConfig):
                 "and compute=, or leave balance out"
             )
         if self.topology is None and self.compute is not None:
-            warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
+            warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=6)
             self.compute = None
 
     def _check_batches(self) -> None:

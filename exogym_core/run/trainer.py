@@ -334,19 +334,19 @@ LocalTrainer = Trainer
 def _conclude(remarks: Sequence[str], result: FitResult) -> None:
     result.complete = True
     for remark in dict.fromkeys(remarks):
-        warnings.warn(remark, UserWarning, stacklevel=4)
+        warnings.warn(remark, UserWarning, stacklevel=5)
     if result.history and result.num_nodes > 1 and not result.bytes_sent:
         span = format_count(len(result.history), "step")
         warnings.warn(
             f"fit: {result.strategy} sent nothing in {span}: the workers trained each on their own: "
             "to have them exchange, shorten the period (H) or train for more steps",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     if result.first_non_finite_step is not None:
         warnings.warn(
             f"fit: the loss was not finite at step {result.first_non_finite_step} and training continued; "
             "lower the learning rate or clip gradients (max_norm)",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -340,7 +340,8 @@ def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listen
         program.prepare()
         return _train(program, result, None)
     try:
-        with _SiteMonitor(program, result, listeners) as watch:
+        watch = _SiteMonitor(program, result, listeners)
+        with watch:
             remember_checkpoints(program)
             return _train(program, result, watch)
     finally:
