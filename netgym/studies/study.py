@@ -87,8 +87,7 @@ class LineWriter:
 
 def check_sweep(file: Path) -> str:
     """Read the sweep of an experiment file and check every point of a grid; returns a line that counts the points."""
-    document = _inlined(load_document(file), file.parent)
-    study = Study(document, Sweep.parse(document), RunFolder(file.parent), file.parent)
+    study = Study.of_file(file)
     for point in study.sweep.grid() if study.sweep.search == "grid" else ():
         study.experiment_at(point)
     return f"a sweep of {format_count(study.sweep.num_points, 'point')}"
@@ -116,6 +115,12 @@ class Study:
     _experiments: dict[tuple[Path, str], Experiment] = field(
         default_factory=dict
     )  # by folder, and point as JSON
+
+    @classmethod
+    def of_file(cls, path: Path) -> Study:
+        """Study of an experiment's file, without a folder."""
+        document = _inlined(load_document(path), path.parent)
+        return cls(document, Sweep.parse(document), RunFolder(path.parent), path.parent)
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, out: str | None, name: str) -> Study:
