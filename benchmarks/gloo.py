@@ -3,11 +3,11 @@
     python benchmarks/gloo.py [CASE.json ...]
 
 Without arguments it simulates every case in tests/golden: those in `testbed`, after which the protocol was modelled,
-those in `sites`, on which its queues were tried, those in `unseen`, which were compared once it was finished, and those
-in `long`, drawn and recorded after the last change of its rendezvous. A case is the network, and operations with the
-seconds that torch.distributed's gloo backend took for them; all operations of a case run one after the other on the
-same connections, as they were measured. Operations under 5 ms time the software rather than the network: they are
-printed but not counted.
+those in `sites` and `unseen`, on which its queues were tried, those in `held_out`, drawn and recorded after the last
+change of its queues, and those in `long`, after the last change of its rendezvous. A case is the network, and
+operations with the seconds that torch.distributed's gloo backend took for them; all operations of a case run one after
+the other on the same connections, as they were measured. Operations under 5 ms time the software rather than the
+network: they are printed but not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from netsim.collectives.schedules.schedule import Schedule
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
-FOLDERS = ("testbed", "sites", "unseen", "long")
+FOLDERS = ("testbed", "sites", "unseen", "held_out", "long")
 CASES = GOLDEN / "testbed"
 COUNTED_SECONDS = 5e-3
 FRAME_BYTES = 1514

@@ -9,6 +9,7 @@ import pytest
 from worlds import chain, use_sources
 
 from netsim import Clock, Network, Topology, schedule, start_collective
+from netsim.network.tail_drop import Burst, meet
 from netsim.network.tcp_cubic import segments_after_slow_start
 from netsim.transfers import time_flows
 
@@ -304,6 +305,29 @@ def test_a_burst_that_overruns_the_queue_is_sent_again_and_its_window_falls() ->
     overrun = send(warm(two_sites(50)), [(0, 2, 200_000)])[0]
     assert held == pytest.approx(free, rel=1e-9)
     assert overrun > held + 0.08, "at least a round trip more"
+
+
+def test_bursts_fill_a_queue_together() -> None:
+    """A queue of 1,000 bytes drains 100 a second; hosts' lines carry 600."""
+    alone = Burst(0.0, 5000.0, 0, 600.0)
+    assert meet([alone], 1000.0, 100.0) == (600.0, 1200.0, 2.0)
+    other = Burst(0.0, 5000.0, 1, 600.0)
+    feed, heard, full_at = meet([alone, other], 1000.0, 100.0)
+    assert (feed, heard, full_at) == pytest.approx((1200.0, 6000 / 11, 10 / 11))
+    same_line = Burst(0.0, 5000.0, 0, 600.0)
+    assert meet([alone, same_line], 1000.0, 100.0) == pytest.approx((600.0, 600.0, 2.0))
+    late = Burst(0.5, 5000.0, 1, 600.0)
+    assert meet([late, alone], 1000.0, 100.0)[1] < heard < meet([alone, late], 1000.0, 100.0)[1]
+    short = Burst(0.0, 60.0, 1, 600.0)
+    assert meet([alone, short], 1000.0, 100.0) == pytest.approx((1200.0, 600 * 1.88, 1.88))
+    assert meet([alone], 1000.0, 600.0) == (600.0, math.inf, math.inf)
+
+
+def test_a_burst_that_loses_its_end_is_repaired_in_doublings() -> None:
+    """Of 250 kB at once into shorter and shorter queues more is lost, and each doubling takes a round trip."""
+    lost = [send(warm(two_sites(queue), 250_000), [(0, 2, 250_000)])[0] for queue in (100, 50, 25)]
+    assert lost == sorted(lost)
+    assert lost[-1] > lost[0] + 0.24, "three round trips more"
 
 
 def test_acknowledgements_wait_behind_data_of_the_other_direction() -> None:

@@ -1,12 +1,18 @@
 """Bursts at queues between sites, as gloo's collectives meet them; and the choice of a connection's window.
 
 **Queues between sites** (under a rendezvous, where a queue with an end follows faster links). A sender that has
-paused lets all that its window allows go at once; it arrives at the queue as fast as the links before carry it,
-together with bursts of others. What does not fit is lost. A sender notices by what arrives after a loss. After the
-last bytes of a message nothing does: a probe is sent two round trips after the last acknowledgement (RFC 8985, 7), and
-after it all that is missing. Acknowledgements wait behind data on the way back: the next window follows that much
-later, and what they release together is a burst again (Zhang, Shenker and Clark 1991, on two-way traffic). Windows then
-go on by rounds after a loss as well, and grow only by those that were used up.
+paused lets all that its window allows go at once, of all messages that wait; it arrives at the queue as fast as the
+links before carry it, together with bursts of others. What does not fit is lost: bursts that are short, or early, find
+room, and others do not. A sender notices by what arrives after a loss, and sends no more again than has arrived
+since; by each of these it sends two (proportional rate reduction, RFC 6937). So a burst that loses its end takes as
+many round trips to repair as doublings lead from the segments that arrived after the first loss to the lost ones. If
+none did, a probe is sent two round trips after the last acknowledgement (RFC 8985, 7).
+
+Acknowledgements wait behind data on the way back: the next window follows that much later, and what they release
+together is a burst again. Where windows of both directions are more than half the pipe they keep in step, so that a
+round takes the time of the window at the link's rate and one latency, and the links idle for as long (Zhang, Shenker
+and Clark 1991, on two-way traffic). Windows then go on by rounds after a loss as well, and grow only by those that were
+used up.
 
 HyStart then ends slow start once a connection, at the window of the moment when acknowledgements have come in a row for
 half a round trip; those of a burst come as fast as its host's share of what arrives lets it drain. Its other test, of
@@ -26,7 +32,7 @@ from typing import Final, final
 
 from netsim.network.congestion import Avoidance, QueueState, TcpSettings
 from netsim.network.route import Route
-from netsim.network.tail_drop import OVERRUN, WindowRound
+from netsim.network.tail_drop import WindowRound
 from netsim.network.tcp import ROUND_TOLERANCE, Window
 from netsim.network.tcp_cubic import Cubic
 
@@ -48,8 +54,8 @@ class BurstyWindow(Window):
         super().__init__(tcp, route, avoidance)
         self._following = 0.0  # bytes of the connection's later messages
         self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
-        self._burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
-        self._burst_began = -inf
+        self.burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
+        self.burst_began = -inf
         self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
         self._drained_at = -inf  # its last byte of data
 
@@ -57,22 +63,31 @@ class BurstyWindow(Window):
     def _has_queue(self) -> bool:
         return self.route.narrowest.bursts_at >= 0
 
-    def standing_bytes(self, now: float, left: float, rate: float, full_rate: float) -> float:
-        """Bytes in the narrowest link's queue that will be received after `now`, of `left` that then remain.
+    def standing_bytes(self, now: float, span: float, left: float, rate: float, full_rate: float) -> float:
+        """Most bytes in the narrowest link's queue from `now` on, within `span` seconds.
 
-        Bytes drain at `rate` until then, and at `full_rate` where the window that is next has begun.
+        `left` bytes remain at `now`. They drain at `rate` until then, at `full_rate` where the next window has begun.
         """
         if rate == 0.0:
-            since = now - self.round.began - self.round.turn
-            standing = self.window - full_rate * since if since >= 0.0 else 0.0
-        else:
-            burst = self._burst - rate * max(now - self._burst_began, 0.0)
-            standing = max(burst, self.window - rate * self.route.round_trip)
-        return max(min(standing, left, self.route.narrowest.queue), 0.0)
+            return self.coming_bytes(now, span, left, full_rate, self.round.began + self.round.turn)
+        narrowest = self.route.narrowest
+        since = now - self.burst_began
+        since = max(since, min(self.burst / narrowest.feed, since + span))
+        burst = min(self.burst, narrowest.feed * since)
+        standing = min(burst - burst / narrowest.feed * rate, self.window - rate * since)
+        standing = max(standing, self.window - rate * self.route.round_trip)
+        return max(min(standing, left, narrowest.queue), 0.0)
+
+    def coming_bytes(self, now: float, span: float, left: float, full_rate: float, begins: float) -> float:
+        """The same, of a window whose first byte is received at `begins`."""
+        narrowest = self.route.narrowest
+        most = min(self.window, left, narrowest.queue)
+        since = min(max(now - begins, most / narrowest.feed), now + span - begins)
+        return max(min(most, narrowest.feed * since) - full_rate * since, 0.0)
 
     def is_bursting(self, now: float) -> bool:
         """Whether a burst is on its way into the queue."""
-        return now - self._burst_began < self._burst / self.route.narrowest.feed
+        return now - self.burst_began < self.burst / self.route.narrowest.feed
 
     def burst_seconds(self, num_bytes: float) -> float:
         """Time that a message's first burst takes to arrive at the queue."""
@@ -89,37 +104,37 @@ class BurstyWindow(Window):
 
     def _burst_after_pause(self, now: float, queues: QueueState | None) -> None:
         if queues is not None and now - self._drained_at > PAUSE_SECONDS:
-            self._send_burst(now, min(self.window - self.round.used, self.left), queues)
+            self._send_burst(now, min(self.window - self.round.used, self.left + queues.following), queues)
 
     def _burst_after_wait(self, now: float, left: float, waited: float, queues: QueueState | None) -> None:
         if queues is not None and waited > 0.0:
-            self._send_burst(now, min(self.window, left, waited * self.route.narrowest.rate), queues)
+            self._send_burst(
+                now, min(self.window, left + queues.following, waited * self.route.narrowest.rate), queues
+            )
 
     def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
         """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
         narrowest, segment, round_trip = self.route.narrowest, self.route.segment, self.route.round_trip
-        self._burst, self._burst_began = burst, now
+        self.burst, self.burst_began = burst, now
         through = narrowest.rate / queues.feed
         self._clump_rate = narrowest.feed * through
         waiting = 1.0 - through  # share that finds the link busy
-        room = max(narrowest.queue - queues.standing, segment) / queues.num_bursts
-        heard = room / waiting  # acknowledged before the first loss is
-        if burst <= heard * OVERRUN or self.drop.is_active:
-            return
+        heard = queues.heard  # acknowledged before the first loss is
         missing = (burst - heard) * waiting
-        later = heard * queues.num_bursts / narrowest.rate - round_trip
-        # A loss is noticed by bytes that arrive after it: is there a whole segment of them?
-        is_last = burst == self.left and not queues.following
+        if missing < segment or self.drop.is_active:
+            return
+        missing = min(missing, self.left)
+        later = queues.full_at - now + narrowest.queue / narrowest.rate - round_trip
+        # A loss is noticed by bytes that arrive after it, and as many are sent again (RFC 6937), then twice as many.
+        sent = (burst - heard) * through + min(heard, self.left + queues.following - burst)
+        if sent < segment:
+            later += min(2 * round_trip, self._timeout) + round_trip  # tail loss probe, RFC 8985
+            sent = segment
         rounds = [WindowRound(heard, missing, later)]
-        if (burst - heard) * through > segment * waiting:
-            after = segment * waiting / through  # lost after the last segment that arrives
-            if is_last and after < missing:
-                rounds.append(WindowRound(self.avoidance.kept * self.window, after))
-        elif is_last:
-            probe = min(2 * round_trip, self._timeout) + round_trip  # tail loss probe, RFC 8985
-            rounds = [WindowRound(heard, missing, later + probe)]
-        else:  # by those that the acknowledgements let go
-            rounds = [WindowRound(heard, missing, max(later, 0.0))]
+        while missing > sent:
+            missing -= sent
+            rounds.append(WindowRound(sent, missing))
+            sent *= 2
         self.drop.begin(rounds, self.window)
 
     def _turn_seconds(self) -> float:

@@ -47,16 +47,16 @@ class QueueState(NamedTuple):
     """Queues on a connection's route and on the way back, as its next burst and its acknowledgements meet them.
 
     Attributes:
-        num_bursts: bursts that arrive at the narrowest link together, this one included.
-        feed: bytes per second at which they arrive, all together.
-        standing: bytes of others in that link's queue.
+        feed: bytes per second at which bursts arrive at the narrowest link together, this one included.
+        heard: bytes of the burst that arrive before the queue is full.
+        full_at: instant at which it is.
         ack_wait: seconds that an acknowledgement sent now waits behind data on the way back.
         following: bytes of the connection's messages after the one under way.
     """
 
-    num_bursts: int
     feed: float
-    standing: float
+    heard: float
+    full_at: float
     ack_wait: float
     following: float
 

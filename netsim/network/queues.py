@@ -12,6 +12,7 @@ from netsim.network.bursts import BurstyWindow
 from netsim.network.congestion import QueueState
 from netsim.network.connections import Connection, Connections, Transfer
 from netsim.network.route import Route
+from netsim.network.tail_drop import Burst, meet
 
 
 @final
@@ -102,8 +103,8 @@ class Queues:
         if link >= 0:
             self._in_use[link].pop(connection, None)
 
-    def seconds(self, route: Route, own: Connection, now: float) -> float:
-        """Wait of a small frame that is sent now, behind others' data in the queues of its route."""
+    def seconds(self, route: Route, own: Connection, now: float, span: float = 0.0) -> float:
+        """Longest wait of small frames sent within `span` seconds, behind others' data in the queues of their route."""
         if not self._has_any:
             return 0.0
         there = now + route.latency
@@ -112,13 +113,13 @@ class Queues:
             standing = 0.0
             for connection in self._in_use[link]:
                 if connection is not own:
-                    standing += self._standing_bytes(connection, there)
+                    standing += self._standing_bytes(connection, there, span)
             if standing > 0.0 and self._payload[link] > 0.0:
                 seconds += standing / self._payload[link]
         return seconds
 
-    def _standing_bytes(self, connection: Connection, there: float) -> float:
-        """Bytes of a connection in its narrowest link's queue that will be received after `there`."""
+    def _standing_bytes(self, connection: Connection, there: float, span: float) -> float:
+        """Bytes of a connection in its narrowest link's queue that will be received after `there`; see `seconds`."""
         first = connection.first
         if first is None:
             return 0.0
@@ -126,13 +127,15 @@ class Queues:
         if not isinstance(window, BurstyWindow):
             return 0.0
         full_rate = self._payload[connection.route.narrowest.bursts_at]
+        rate = first.rate
+        left = first.remaining - rate * (there - first.since) if first.drains else 0.0
+        each = first.next if first.drains else first
+        while each is not None and each.timer < there + span:  # sent in time to stand there
+            left += each.size
+            each = each.next
         if first.drains:
-            rate = first.rate
-            left = connection.backlog - first.size + first.remaining - rate * (there - first.since)
-        else:
-            rate = full_rate
-            left = connection.backlog - rate * (there - first.timer) if first.timer < there else 0.0
-        return window.standing_bytes(there, left, rate, full_rate)
+            return window.standing_bytes(there, span, left, rate, full_rate)
+        return window.coming_bytes(there, span, left, full_rate, first.timer)
 
     def state(self, transfer: Transfer, size: float, now: float) -> QueueState | None:
         """Queues as a burst of at most `size` bytes and its acknowledgements meet them; None if none overruns them."""
@@ -146,9 +149,8 @@ class Queues:
         window = transfer.window
         if narrowest.bursts_at < 0 or not isinstance(window, BurstyWindow):
             return None
-        num_bursts = 1
         standing = 0.0
-        feeds = {route.source: narrowest.feed}  # a host's bursts share its line
+        bursts = [Burst(now, inf, route.source, narrowest.feed)]
         until = now + window.burst_seconds(size)
         for connection in self._in_use[narrowest.bursts_at]:
             first = connection.first
@@ -157,11 +159,17 @@ class Queues:
             other = first.window
             if not isinstance(other, BurstyWindow):
                 continue
-            if other.is_bursting(now) if first.drains else first.size > 0.0 and first.timer < until:
-                num_bursts += 1
-                feeds[connection.route.source] = connection.route.narrowest.feed
+            there = connection.route
+            if first.drains and other.is_bursting(now):
+                bursts.append(Burst(other.burst_began, other.burst, there.source, there.narrowest.feed))
             elif first.drains:
-                standing += self._standing_bytes(connection, now)
+                standing += self._standing_bytes(connection, now, 0.0)
+            elif first.size > 0.0 and first.timer < until:
+                num_bytes = min(other.window, connection.backlog)
+                bursts.append(Burst(first.timer, num_bytes, there.source, there.narrowest.feed))
+        room = max(narrowest.queue - standing, route.segment)
+        feed, heard, full_at = meet(bursts, room, narrowest.rate)
         back = self._connections.route(route.target, route.source)
         following = own.backlog - transfer.size
-        return QueueState(num_bursts, sum(feeds.values()), standing, self.seconds(back, own, now), following)
+        ack_wait = self.seconds(back, own, now, min(window.window, size + following) / narrowest.rate)
+        return QueueState(feed, heard, full_at, ack_wait, following)

@@ -1,14 +1,61 @@
-"""Tail drop: what a window may send after its queue ran full, until the loss is repaired.
+"""Tail drop: when bursts fill a queue, and what a window may send after that, until the loss is repaired.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, NamedTuple, final
 
 # By how much a queue must be overrun, relatively: rates carry rounding, and round figures often fit exactly.
 OVERRUN: Final = 1.0 + 1e-6
+
+
+class Burst(NamedTuple):
+    """A burst on its way into a queue.
+
+    Attributes:
+        began: instant of its first byte.
+        num_bytes: its size.
+        source: host whose line it shares with the host's other bursts.
+        feed: bytes per second that the line carries.
+    """
+
+    began: float
+    num_bytes: float
+    source: int
+    feed: float
+
+
+def meet(bursts: list[Burst], room: float, rate: float) -> tuple[float, float, float]:
+    """Let bursts fill the `room` in a queue that drains at `rate`.
+
+    Returns:
+        The rate at which they arrive together, the bytes of the first of them that find room, and the instant at which
+        the queue is full; infinity where it never is.
+    """
+    num_by_source: dict[int, int] = {}
+    for each in bursts:
+        num_by_source[each.source] = num_by_source.get(each.source, 0) + 1
+    lines = [each.feed / num_by_source[each.source] for each in bursts]
+    began = min([each.began for each in bursts])
+    are_over = [False for _ in bursts]
+    while True:  # bursts that end before the queue is full leave its room to others
+        arriving = -rate
+        arrived = rate * began  # at instant 0, were they under way then
+        for each, line, is_over in zip(bursts, lines, are_over, strict=True):
+            arriving += 0.0 if is_over else line
+            arrived += each.num_bytes if is_over else -line * each.began
+        if arriving <= 0.0:
+            return sum(lines), inf, inf
+        full_at = (room - arrived) / arriving
+        over = [
+            line * (full_at - each.began) > each.num_bytes for each, line in zip(bursts, lines, strict=True)
+        ]
+        if over == are_over:
+            return sum(lines), max(lines[0] * (full_at - bursts[0].began), 0.0), full_at
+        are_over = over
 
 
 class WindowRound(NamedTuple):
