@@ -228,11 +228,10 @@ def _add_legend(axes: Axes, sketch: Sketch) -> None:
     from matplotlib.patches import Patch
 
     kinds = {place.is_router for place in sketch.places}
-    entries: list[Any] = []
-    if True in kinds:
-        entries.append(Patch(facecolor=_PLACE, edgecolor=_INK, label="region or router"))
-    if False in kinds:
-        entries.append(Patch(facecolor=_HOST, edgecolor=_INK, label="host"))
+    boxes = ((True, _PLACE, "region or router"), (False, _HOST, "host"))
+    entries: list[Any] = [
+        Patch(facecolor=colour, edgecolor=_INK, label=name) for kind, colour, name in boxes if kind in kinds
+    ]
     if sketch.wires:
         text = "link: thicker and darker is faster; half a line a direction, at its sender"
         entries.append(Line2D([], [], color=_INK, linewidth=2.5, label=text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Self
 
 import pydantic
@@ -149,7 +148,8 @@ def availability_events(
 
 def _of_file(folder: Path, name: str, net: Topology) -> list[HostEvent]:
     """Absences of a CSV file."""
-    of_host: dict[str, list[tuple[float, str]]] = {}
+    events = []
+    last: dict[str, tuple[float, str]] = {}  # by host: its row before
     for number, cells in enumerate(csv.reader(read_csv_lines(folder, name, _HEADER)), start=2):
         where = f"{name} line {number}"
         if len(cells) != len(_HEADER) or cells[2].strip() not in ("join", "leave"):
@@ -162,18 +162,13 @@ def _of_file(folder: Path, name: str, net: Topology) -> list[HostEvent]:
             raise InputError(f"{where}: expected seconds of at least 0")
         host, what = cells[1].strip(), cells[2].strip()
         net.host_index(host)
-        rows = of_host.setdefault(host, [(0.0, "leave")] if what == "join" else [])
-        if rows and rows[-1][1] == what:
+        before, other = last.get(host, (0.0, "leave" if what == "join" else "join"))
+        if what == other:
             raise InputError(f"{where}: {host} has a second {what} in a row; leaves and joins alternate")
-        if rows and at < rows[-1][0]:
+        if at < before:
             raise InputError(f"{where}: times of {host} descend; give them in order")
-        rows.append((at, what))
-    events = []
-    for host, rows in of_host.items():
-        for (at, what), (back, _) in pairwise([*rows, (float("inf"), "")]):
-            if what == "leave" and back > at:
-                seconds = back - at
-                events.append(
-                    HostEvent(at=at, host=host, crash=True, for_=None if seconds == float("inf") else seconds)
-                )
-    return events
+        last[host] = at, what
+        if what == "join" and at > before:
+            events.append(HostEvent(at=before, host=host, crash=True, for_=at - before))
+    left = [(host, at) for host, (at, what) in last.items() if what == "leave"]
+    return [*events, *(HostEvent(at=at, host=host, crash=True) for host, at in left)]
