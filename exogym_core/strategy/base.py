@@ -164,20 +164,6 @@ class SharedState:
         self.nbytes = 0
         self.payload_bytes = 0
 
-    def begin(
-        self,
-        whole: Strategy,
-        model: nn.Module,
-        comm: Communicator,
-        max_steps: int,
-        seed: int,
-        coding: Coding | None,
-    ) -> None:
-        """Take what `Strategy.setup` is given."""
-        self.whole, self.model, self.comm, self.local_step = whole, model, comm, 0
-        self.run.max_steps, self.run.seed, self.run.coding = max_steps, seed, coding
-        self.payload_bytes = comm.state.traffic.payload_bytes
-
 
 class Shared(property, Generic[T]):
     """An attribute of a strategy that its `SharedState` holds, or the `part` of it."""
@@ -419,9 +405,25 @@ class Strategy(Stateful):
         learning-rate schedule, `seed` is shared by all ranks. `coding` is passed only if coding costs virtual time; an
         override without it is for runs in which coding is free.
         """
-        self.shared_state.begin(self, model, comm, max_steps, seed, coding)
+        self.model, self.comm, self.local_step = model, comm, 0
+        self.max_steps, self.seed, self.coding = max_steps, seed, coding
+        self.shared_state.whole, self.shared_state.payload_bytes = self, comm.state.traffic.payload_bytes
         num_nodes = self.num_nodes
-        _refuse_contradictions(self)
+        if self.num_servers and self.judged != "server":
+            raise InputError(
+                f"{self.where}: num_servers={self.num_servers}, but judged={self.judged!r}; servers keep the model "
+                "that could be shipped: write judged = 'server'"
+            )
+        if self.round_steps is not None:
+            positive_int(self.where, "round_steps", self.round_steps)
+        mixes_real = not self.takes_complex and comm.world_size > 1
+        for name, parameter in self.named_trainable() if mixes_real else ():
+            if parameter.is_complex():
+                raise InputError(
+                    f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold "
+                    "its real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy "
+                    "of your own that does more"
+                )
         self._init_node(model, comm.rank, num_nodes)
         self.prepare()
         if self.scheduler is None:
@@ -835,32 +837,6 @@ class Strategy(Stateful):
         scaler.update()
         context.is_skipped = not context.is_unscaled and scaler.get_scale() < scale
         context.is_unscaled = False
-
-
-def _refuse_contradictions(strategy: Strategy) -> None:
-    """Refuse a strategy, which has its model and its ranks, where these or its traits contradict each other.
-
-    Raises:
-        InputError: it has servers that are not judged, its rounds have no length, or a parameter is complex and it
-            brings real ones together.
-    """
-    where = strategy.where
-    if strategy.num_servers and strategy.judged != "server":
-        raise InputError(
-            f"{where}: num_servers={strategy.num_servers}, but judged={strategy.judged!r}; servers keep the model "
-            "that could be shipped: write judged = 'server'"
-        )
-    if strategy.round_steps is not None:
-        positive_int(where, "round_steps", strategy.round_steps)
-    if strategy.takes_complex or strategy.comm.world_size == 1:
-        return
-    for name, parameter in strategy.named_trainable():
-        if parameter.is_complex():
-            raise InputError(
-                f"{where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold its "
-                "real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy of your "
-                "own that does more"
-            )
 
 
 declare(Strategy)
