@@ -146,6 +146,7 @@ class SharedState:
     Attributes:
         whole: the strategy that was set up; None before.
         payload_bytes: sent before this step.
+        update_options: names of given options of the local update, which members of a chain must not have.
     """
 
     model: nn.Module
@@ -163,6 +164,7 @@ class SharedState:
         self.local_step = 0
         self.nbytes = 0
         self.payload_bytes = 0
+        self.update_options: list[str] = []
 
 
 class Shared(property, Generic[T]):
@@ -236,7 +238,6 @@ class Strategy(Stateful):
         takes_complex: it exchanges complex parameters; otherwise they are refused.
         takes_sites: it may follow `Sites` in a chain; otherwise it exchanges between single ranks.
         where: the name that the user wrote, for errors.
-        update_options: names of given options of the local update, which members of a chain must not have.
         round_steps: period of communication in steps, as a number or a property of the options; 1 if every step sends
             the same; None: not declared. Plans simulate rounds of that length, a run that ends at a virtual time ends
             with a round, and steps within a round may be run ahead. It is read after `setup`, too.
@@ -296,7 +297,7 @@ class Strategy(Stateful):
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
     applies: ClassVar[str] = ""
     round_steps: int | None = None
-    periods: Sequence[int] = ()
+    periods: ClassVar[Sequence[int]] = ()
     warmup_steps: ClassVar[int] = 0
     sends_by_value: ClassVar[bool] = False
     plain_steps: ClassVar[bool] = False
@@ -332,7 +333,6 @@ class Strategy(Stateful):
     nbytes = Shared[int]()
     workers: Everyone
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # arguments by position, and by name
-    update_options: Sequence[str] = ()
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Keep the constructor's arguments, for logs."""
@@ -371,7 +371,7 @@ class Strategy(Stateful):
         refuse_unknown(cls, others)
         set_before = self.__dict__.get("optim_spec")  # by a subclass, before it called this constructor
         take(self, options)
-        self.update_options = [name for name in cls.common if getattr(options, name) is not None]
+        self.shared_state.update_options = [name for name in cls.common if getattr(options, name) is not None]
         default: OptimSpec = set_before or self.default_optim
         self.optim_spec = ensure_optim_spec(
             options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
@@ -405,9 +405,10 @@ class Strategy(Stateful):
         learning-rate schedule, `seed` is shared by all ranks. `coding` is passed only if coding costs virtual time; an
         override without it is for runs in which coding is free.
         """
-        self.model, self.comm, self.local_step = model, comm, 0
-        self.max_steps, self.seed, self.coding = max_steps, seed, coding
-        self.shared_state.whole, self.shared_state.payload_bytes = self, comm.state.traffic.payload_bytes
+        shared, run = self.shared_state, self.shared_state.run
+        shared.whole, shared.model, shared.comm, shared.local_step = self, model, comm, 0
+        run.max_steps, run.seed, run.coding = max_steps, seed, coding
+        shared.payload_bytes = comm.state.traffic.payload_bytes
         num_nodes = self.num_nodes
         if self.num_servers and self.judged != "server":
             raise InputError(

@@ -136,10 +136,9 @@ class Chain(Strategy):
             )
         members = [_Adapter(each) if isinstance(each, CommunicationModule) else each for each in modules]
         for each in members:
-            if each.update_options:
-                name = each.update_options[0]
+            if names := each.shared_state.update_options:
                 raise InputError(
-                    f"{self.where}: {each.where}: {name}= is the chain's, which updates: give it to {self.where}"
+                    f"{self.where}: {each.where}: {names[0]}= is the chain's, which updates: give it to {self.where}"
                 )
             acts, updates = (
                 any(getattr(type(each), name) is not getattr(Strategy, name) for name in names)

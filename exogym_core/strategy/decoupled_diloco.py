@@ -71,7 +71,6 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
         self._embeddings = embeddings_of(self.model, self.trainable)
         sizes = [parameter.numel() for parameter in self.trainable]
         self.fragments = packed(sizes, min(self.num_fragments, self.H), apart=self._embeddings)
-        self._due = [(p + 1) * self.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
         self._since = [[0, 0] for _ in self.fragments]  # samples and steps since each left
         # Of a fragment in a round: messages by sender, and the instant at which those that have a quorum are due.
@@ -91,12 +90,13 @@ class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo", experiment
         self.optimizer_step()
         self._since = [[seen + max(self.context.samples, 1), steps + 1] for seen, steps in self._since]
         messages = self.comm.take("merged")
-        leaving = [p for p, due in enumerate(self._due) if due == self.local_step % self.H + 1]
+        place, number = self.local_step % self.H + 1, len(self.fragments)
+        leaving = [p for p in range(number) if (p + 1) * self.H // number == place]
         if messages or leaving:
             theta = self._flat()
             for _, message in messages:
-                merged_phi, (number,) = from_message(message, 1)
-                p = int(number)
+                merged_phi, (which,) = from_message(message, 1)
+                p = int(which)
                 write_back(merged_phi, self._of(p, self.phi))
                 for own, phi in zip(self._of(p, theta), self._of(p, self.phi), strict=True):
                     own.lerp_(phi, self.mix)

@@ -13,7 +13,7 @@ from exogym_core.strategy.participation.servers import (
     to_message,
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
-from exogym_core.strategy.parts.state import State
+from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 
 
 __all__ = ["HALoSStrategy"]
+
+
+class _BetweenMergers(Stateful):
+    """A region's server between two exchanges with the global one.
+
+    Attributes:
+        base: parameters after the last merger.
+        since: arrivals from then on.
+        steps: local steps that have arrived and not been sent up.
+        awaits: the global server has not answered yet.
+    """
+
+    state = State("base", "since", "steps", "awaits")
+
+    def __init__(self, phi: Tensor) -> None:
+        self.base, self.since, self.steps, self.awaits = phi.clone(), 0, 0.0, False
 
 
 class HALoSStrategy(ServedStrategy, name="HALoS"):
@@ -62,7 +78,7 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
     regions: int = option(2, positive_int)
 
     accepted_servers = (2, math.inf)
-    state = State("outer", "base", "since", "_steps_below", "_awaits")
+    state = State("_above", "outer")
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
@@ -93,9 +109,7 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         else:
             self.num_sharing = self.num_servers - 1
         self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)
-        # Of a region's server: parameters after the last merger, arrivals from then on, local steps that have arrived
-        # and not been sent up, and whether the global server has not answered yet.
-        self.base, self.since, self._steps_below, self._awaits = self.phi.clone(), 0, 0.0, False
+        self._above = _BetweenMergers(self.phi)
 
     def _whole_steps(self, steps: float) -> int:
         """The authors round dynamic local updates up."""
@@ -104,7 +118,7 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
     def serve(self, updated: Callable[[float], None]) -> None:
         """A region's server, or the global one."""
         super().serve(updated)
-        if self.since and not self._awaits:
+        if self._above.since and not self._above.awaits:
             self._send_up()  # displacements since the last exchange
 
     def take_in(self, source: int, message: Tensor) -> float:
@@ -114,17 +128,18 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
             return 0.0
         steps = super().take_in(source, message)
         if not self._is_global:
-            self._steps_below += steps
-            self.since += 1
-            if self.since >= self.K and not self._awaits:
+            self._above.steps += steps
+            self._above.since += 1
+            if self._above.since >= self.K and not self._above.awaits:
                 self._send_up()
         return steps
 
     def _send_up(self) -> None:
-        self.comm.put(to_message(self.base - self.phi, self._steps_below, 0.0), self.comm.world_size - 1)
-        self._steps_below, self._awaits = 0.0, True
+        above = self._above
+        self.comm.put(to_message(above.base - self.phi, above.steps, 0.0), self.comm.world_size - 1)
+        above.steps, above.awaits = 0.0, True
 
     def _merge(self, from_above: Tensor) -> None:
         self.phi.lerp_(from_above, self.merge)
-        self.base = self.phi.clone()
-        self.since, self._awaits = 0, False
+        self._above.base = self.phi.clone()
+        self._above.since, self._above.awaits = 0, False
