@@ -26,7 +26,7 @@ from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
@@ -644,33 +644,25 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
         ),
         status="" if report.ending == "finished" else "This run was stopped before its end.",
         tables=[
-            TextTable(
+            _table(
                 "Ranks",
-                [*_RANK_HEADINGS],
-                [(str(rank.rank), _rank_cells(rank)) for rank in report.ranks],
+                _RANK_HEADINGS,
+                map(_rank_cells, report.ranks),
                 "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
-                is_prose=False,
             ),
             *(
-                TextTable(
-                    title,
-                    [*headings],
-                    [(cells[0], list(cells[1:])) for cells in rows],
-                    _SPLIT_NOTE,
-                    is_prose=False,
-                )
+                _table(title, headings, rows, _SPLIT_NOTE)
                 for title, headings, rows in (
                     ("Within and between sites", ("at", "call", *_SPLIT_HEADINGS), _splits(report.splits)),
                     ("Process groups within and between sites", _SPLIT_HEADINGS, _splits(report.groups)),
                 )
                 if rows
             ),
-            TextTable(
+            _table(
                 "Links",
-                ["link", "bytes"],
-                [(name, [count]) for name, count in _links(report)],
+                ("link", "bytes"),
+                _links(report),
                 f"To other regions: {format_bytes(report.wan_bytes)}.",
-                is_prose=False,
             ),
         ],
         network=NetworkSection.of(report.topology),
@@ -680,7 +672,12 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
     return render_page(page)
 
 
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> TextTable:
+    return TextTable(title, headings, [(cells[0], cells[1:]) for cells in rows], note, is_prose=False)
+
+
 def _rank_cells(rank: RankTimes) -> list[str]:
     seconds = (rank.virtual_seconds, rank.computing_seconds, rank.waiting_seconds, rank.network_seconds)
     times = map(format_seconds, (*seconds, rank.startup_seconds))
-    return [visible(rank.host, 40), *times, format_bytes(rank.bytes_sent), str(rank.steps)]
+    ends = format_bytes(rank.bytes_sent), str(rank.steps)
+    return [str(rank.rank), visible(rank.host, 40), *times, *ends]
