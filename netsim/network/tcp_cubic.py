@@ -18,7 +18,7 @@ RENO_GROWTH: Final = 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA)  # segments per rou
 
 @final
 class Cubic(Avoidance):
-    """CUBIC's congestion avoidance."""
+    """Window of RFC 9438 by the time since its last loss, or since slow start ended without one."""
 
     def __init__(self, tcp: TcpSettings, route: Route) -> None:
         super().__init__(tcp, route, CUBIC_BETA)
