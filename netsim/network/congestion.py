@@ -205,7 +205,7 @@ class Avoidance:
         self.reset()
 
     def reset(self) -> None:
-        """Return to the state before the first loss, in which slow start has found the window."""
+        """Return to the state of a new connection, which has had no loss."""
         self.lost_at = 0.0
         self.since = 0.0
         self.has_fallen = True
