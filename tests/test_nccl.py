@@ -85,13 +85,35 @@ def test_a_ring_hides_the_latency_of_its_steps(num: int) -> None:
     assert took["ring"] == pytest.approx(wire + 2 * (num - 1) * 0.02, rel=1e-6)
 
 
+def test_two_channels_hide_less_of_a_long_delay_than_one_connection() -> None:
+    """A round's four slices of 1 MiB take 33.6 ms. Those of one connection follow one another: the next round begins a
+    slice and a delay of 40 ms later, after 48.4 ms. Two channels share the line: their first slices take twice as long.
+    """
+    fast = {"preset": "nccl-sockets", "window": "1 GiB", "queue": 1_000_000, "mtu": 60_000}
+    seconds = [
+        netsim.collective(
+            star(4, latency="20 ms"),
+            "all_reduce",
+            num_bytes=4 * 64 * MIB,
+            algorithm="nccl-ring",
+            repeat=2,
+            protocol=protocol,
+        ).seconds
+        for protocol in ("ideal", fast)
+    ]
+    slice_seconds = MIB / 125e6
+    rounds = 16 * 6 - 1
+    assert seconds[0] == pytest.approx(rounds * (slice_seconds + 0.04), rel=0.02)
+    assert seconds[1] == pytest.approx(rounds * (2 * slice_seconds + 0.04), rel=0.03)
+
+
 def test_sockets_are_threads_times_sockets_on_two_channels() -> None:
     by_cloud = {(1, 1): 2, (2, 8): 32, (4, 1): 8}  # NCCL's defaults, on AWS, on Google Cloud
     for (threads, sockets), streams in by_cloud.items():
         form = {"preset": "nccl-sockets", "socket_threads": threads, "sockets_per_thread": sockets}
         assert Protocol.parse(form).streams == streams
     given = Protocol.parse({"preset": "nccl-sockets", "streams": 16})
-    assert (given.streams, given.channels) == (16, 0)
+    assert (given.streams, given.channels) == (16, 2)
     assert Protocol.parse("nccl-sockets").card_bits_per_second == 10e9
 
 

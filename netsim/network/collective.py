@@ -121,6 +121,7 @@ class StepSequence:
         is_kept: the messages are kept for the next collective that follows the schedule.
         is_message: a single message, whose send is done with its receive.
         sends_first: gloo posts the send of a pair before its receive.
+        num_channels: channels of NCCL that take turns, each with a connection of its own; 0: not by channels.
     """
 
     def __init__(
@@ -131,11 +132,13 @@ class StepSequence:
         is_kept: bool,
         is_message: bool,
         sends_first: bool,
+        num_channels: int,
     ) -> None:
         self.num_members = num_members
         self.gates = gates
         self.is_message = is_message
         self.sends_first = sends_first
+        self.num_channels = num_channels
         self._make = make
         self._kept: list[StepMessages | None] = [None] * len(gates) if is_kept else []
 
@@ -289,7 +292,7 @@ class Collective(Owner):
             dst = messages.targets[send]
             self._send(member, dst, messages.sizes[send], step, DATA, False)
 
-    def _lane(self, src: int, dst: int) -> int:
+    def _lane(self, src: int, dst: int, step: OpenStep) -> int:
         """Number of the connection between their hosts that two members use: one for all of a group."""
         return 0
 
@@ -297,7 +300,7 @@ class Collective(Owner):
         if self.is_cancelled:
             return
         engine = self.engine
-        lane = self._lane(src, dst)
+        lane = self._lane(src, dst, step)
         connection = engine.connect(self.group, self.hosts[src], self.hosts[dst], False, lane)
         engine.send(StepTransfer(connection, size, self, step, src, dst, kind), tells_sent)
 
@@ -305,6 +308,10 @@ class Collective(Owner):
 @final
 class BufferedCollective(Collective):
     """A collective whose sends are done when a buffer has taken them; that of a single message, with its receive."""
+
+    def _lane(self, src: int, dst: int, step: OpenStep) -> int:
+        num_channels = self.sequence.num_channels
+        return 1 + step.index % num_channels if num_channels > 0 else 0
 
     def delivered(self, transfer: Transfer) -> None:
         if self.sequence.is_message:
@@ -378,7 +385,7 @@ class StoreExchange(RendezvousCollective):
         self.num_ranks = num_ranks
         self.delays = delays
 
-    def _lane(self, src: int, dst: int) -> int:
+    def _lane(self, src: int, dst: int, step: OpenStep) -> int:
         return src * self.sequence.num_members + dst
 
     def _post(self, member: int, step: OpenStep) -> None:
@@ -446,7 +453,7 @@ class GlooCollective(RendezvousCollective):
         super().__init__(engine, sequence, hosts, group, on_done)
         self._shares_hosts = len(set(hosts)) < len(hosts)
 
-    def _lane(self, src: int, dst: int) -> int:
+    def _lane(self, src: int, dst: int, step: OpenStep) -> int:
         return src * self.sequence.num_members + dst if self._shares_hosts else 0
 
     def _enter(self, member: int) -> None:

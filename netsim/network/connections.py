@@ -156,7 +156,9 @@ class Connections:
         num_hosts: number of hosts.
         is_per_transfer: every transfer has a connection of its own.
         tcp: settings of windows; None: without windows.
-        find_route: finds the route from one host to another, for the first transfer between them.
+        num_channels: over so many connections NCCL divides its streams between two hosts; 0: over one.
+        find_route: finds the route from one host to another, for the first transfer between them, and for the first of
+            a channel: its last argument is the number of connections that share the streams.
 
     Attributes:
         routes: those in use so far.
@@ -168,11 +170,13 @@ class Connections:
         num_hosts: int,
         is_per_transfer: bool,
         tcp: TcpSettings | None,
-        find_route: Callable[[int, int, int], Route],
+        num_channels: int,
+        find_route: Callable[[int, int, int, int], Route],
     ) -> None:
         self.num_hosts = num_hosts
         self.is_per_transfer = is_per_transfer
         self.tcp = tcp
+        self.num_channels = num_channels
         self.find_route = find_route
         self.routes: list[Route] = []
         self.by_name: dict[Hashable, dict[int, Connection]] = {}
@@ -180,11 +184,13 @@ class Connections:
         self._num_kept = 0
         self._sweep_at = SWEEP_AFTER
 
-    def route(self, source: int, target: int) -> Route:
+    def route(self, source: int, target: int, is_channel: bool = False) -> Route:
         pair = source * self.num_hosts + target
+        if is_channel:
+            pair += self.num_hosts * self.num_hosts
         route = self._route_between.get(pair)
         if route is None:
-            route = self.find_route(len(self.routes), source, target)
+            route = self.find_route(len(self.routes), source, target, self.num_channels if is_channel else 1)
             self._route_between[pair] = route
             self.routes.append(route)
         return route
@@ -200,7 +206,8 @@ class Connections:
         """Open a connection; it is kept unless connections are per transfer."""
         if len(self.by_name) + self._num_kept >= self._sweep_at:
             self._sweep(now)
-        connection = Connection(name, is_background, lane, self.route(source, target))
+        is_channel = self.num_channels > 0 and lane > 0
+        connection = Connection(name, is_background, lane, self.route(source, target, is_channel))
         if not self.is_per_transfer:
             named = self.by_name.get(name)
             if named is None:

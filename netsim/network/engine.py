@@ -147,7 +147,7 @@ class Engine:
         queues: bytes that each link's queue holds; infinity: any window.
         drops_at_source: each link drops its own host's data as well.
         num_hosts: number of hosts.
-        find_route: finds the route from one host to another, for the first transfer between them.
+        find_route: as of `Connections`.
         show_time: called with the instant before owners are, and with the last one of `advance`.
 
     Attributes:
@@ -171,12 +171,13 @@ class Engine:
         queues: list[float],
         drops_at_source: list[bool],
         num_hosts: int,
-        find_route: Callable[[int, int, int], Route],
+        find_route: Callable[[int, int, int, int], Route],
         show_time: Callable[[float], None],
     ) -> None:
         self.now = 0.0
         tcp = TcpSettings(protocol) if protocol.has_windows else None
-        self.connections = Connections(num_hosts, protocol.connections == "per-transfer", tcp, find_route)
+        is_per_transfer = protocol.connections == "per-transfer"
+        self.connections = Connections(num_hosts, is_per_transfer, tcp, int(protocol.channels), find_route)
         self.rates = Rates(payload, ack_share)
         self.queues = Queues(
             self.connections, payload, queues, drops_at_source, tcp is not None and tcp.rendezvous

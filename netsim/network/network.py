@@ -302,7 +302,8 @@ class Network:
 
     # -- routes ----------------------------------------------------------------------------------------------
 
-    def _find_route(self, index: int, source: int, target: int) -> Route:
+    def _find_route(self, index: int, source: int, target: int, sharing: int) -> Route:
+        """Route of one of the connections that share the protocol's streams."""
         if self.lacks_weather:
             raise InputError(
                 f"Network: nothing applies the weather of topology '{self.topology.name}': make netsim.Faults(network) "
@@ -312,12 +313,13 @@ class Network:
         route = Route(index, source, target, list(links), list(self.topology.route(target, source)))
         crossed = [self.topology.links[link] for link in links]
         protocol = self.protocol.over(crossed)
-        route.segment = float(protocol.segment_bytes * protocol.streams)
+        route.streams = protocol.streams / sharing
+        route.segment = protocol.segment_bytes * route.streams
         if protocol.has_headers:
             route.acks = protocol.ack_share / self.protocol.ack_share
         self._measure(route)
         if self.protocol.has_windows:
-            route.window_limit = self.protocol.transfer_window(crossed, route.round_trip)
+            route.window_limit = self.protocol.transfer_window(crossed, route.round_trip) / sharing
         return route
 
     def _measure(self, route: Route) -> None:
@@ -325,7 +327,7 @@ class Network:
         seconds_of = self._latency_seconds.__getitem__
         route.latency = float(sum(map(seconds_of, route.links)))
         route.round_trip = route.latency + float(sum(map(seconds_of, route.back)))
-        route.weight = share_weight(self.protocol.streams, self.protocol.rtt_bias, route.round_trip)
+        route.weight = share_weight(route.streams, self.protocol.rtt_bias, route.round_trip)
         route.loss = 1.0 - math.prod([1.0 - self._loss[link] for link in route.links])
         if route.links:
             is_per_transfer = self.protocol.connections == "per-transfer"

@@ -60,6 +60,7 @@ class Route:
         setup: seconds of software and handshake, added before the first byte leaves.
         round_trip: seconds.
         loss: share of packets lost.
+        streams: of a connection.
         weight: share of a transfer on it relative to others.
         segment: payload bytes of a full packet, one of each stream.
         acks: bytes of acknowledgements relative to those of packets as long as the protocol's.
@@ -78,6 +79,7 @@ class Route:
         self.setup = 0.0
         self.round_trip = 0.0
         self.loss = 0.0
+        self.streams = 1.0
         self.weight = 1.0
         self.segment = 0.0
         self.acks = 1.0

@@ -73,10 +73,10 @@ QUEUE_SECONDS: Final = 0.1  # a full queue at a bottleneck: a round trip across 
 FORGOTTEN_SECONDS: Final = 3600.0
 
 
-def share_weight(streams: int, rtt_bias: bool, round_trip_seconds: float) -> float:
+def share_weight(streams: float, rtt_bias: bool, round_trip_seconds: float) -> float:
     """Weight of a transfer relative to others, by the round trip of its route."""
     if not rtt_bias:
-        return float(streams)
+        return streams
     return streams / (round_trip_seconds + QUEUE_SECONDS)
 
 

@@ -79,8 +79,8 @@ class Protocol:
         give_up_seconds: a connection is given up when a dead link has let no byte of its transfer through for
             longer.
         library: library whose own choice of collective algorithms `auto` takes; empty: the fastest by this model.
-        channels: NCCL's connections between two hosts, one a channel, of `socket_threads` x `sockets_per_thread`
-            streams each; 0: the preset has none, or `streams` is given.
+        channels: NCCL's connections between two hosts, one a channel, among which `streams` are divided; 0: the preset
+            has none.
         socket_threads: of a connection (NCCL_SOCKET_NTHREADS).
         sockets_per_thread: streams of a thread (NCCL_NSOCKS_PERTHREAD).
         card_bits_per_second: speed of the hosts' network cards, by which NCCL chooses algorithms.
@@ -163,7 +163,7 @@ class Protocol:
                 f"protocol: streams and {both[0]} both give the number of sockets: leave one out"
             )
         if base.channels and "streams" in changes:
-            changes["channels"] = 0
+            changes["channels"] = min(base.channels, changes["streams"])
         elif base.channels:
             threads, each = (changes.get(field, getattr(base, field)) for field in _SOCKETS)
             if threads > _MOST_THREADS or threads * each > _MOST_SOCKETS:

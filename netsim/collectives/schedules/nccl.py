@@ -83,7 +83,7 @@ class PipelinedTree(Phase):
     ) -> None:
         """`parents` has, by channel, the parent of each position, -1 for the root's."""
         self._ranks = p.ranks
-        channels = _num_channels(p.num_bytes)
+        channels = self.num_channels = _num_channels(p.num_bytes)
         halves = boundaries(p.num_bytes, channels, p.element_bytes)
         step_bytes = _whole(_STEP_BYTES, p.element_bytes)
         self._bounds = [
@@ -93,7 +93,7 @@ class PipelinedTree(Phase):
         self._members = [_by_depth(parents[channel]) for channel in range(channels)]
         self._parents = [np.array(parents[channel], np.int64) for channel in range(channels)]
         self._lanes = [
-            (channel, up) for channel in range(channels) for up in (True,) * goes_up + (False,) * goes_down
+            (channel, up) for up in (True,) * goes_up + (False,) * goes_down for channel in range(channels)
         ]
         self._deepest = max(int(depth.max(initial=0)) for _, depth in self._members)
         self._below = self._deepest if goes_up else 0  # levels that a chunk has passed before it goes down
@@ -213,6 +213,7 @@ def _ring(p: Problem, layout: Bytes, *, shift: int, num_rounds: int, num_reducin
         num_rounds=num_rounds,
         num_reducing=num_reducing,
     )
+    ring.num_channels = channels
     return (ring,)
 
 

@@ -75,6 +75,7 @@ class Phase(ABC):
     window: int
     reduce: bool = False
     num_gaps: int = 0  # messages without bytes that a sender leaves out, at most
+    num_channels: int = 0  # of NCCL, each with a connection of its own: step i is of channel i % num_channels
 
     @abstractmethod
     def step(self, index: int) -> Step:
@@ -248,7 +249,13 @@ class Schedule:
         """
         operation = OPERATIONS[self.op]
         return StepSequence(
-            self.num_ranks, self.gates, make, is_kept, operation.is_message, operation.sends_first
+            self.num_ranks,
+            self.gates,
+            make,
+            is_kept,
+            operation.is_message,
+            operation.sends_first,
+            max((phase.num_channels for phase in self.phases), default=0),
         )
 
     def step(self, index: int) -> Step:
