@@ -206,10 +206,9 @@ def _reason_alone(experiment: Experiment) -> str | None:
     if under_torchrun() or is_at_rendezvous() or settings.workers.kind == "ray":
         return "runs use other processes than those of this machine"
     devices = settings.device if isinstance(settings.device, list) else [settings.device]
-    shared = {"cpu"}
-    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-        shared.add("auto")
-    if not shared.issuperset(devices):
+    # Asked for `auto` alone: to ask starts CUDA, after which no job can be forked.
+    is_auto = "auto" in devices and (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if is_auto or not {"cpu", "auto"}.issuperset(devices):
         return f"runs share the device {', '.join(devices)}"
     if settings.workers.intra_op_threads > 1:
         return "workers.intra_op_threads above 1 uses several cores a run"
