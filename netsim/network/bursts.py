@@ -15,11 +15,14 @@ and Clark 1991, on two-way traffic). Windows then go on by rounds after a loss a
 used up.
 
 HyStart then ends slow start once a connection, at the window of the moment when acknowledgements have come in a row for
-half a round trip; those of a burst come as fast as its host's share of what arrives lets it drain. Its other test, of
-the delays of a round's first segments, is left out: it asks for a queue to within a few packets, and the model is as
-right without it. After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the
-window before the pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its first loss
-a window grows by at least 5 % a round trip.
+half a round trip; those of a burst come as fast as its host's share of what arrives lets it drain. Its other test is
+whether a round's first segments are late by an eighth of the round trip (4 to 16 ms): a new connection to a host whose
+line others fill so stays at some 36 segments. The test is made for the receiver's line, where others' windows in flight
+exceed the pipe by far; in queues between sites it depends on a few packets, and the model is as right without it.
+
+After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the window before the
+pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its first loss a window grows by
+at least 5 % a round trip.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -33,7 +36,7 @@ from typing import Final, final
 from netsim.network.congestion import Avoidance, QueueState, TcpSettings
 from netsim.network.route import Route
 from netsim.network.tail_drop import WindowRound
-from netsim.network.tcp import ROUND_TOLERANCE, Window
+from netsim.network.tcp import HYSTART_SEGMENTS, ROUND_TOLERANCE, Window
 from netsim.network.tcp_cubic import Cubic
 
 AVOIDANCE: Final[dict[str, Callable[[TcpSettings, Route], Avoidance]]] = {"cubic": Cubic}
@@ -56,6 +59,8 @@ class BurstyWindow(Window):
         self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
         self.burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
         self.burst_began = -inf
+        self.crowd_seconds = 0.0  # wait at the receiver's line, now
+        self._ack_delay = 0.0  # of the round's first segments there
         self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
         self._drained_at = -inf  # its last byte of data
 
@@ -152,6 +157,15 @@ class BurstyWindow(Window):
             return 0.0
         return max(pipe, self._clump_rate * self.route.round_trip) / 2
 
+    def is_growing(self) -> bool:
+        """Return whether HyStart may still end slow start."""
+        return not (self.avoids or self.slow_start.has_exited)
+
+    def _hears_delay(self, used: float) -> bool:
+        late = min(max(self.route.round_trip / 8, 0.004), 0.016)
+        enough = used >= HYSTART_SEGMENTS * self.route.segment
+        return enough and not self.slow_start.has_exited and self._ack_delay > late
+
     def _leaves_softly(self) -> bool:
         return self._has_queue and self.slow_start.threshold >= self.avoidance.lost_at
 
@@ -176,3 +190,4 @@ class BurstyWindow(Window):
                 now - self.round.began
             )  # CUBIC's clock stands while the window is not used up
         super()._new_round(now)
+        self._ack_delay = self.crowd_seconds

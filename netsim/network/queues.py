@@ -46,6 +46,7 @@ class Queues:
         self._drops_at_source = drops_at_source
         self._are_overrun = are_overrun
         self._in_use: list[dict[Connection, None]] = [{} for _ in payload]  # by narrowest link
+        self._ending: list[dict[Connection, None]] = [{} for _ in payload]  # by last link, under a rendezvous
         self._has_any = False  # some route has a queue that bursts may overrun
 
     def resize(self, link: int, payload: float) -> None:
@@ -97,11 +98,15 @@ class Queues:
         link = connection.route.narrowest.bursts_at
         if link >= 0:
             self._in_use[link][connection] = None
+        if self._are_overrun and connection.route.links:
+            self._ending[connection.route.links[-1]][connection] = None
 
     def leave(self, connection: Connection) -> None:
         link = connection.route.narrowest.bursts_at
         if link >= 0:
             self._in_use[link].pop(connection, None)
+        if self._are_overrun and connection.route.links:
+            self._ending[connection.route.links[-1]].pop(connection, None)
 
     def seconds(self, route: Route, own: Connection, now: float, span: float = 0.0) -> float:
         """Longest wait of small frames sent within `span` seconds, behind others' data in the queues of their route."""
@@ -137,6 +142,17 @@ class Queues:
             return window.standing_bytes(there, span, left, rate, full_rate)
         return window.coming_bytes(there, span, left, full_rate, first.timer)
 
+    def _crowd_seconds(self, route: Route) -> float:
+        """Wait in the queue of a route's last link, by what all connections that end there may have in flight."""
+        last = route.links[-1]
+        num_bytes = 0.0
+        for connection in self._ending[last]:
+            window = connection.window
+            if isinstance(window, BurstyWindow):
+                num_bytes += min(window.window, connection.backlog)
+        payload = self._last_payload[last]
+        return num_bytes / payload - route.round_trip if payload else 0.0
+
     def state(self, transfer: Transfer, size: float, now: float) -> QueueState | None:
         """Queues as a burst of at most `size` bytes and its acknowledgements meet them; None if none overruns them."""
         own = transfer.connection
@@ -147,7 +163,11 @@ class Queues:
         if narrowest.follows_source and transfer.rate > 0.0 and own.gross is not None:
             narrowest.is_held = own.gross.links[0].is_full
         window = transfer.window
-        if narrowest.bursts_at < 0 or not isinstance(window, BurstyWindow):
+        if not isinstance(window, BurstyWindow):
+            return None
+        if window.is_growing():
+            window.crowd_seconds = self._crowd_seconds(route)
+        if narrowest.bursts_at < 0:
             return None
         standing = 0.0
         bursts = [Burst(now, inf, route.source, narrowest.feed)]

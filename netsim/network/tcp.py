@@ -69,6 +69,7 @@ ROUND_TOLERANCE: Final = 1.0 - ROUNDING
 # Remaining bytes are exact to this share of themselves: less than that is nothing, or it would never be used up.
 BYTES_TOLERANCE: Final = 2.0**-48
 QUEUE_SECONDS: Final = 0.1  # a full queue at a bottleneck: a round trip across a continent or an ocean
+HYSTART_SEGMENTS: Final = 16  # of a round, whose delays HyStart takes: eight acknowledgements
 # Idle for longer, a connection has forgotten all it learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
 FORGOTTEN_SECONDS: Final = 3600.0
 
@@ -273,6 +274,10 @@ class Window(CongestionControl):
         """Bytes after which a train of acknowledgements ends slow start; 0 if it does not."""
         return 0.0
 
+    def _hears_delay(self, used: float) -> bool:
+        """HyStart: the first acknowledgements of a round of `used` bytes come late."""
+        return False
+
     def _leaves_softly(self) -> bool:
         """Return whether slow start ends without a loss at its threshold."""
         return False
@@ -378,6 +383,9 @@ class Window(CongestionControl):
         ends_by_train = is_one and used > train > 0
         if ends_by_train:
             wanted = min(wanted, self.window + train)
+        hears_delay = not ends_by_train and self._hears_delay(used)
+        if hears_delay:
+            wanted = min(wanted, self.window + HYSTART_SEGMENTS * self.route.segment)
         # Of the queue: a round arrives at twice the rate at which it drains.
         peak = min(wanted, self._ahead()) / 2 if is_one else wanted / 2
         waits = not pipe > 0.98 * self.window > 1.02 * peak  # something, in the queue
@@ -385,7 +393,7 @@ class Window(CongestionControl):
         slow.has_filled = had_filled or 0 < pipe < 0.98 * self.window
         if used and is_one and waits and not had_filled and self._overruns(wanted, peak, rate, pipe):
             self.window = wanted
-        elif ends_by_train:
+        elif ends_by_train or hears_delay:
             self._leave_slow_start(now, wanted)
         elif wanted >= slow.threshold > self.window:
             if self._leaves_softly():
