@@ -254,7 +254,7 @@ class Collective(Owner):
         if self._num_done[member] == num_steps:
             self._num_done[member] = num_steps + 1  # once
             if not self.is_cancelled:
-                self.engine.has_called_out = True
+                self.engine.call_out()
                 self.on_done(member)
 
     def _step(self, index: int) -> OpenStep:

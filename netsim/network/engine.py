@@ -148,7 +148,7 @@ class Engine:
         drops_at_source: each link drops its own host's data as well.
         num_hosts: number of hosts.
         find_route: as of `Connections`.
-        show_time: called with the instant before owners are, and with the last one of `advance`.
+        show_time: called with the instant before code above the network is, and with the last one of `advance`.
 
     Attributes:
         now: its clock, in seconds.
@@ -256,7 +256,7 @@ class Engine:
             if size == 0.0:
                 transfer.timer += self.queues.seconds(route, connection, now)
             self._heap.move(transfer, transfer.timer)
-            if self.paused.stops(connection):
+            if self.paused.hosts and self.paused.stops(connection):
                 self._stop(transfer)
             elif self.dead.links and self.dead.is_cut(route):
                 self._hold_first_byte(transfer)
@@ -365,7 +365,8 @@ class Engine:
             if isinstance(timer, Timer) and timer.key <= now:
                 self._timers.move(timer, inf)
                 counts.num_events += 1
-                self.show_time(now)
+                if self.observers:
+                    self.show_time(now)
                 timer.ring()
             elif self._present.has_changed or self._heap.least() <= now:
                 self._turn()
@@ -378,6 +379,11 @@ class Engine:
                 self.now = due
         self.show_time(self.now)
 
+    def call_out(self) -> None:
+        """Show the time to code above the network, which is called next; `advance` returns after it."""
+        self.has_called_out = True
+        self.show_time(self.now)
+
     def _turn(self) -> None:
         """Handle all transfers that are due, then call owners."""
         present = self._present
@@ -386,7 +392,8 @@ class Engine:
         delivered, notices = present.delivered, present.notices
         if not (delivered or notices):
             return
-        self.show_time(self.now)
+        if self.observers:
+            self.show_time(self.now)
         present.delivered = []
         present.has_changed = True  # owners may act at this instant, and more may be due
         if len(delivered) > 1:
@@ -400,7 +407,8 @@ class Engine:
                     observer.transfer_ended(transfer.number, transfer.size)
         if notices:
             present.notices = []
-            notices.sort(key=order_of)
+            if len(notices) > 1:
+                notices.sort(key=order_of)
             self._notify(notices, delivered)
         else:
             for transfer in delivered:
@@ -511,7 +519,8 @@ class Engine:
         if transfer.is_held:
             del self.dead.held[transfer]
             transfer.is_held = False
-        self.paused.transfers.pop(transfer, 0.0)
+        if self.paused.transfers:
+            self.paused.transfers.pop(transfer, 0.0)
         if transfer.drains:
             transfer.drains = False
             self.rates.leave(connection)
@@ -526,7 +535,7 @@ class Engine:
             if following.most == inf:
                 self.queues.enter(connection)
             self._heap.move(following, following.timer)
-            if self.paused.stops(connection):
+            if self.paused.hosts and self.paused.stops(connection):
                 self._stop(following)
 
     # -- rates -----------------------------------------------------------------------------------------------
@@ -710,8 +719,7 @@ class Engine:
         self._hold(transfer, inf)
         call = self.dead.on_give_up
         assert call is not None
-        self.has_called_out = True
-        self.show_time(self.now)
+        self.call_out()
         call(transfer)
 
     def is_stuck(self, transfer: Transfer) -> bool:
@@ -760,17 +768,17 @@ class Outside(Owner):
         self.id = -1
 
     def delivered(self, transfer: Transfer) -> None:
-        self.engine.has_called_out = True
+        self.engine.call_out()
         self.on_delivered()
 
     def sent(self, transfer: Transfer) -> None:
         call = self.on_sent
         assert call is not None
-        self.engine.has_called_out = True
+        self.engine.call_out()
         call()
 
     def dropped(self, transfer: Transfer) -> None:
         call = self.on_dropped
         assert call is not None
-        self.engine.has_called_out = True
+        self.engine.call_out()
         call()

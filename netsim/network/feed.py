@@ -28,6 +28,7 @@ class FedTransfer(Owner):
         self.dropped(transfer)
         call = self.feed.on_delivered
         if call is not None:
+            self.feed.engine.show_time(self.feed.engine.now)
             call()
 
     def dropped(self, transfer: Transfer) -> None:
