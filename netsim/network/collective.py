@@ -59,20 +59,23 @@ class StepTransfer(Transfer):
 
 
 @final
-class StepMessages:
-    """Messages of one step by member, for all collectives that follow the schedule.
+class Arrangement:
+    """Messages of a step by member.
 
     Args:
         num_members: members of the group.
-        src, dst, sizes: sender, receiver and bytes of each message; each sender's in the order of posting.
+        src, dst: sender and receiver of each message; each sender's in the order of posting.
 
     Attributes:
+        place: by message, its send; empty where they are in the same order.
         first: by member, the index of its first send; one more entry at the end.
-        targets, sizes: by send.
+        targets: by send.
         first_receive, sources: the same of its receives, in the order in which gloo posts them.
     """
 
-    def __init__(self, num_members: int, src: list[int], dst: list[int], sizes: list[float]) -> None:
+    def __init__(self, num_members: int, src: list[int], dst: list[int]) -> None:
+        self.src = src
+        self.dst = dst
         sends = [0] * (num_members + 1)
         receives = [0] * (num_members + 1)
         for i in range(len(src)):
@@ -84,8 +87,9 @@ class StepMessages:
         self.first = sends
         self.first_receive = receives
         self.targets = [0] * len(src)
-        self.sizes = [0.0] * len(src)
         self.sources = [0] * len(src)
+        self.place = [0] * len(src)
+        is_in_order = True
         # A member receives in the order of the positions that its messages have among their senders' own.
         following = sends[:]
         by_position: list[list[int]] = []
@@ -93,16 +97,64 @@ class StepMessages:
             at = following[src[i]]
             following[src[i]] = at + 1
             self.targets[at] = dst[i]
-            self.sizes[at] = sizes[i]
+            self.place[i] = at
+            is_in_order = is_in_order and at == i
             position = at - sends[src[i]]
             if position == len(by_position):
                 by_position.append([])
             by_position[position].append(i)
+        if is_in_order:
+            self.place = []
         following = receives[:]
         for messages in by_position:
             for i in messages:
                 self.sources[following[dst[i]]] = src[i]
                 following[dst[i]] += 1
+
+
+@final
+class StepMessages:
+    """Messages of one step, for all collectives that follow the schedule.
+
+    Most steps send as the one before does. Members are in hundreds of steps at once, whose lists share what is equal:
+    those of each step alone would not stay in the processor's cache.
+
+    Args:
+        num_members: members of the group.
+        src, dst, sizes: sender, receiver and bytes of each message; each sender's in the order of posting.
+        before: messages of the step before.
+
+    Attributes:
+        arrangement: by member.
+        first, targets, first_receive, sources: of the arrangement.
+        sizes: by send.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        src: list[int],
+        dst: list[int],
+        sizes: list[float],
+        before: StepMessages | None = None,
+    ) -> None:
+        arranged: Arrangement | None = None if before is None else before.arrangement
+        if arranged is None or arranged.src != src or arranged.dst != dst:
+            arranged = Arrangement(num_members, src, dst)
+        self.arrangement: Arrangement = arranged
+        self.first = arranged.first
+        self.targets = arranged.targets
+        self.first_receive = arranged.first_receive
+        self.sources = arranged.sources
+        self.given = self.sizes = sizes
+        if arranged.place:
+            self.sizes = sizes[:]
+            for i in range(len(sizes)):
+                self.sizes[arranged.place[i]] = sizes[i]
+
+    def are(self, src: list[int], dst: list[int], sizes: list[float]) -> bool:
+        """Return whether these are the messages."""
+        return self.given == sizes and self.arrangement.src == src and self.arrangement.dst == dst
 
     def num_parts(self, member: int) -> int:
         """Sends and receives of a member."""

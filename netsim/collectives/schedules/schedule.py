@@ -232,10 +232,17 @@ class Schedule:
     def sequence(self) -> StepSequence:
         """The schedule as collectives on a live network walk through it."""
 
+        latest: StepMessages | None = None
+        known: dict[float, float] = {}
+
         def messages(index: int) -> StepMessages:
+            nonlocal latest
             step = self.step(index)
-            sizes = step.num_bytes.astype(np.float64).tolist()
-            return StepMessages(self.num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
+            sizes = [known.setdefault(size, size) for size in step.num_bytes.astype(np.float64).tolist()]
+            about = step.src.tolist(), step.dst.tolist(), sizes
+            if latest is None or not latest.are(*about):
+                latest = StepMessages(self.num_ranks, *about, latest)
+            return latest
 
         is_kept = self.num_messages <= _MOST_KEPT_MESSAGES
         return self.walked(messages, is_kept)
