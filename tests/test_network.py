@@ -214,19 +214,6 @@ def test_the_limit_of_the_window() -> None:
     assert f"Over 200 ms that is {rate / 1e6:.0f} Mbit/s" in PAGE
 
 
-def test_the_mean_rate_under_loss() -> None:
-    lossy = [
-        {"between": [f"h{index}", "switch"], "bandwidth": "1 Gbit/s", "latency": "25 ms"}
-        for index in range(2)
-    ]
-    lossy[0]["loss"] = "0.01 %"
-    topology = Topology.from_mapping({"hosts": ["h0", "h1"], "routers": ["switch"], "links": lossy})
-    rate = 2e9 / (seconds(topology, 4e9, "linux-tcp") - seconds(topology, 2e9, "linux-tcp"))
-    segments = (0.4 * 3.7 / 1.2) ** 0.25 * 0.1**0.75 / 0.0001**0.75
-    assert "(0.4 x 3.7 / 1.2)^(1/4) RTT^(3/4) / p^(3/4) segments" in PAGE
-    assert rate == pytest.approx(segments * 1448 / 0.1, rel=0.1)
-
-
 def test_the_table_of_protocols() -> None:
     page = (Path(__file__).parents[1] / "docs" / "network.md").read_text()
     rows = {

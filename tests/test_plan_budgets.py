@@ -32,24 +32,6 @@ def test_a_round_that_is_too_long_is_refused() -> None:
         measure(build_strategy("DiLoCo", H=200_000), setting())
 
 
-def test_a_long_plan_sends_what_a_short_one_does() -> None:
-    """Of H the bytes of a round do not depend, and its seconds by the steps' computing alone."""
-    short, long = (measure(build_strategy("DiLoCo", H=H), setting()) for H in (10, 6000))
-    assert long.bytes_per_worker == short.bytes_per_worker > 0
-    assert long.seconds_per_round - short.seconds_per_round == pytest.approx(5990 * 0.05)
-
-
-def test_steps_after_the_last_whole_round_are_charged() -> None:
-    """Tokens for 48 steps at H = 100 take their computing alone, and no round."""
-    where = setting()
-    few = replace(where, tokens=float(48 * where.tokens_a_round(1)))
-    made = measure(build_strategy("DiLoCo", H=100), few)
-    assert made.days == pytest.approx(48 * 0.05 / 86_400)
-    assert (made.rounds, made.steps, made.tokens) == (0, 48, 48 * 4 * 2 * 4)
-    even = measure(build_strategy("DiLoCo", H=100), replace(where, tokens=float(where.tokens_a_round(300))))
-    assert (even.rounds, even.steps) == (3, 300)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "protocol"),
     [

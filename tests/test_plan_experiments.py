@@ -238,13 +238,6 @@ WORDS = (
 )
 TOPOLOGY = "name: near\nregions:\n  here: {hosts: 4, nic: 10 Gbit/s, latency: 50 us}\n"
 LENGTH = "strategies.DiLoCo.H"
-CODEC, BANDWIDTH = "strategies.DiLoCo.codec", "wan.bandwidth"
-
-
-def row(strategy: str, tokens_per_second: float, **point: str) -> dict[str, Any]:
-    named = {"codec": CODEC, "bandwidth": BANDWIDTH, "streams": "protocol.streams"}
-    swept = {named[name]: value for name, value in point.items()}
-    return {"strategy": strategy, "tokens_per_second": tokens_per_second, "point": swept}
 
 
 def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -140,37 +140,28 @@ def check_equal(real: Told, expected: Told) -> None:
 
 
 def for_real(
-    hold: Callable[[Gates, object, int], None], lives: Callable[[Gates, int], list[object]], patience: float
+    hold: Callable[[Gates, int, int], None],
+    patience: float,
+    come: Callable[[Gates, int], Any] = lambda *_: None,
 ) -> list[Told]:
-    """Three sites. `lives(gates, rank)` waits until a site comes and tells the names of its processes, one after the
-    other; `hold(gates, name, step)` waits, or kills, before a process's step."""
+    """Three sites. `come(gates, rank)` waits until a site comes, and `hold(gates, rank, step)` before its step."""
     gates = Gates()
     options = {"averaging_timeout": 30, "timeout_waiting_for_peers": patience}
     with meeting(wait_seconds=patience) as at:
 
-        def body(rank: int) -> dict[int, Any]:
-            results: dict[int, Any] = {}
-            for name in lives(gates, rank):
-                try:
-                    with site(at, rank) as comm:
-                        results = train(
-                            comm,
-                            1.0 + rank,
-                            lambda step, name=name: hold(gates, name, step),  # type: ignore[misc]
-                            lambda number, name=name: gates.tell(name, number),  # type: ignore[misc]
-                            join_at={2: 0} if name == "joining" else None,
-                            **options,
-                        )
-                except KilledError:
-                    gates.until(0, 3)
-            return results
+        def body(rank: int) -> Told:
+            come(gates, rank)
+            with site(at, rank) as comm:
+                return train(
+                    comm, 1.0 + rank, partial(hold, gates, rank), partial(gates.tell, rank), **options
+                )
 
-        found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
+        found = together(*(partial(body, rank) for rank in range(3)))
     return checked(found)
 
 
 def simulated(
-    *events: Any,
+    *,
     slow: Callable[[int, int], float] = lambda rank, step: 0.0,
     home: str = "80 Mbit/s",
     **options: Any,
@@ -185,28 +176,13 @@ def simulated(
 
         return train(comm, 1.0 + comm.rank, pass_time, **{**patience, **options})
 
-    return run_ranks(body, 3, star_form(rates, rates, events=list(events))).results
+    return run_ranks(body, 3, star_form(rates, rates)).results
 
 
 def check(found: list[Told], expected: list[Told], present: list[list[int]]) -> None:
     assert [found[0][number][0] for number in range(1, ROUNDS + 1)] == present
     for real, virtual in zip(found, expected, strict=True):
         check_equal(real, virtual)
-
-
-def test_a_site_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation() -> None:
-    """The same rounds, members and parameters; from its return on, on the one that was away too."""
-
-    def hold(gates: Gates, name: object, step: int) -> None:
-        if name == 2 and step == 2 * H + 2:
-            raise KilledError
-        if name in (0, 1) and step == 4 * H - 1:
-            gates.until("again", 3)  # which is there from round 4 on, as in the simulation
-
-    found = for_real(hold, lambda gates, rank: [2, "again"] if rank == 2 else [rank], patience=30)
-    expected = simulated({"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True})
-    kept = {number: expected[2][number] for number in expected[2] if number > 3}
-    check(found, [*expected[:2], kept], [ALL, ALL, OTHERS, ALL, ALL, ALL])
 
 
 def test_steps_of_gradients_go_on_without_a_killed_site_and_heal_the_one_that_comes_again() -> None:
@@ -266,29 +242,14 @@ def test_steps_of_gradients_go_on_without_a_killed_site_and_heal_the_one_that_co
     assert again == {number: first[number] for number in again}
 
 
-def test_a_site_that_joins_late_gets_what_the_others_have_as_in_simulation() -> None:
-    def hold(gates: Gates, name: object, step: int) -> None:
-        if name in (0, 1) and step == 3 * H - 1:
-            gates.until("late", 2)
-
-    def lives(gates: Gates, rank: int) -> list[object]:
-        if rank == 2:
-            gates.until(0, 2)
-        return ["late"] if rank == 2 else [rank]
-
-    # The others do not know of it, and begin when nobody else has come for so long.
-    found = for_real(hold, lives, patience=1.5)
-    check(found, simulated(join_at={2: "12 s"}), [OTHERS, OTHERS, ALL, ALL, ALL, ALL])
-
-
 def test_a_site_that_is_late_loses_its_round_as_in_simulation() -> None:
-    def hold(gates: Gates, name: object, step: int) -> None:
-        if name == 2 and step == 2 * H - 1:
+    def hold(gates: Gates, rank: int, step: int) -> None:
+        if rank == 2 and step == 2 * H - 1:
             gates.until(0, 2)
-        if name in (0, 1) and step == 3 * H - 1:
+        if rank < 2 and step == 3 * H - 1:
             gates.until(2, 2)
 
-    found = for_real(hold, lambda gates, rank: [rank], patience=1.5)
+    found = for_real(hold, patience=1.5)
     expected = simulated(slow=lambda rank, step: 3.5 if (rank, step) == (2, 2 * H - 1) else 0.0)
     check(found, expected, [ALL, OTHERS, ALL, ALL, ALL, ALL])
 
@@ -312,17 +273,17 @@ def test_a_downloading_site_is_waited_for_as_in_simulation(monkeypatch: pytest.M
     monkeypatch.setattr(PendingRounds, "join", joined)
     monkeypatch.setattr("netgym.sites.communicator.moved", slowly)
 
-    def hold(gates: Gates, name: object, step: int) -> None:
-        if name in (0, 1) and step == 3 * H - 1:
+    def hold(gates: Gates, rank: int, step: int) -> None:
+        if rank < 2 and step == 3 * H - 1:
             gates.until("downloads", 1)
 
-    def lives(gates: Gates, rank: int) -> list[object]:
+    def come(gates: Gates, rank: int) -> None:
         known.append(gates)
         if rank == 2:
             gates.until(0, 2)
-        return [rank]
 
-    found = for_real(hold, lives, patience=1.5)
+    # The others do not know of it, and begin when nobody else has come for so long.
+    found = for_real(hold, 1.5, come)
     # 24 kB at 6 kB/s: from 12 s to 16 s, and the others are through with their steps at 15 s.
     expected = simulated(join_at={2: "12 s"}, home="48 kbit/s", averaging_timeout=60)
     check(found, expected, [OTHERS, OTHERS, ALL, ALL, ALL, ALL])
@@ -507,20 +468,13 @@ def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
     ]
 
 
-def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Membership:
-    """Site 0 has done all its rounds, and site 1 comes."""
-    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
-    members.arrive(0, "session 0", {"where": "host"}, 0.0)
-    members.publish(0, 60, 1.0)
-    members.arrive(1, "session 1", {"where": "host"}, 2.0)
-    members.end(0, 99, 4.0, 3.0)
-    return members
-
-
 def test_finished_sites_wait_for_a_late_one_and_give_it_the_final_state() -> None:
     """That one began anew otherwise, alone and to another model, though it takes a while until it asks."""
-    sent: list[tuple[int, dict[str, Any]]] = []
-    members = one_ahead(sent)
+    members, sent = members_of(2)
+    members.depart(1, "session 1", 1.0)
+    members.publish(0, 60, 1.0)
+    members.arrive(1, "session 2", {"where": "host"}, 2.0)
+    members.end(0, 99, 4.0, 3.0)
     members.update(20.0)
     assert sent == []
     join(members, 1, START, 21.0)

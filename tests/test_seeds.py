@@ -88,17 +88,6 @@ class TestMerged:
         assert (failed["failed"], failed["error"]) == (True, "boom")
         assert "incomplete" not in failed
 
-    def test_a_summary_is_taken_up_again(self) -> None:
-        tally = Tally(["A"], [0, 1])
-        tally.add("A", 0, seed_entry("A", 10.0))
-        tally.add("A", 1, seed_entry("A", None, incomplete=True))
-        again = Tally(["A"], [0, 1])
-        again.take_finished(json.loads(json.dumps(tally.summary())))
-        assert (again.has("A", 0), again.has("A", 1)) == (True, False)
-        again.add("A", 1, seed_entry("A", 12.0))
-        tally.add("A", 1, seed_entry("A", 12.0))
-        assert again.summary() == tally.summary()
-
 
 class TestReport:
     @pytest.mark.parametrize("row", VERDICTS["several seeds"].values(), ids=VERDICTS["several seeds"])

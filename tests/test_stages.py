@@ -219,19 +219,6 @@ class Batches(nn.Module):
         return [ends[0], *middle, ends[1]]
 
 
-def test_bytes_of_boundaries_by_hand() -> None:
-    """Each micro-batch crosses each boundary forwards and backwards, in fp32."""
-    result, _ = fit(
-        deep_mlp(),
-        IMAGES,
-        FedAvgStrategy(H=100, optim_spec=SGD),
-        {"count": 4, "microbatches": 2},
-        max_steps=3,
-    )
-    # Workers, steps, boundaries, ways, samples, width, bytes; no round ends.
-    assert result.bytes_sent == 2 * 3 * 3 * 2 * 8 * 24 * 4
-
-
 @pytest.mark.parametrize(
     ("codec", "message", "is_exact"),
     [
@@ -250,6 +237,7 @@ def test_codecs_of_boundaries_by_hand(codec: Any, message: int, is_exact: bool) 
     coded, _ = fit(
         deep_mlp(), IMAGES, FedAvgStrategy(H=100, optim_spec=SGD), stages | {"codec": codec}, **about
     )
+    assert plain.bytes_sent == 2 * 2 * 8 * 24 * 4
     assert coded.bytes_sent == 2 * 2 * message
     losses = [[row["train_loss"] for row in each.history] for each in (plain, coded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if is_exact else 0.05)
@@ -376,7 +364,6 @@ def test_chains_cross_the_longest_hop_least() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"stages": {"count": 2, "microbatches": 3}}, "3 micro-batches do not divide batch_size 8"),
         ({"stages": {"count": 2, "microbatches": 4}, "minibatch_size": 4}, "leave one of them out"),
         ({"stages": {"count": 12, "microbatches": 8}}, "take at most 8"),
         ({"stages": {"count": 2, "schedule": "zero-bubble"}}, "stages"),
@@ -396,7 +383,6 @@ def test_chains_cross_the_longest_hop_least() -> None:
         ),
         ({"stages": 2, "val_seconds": "1 s"}, "evaluate.every_seconds"),
         ({"stages": 2, "autocast": "fp16"}, "fp16"),
-        ({"stages": {"count": 2, "delay": 1}}, "is for schedule: pipedream"),
         (
             {"stages": {"count": 2, "schedule": "pipedream"}, "checkpoint_interval": 2}
             | {"transport": "gloo", "topology": None, "protocol": None, "compute": None, "workers": "auto"},

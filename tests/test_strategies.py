@@ -225,16 +225,6 @@ class Exchanging(Strategy):
         self.model.weight.grad.mul_(3)
 
 
-class Counting(Exchanging):
-    """With a step around that of its base."""
-
-    seen = 0
-
-    def step(self) -> None:
-        super().step()
-        self.seen += self.local_step
-
-
 @pytest.mark.parametrize(("kind", "weights"), [(Meeting, [0, -100]), (Exchanging, [-2, -5])])
 def test_a_strategy_without_step_updates_and_exchanges(kind: type[Strategy], weights: list[float]) -> None:
     def body(comm: Any) -> list[float]:
@@ -251,31 +241,6 @@ def test_a_strategy_without_step_updates_and_exchanges(kind: type[Strategy], wei
         return found
 
     assert run_ranks(body, 1).results == [weights]
-
-
-def test_an_override_of_step_calls_that_of_its_base() -> None:
-    def body(comm: Any) -> tuple[float, int]:
-        model, strategy = nn.Linear(1, 1, bias=False), Counting(optim_spec=OptimSpec("sgd", lr=1.0))
-        nn.init.ones_(model.weight)
-        strategy.setup(model, comm, 2, 0)
-        model(torch.ones(1, 1)).sum().backward()
-        strategy.step()
-        return model.weight.item(), strategy.seen
-
-    assert run_ranks(body, 1).results == [(-2.0, 1)]
-
-
-class Rounds(Strategy):
-    round_steps = 0
-
-
-def test_rounds_without_a_length_are_refused_before_the_first_step() -> None:
-    def body(comm: Any) -> None:
-        copy.deepcopy(Rounds()).setup(nn.Linear(1, 1), comm, 1, 0)
-
-    with pytest.raises(InputError) as caught:
-        run_ranks(body, 2)
-    assert "Rounds: round_steps=0 must be a whole number of at least 1" in str(caught.value)
 
 
 class Turning(nn.Module):

@@ -401,20 +401,6 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
 
 
-@pytest.mark.thorough
-def test_a_search_whose_experiment_was_changed_is_that_of_the_new_one(
-    tuned_file: Path, planted: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(planted.folder, "changed")
-    stored = Path("changed/experiment.yaml")
-    assert "steps: 6" in stored.read_text()
-    stored.write_text(stored.read_text().replace("steps: 6", "steps: 5").replace("0.03", "0.02"))
-    changed = json_of(["tune", "--resume", "changed", "--trust", "--json", "--jobs", "1"], capsys)
-    tuned_file.write_text(TUNED.replace("steps: 6", "steps: 5"))
-    anew = tuned(tuned_file, over={"lr": [1e-7, 0.02, 1e4]}, out="anew")
-    assert changed["digest"] == anew.comparison.digest() != planted.comparison.digest()
-
-
 def test_the_key_is_checked_with_its_place(tuned_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned_file.write_text(TUNED + "tune:\n  over: {DiLoCo: {H: [2, 3]}}\n")
     assert main(["validate", "small.yaml"]) == 0

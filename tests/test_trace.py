@@ -19,7 +19,7 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers.journal import Journal
 from netgym.cli.main import main
 from netgym.launch.chakra import ExecutionTraces
-from netsim import Clock, Faults, LinkEvent, Network, Recorder, Topology
+from netsim import Recorder, Topology
 from netsim.cli.flows import flows_command
 from netsim.cli.timing import collective_command
 from netsim.errors import DeadlockError, InputError
@@ -62,19 +62,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
-
-
-def test_what_a_dead_link_does_is_seen() -> None:
-    clock = Clock()
-    network = Network(clock, PAIR)
-    recorder = Recorder()
-    recorder.watch(network)
-    faults = Faults(network)
-    (link,) = PAIR.route(0, 1)
-    ends = PAIR.links[link].source, PAIR.links[link].target
-    faults.add(LinkEvent(at=0.51, link=ends, direction="up", down=True, for_="1 s"))
-    clock.run(network.transfer(0, 1, 1_000_000))
-    assert recorder.link_use[link] == [(0.01, 1e6), (0.51, 0.0), (1.51, 1e6), (2.01, 0.0)]
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])

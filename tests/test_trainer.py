@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib
-import itertools
 import random
 import re
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from worlds import star_form
 
 from exogym_core import FitResult, LocalTrainer, Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.cost.compute import Compute, StepDurations
+from exogym_core.cost.compute import Compute
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
 from exogym_core.events import Evaluated, EvaluationPoint, Grid, StepDone
 from exogym_core.learner import TorchLearner
@@ -31,7 +31,7 @@ from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from exogym_core.uncompiled import without_compiler
-from netgym.tasks import MLP, build_model, build_task
+from netgym.tasks import MLP, build_model
 from netsim.errors import InputError, RankError, UnknownNameError
 from netsim.ranks import StampedRow
 
@@ -207,6 +207,7 @@ def test_evaluation_is_at_the_start_each_interval_and_the_end(num_nodes):
         val_interval=2,
         val_size=1000,
         target_loss=1e9,
+        accuracy=lambda model, batch: float(model(batch)),
     )
     result = trained.fit_result
     assert [row["step"] for row in result.validation] == [0, 2, 4, 5]
@@ -217,6 +218,7 @@ def test_evaluation_is_at_the_start_each_interval_and_the_end(num_nodes):
         local = float(of_rank_0(validation[:]))
     assert result.final_loss == pytest.approx(expected)
     assert result.validation[-1]["global_loss"] == result.final_loss
+    assert result.accuracy == pytest.approx(expected)
     assert result.validation[-1]["local_loss"] == pytest.approx(local)
     assert result.validation[-1]["global_perplexity"] == pytest.approx(np.exp(expected))
     assert result.validation[0]["local_loss"] == pytest.approx(result.validation[0]["global_loss"])
@@ -235,24 +237,6 @@ def test_evaluation_takes_any_number_of_fixed_samples(val_size):
     rounds = [torch.cat(seen[start : start + per_round]) for start in range(0, len(seen), per_round)]
     assert all(torch.equal(rounds[0], other) for other in rounds)
     assert len(rounds[0]) == min(val_size, 23)
-
-
-def test_accuracy_is_the_mean_models():
-    task = build_task("digits")
-    trained = fit(
-        build_model(task=task, hidden=[16], seed=0),
-        task.train,
-        task.validation,
-        strategy=AllReduceStrategy(lr=1e-2),
-        batch_size=32,
-        max_steps=40,
-        val_size=359,
-        val_interval=40,
-        accuracy=task.accuracy,
-    )
-    assert trained.fit_result.accuracy == pytest.approx(task.accuracy(trained, task.validation[:]))
-    assert trained.fit_result.accuracy > 0.8
-    assert trained.fit_result.final_loss < trained.fit_result.validation[0]["global_loss"] / 2
 
 
 def test_warnings_name_the_line_that_calls_fit(tmp_path):
@@ -645,66 +629,6 @@ def test_measured_seconds_are_settled_as_fixed():
 # --- a rank's loop, and rows of ranks -----------------------------------------------------------------------
 
 
-def data(rank=0, world=1, batch=4, mini=2):
-    return SharedData(samples(48), EpochOrder(48, True, 0), Reading(rank, world, batch, mini))
-
-
-def loop(comm, replica, strategy, source, max_steps, seconds=None):
-    cost = None if seconds is None else StepDurations(Compute(), seconds, seed=0, host=0)
-
-    def make_learner():
-        spreads = strategy.overlaps_backward
-        return TorchLearner(replica, comm, strategy.before_backward, cost, spreads_backward=spreads)
-
-    return Loop(comm, replica, strategy, source, make_learner, max_steps)
-
-
-class Watching(AllReduceStrategy):
-    """Notes what the clock says when a gradient is ready."""
-
-    overlaps_backward = True
-
-    def setup(self, model, comm, max_steps, seed):
-        super().setup(model, comm, max_steps, seed)
-        self.seen = []
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda parameter: self.seen.append(comm.advanced))
-
-    def step(self):
-        self.seen.append(self.comm.advanced)
-        super().step()
-
-
-def clocked(comm):
-    """A communicator that also notes how far its rank has advanced."""
-
-    class Clocked(type(comm)):
-        advanced = 0.0
-
-        def advance(self, seconds, work=()):
-            self.advanced += seconds
-            super().advance(seconds, work)
-
-    comm.__class__ = Clocked
-    return comm
-
-
-@pytest.mark.parametrize("mini", [4, 2])
-def test_time_for_a_gradient_passes_before_the_strategy_sees_it(mini):
-    def body(comm):
-        strategy = Watching()
-        loop(clocked(comm), mlp(), strategy, data(mini=mini), 1, seconds=6.0).run()
-        return strategy.seen
-
-    (seen,) = run_ranks(body, 1).results
-    sizes = [parameter.numel() for parameter in mlp().parameters()]
-    seconds = 6.0 * mini / 4  # of the last micro-batch, which alone is spread out
-    *ready, stepped = seen[-5:]
-    shares = [after - before for before, after in itertools.pairwise([6.0 - seconds * 2 / 3, *ready])]
-    assert sorted(shares) == pytest.approx(sorted(seconds * 2 / 3 * size / sum(sizes) for size in sizes))
-    assert stepped == pytest.approx(6.0)
-
-
 def test_all_ranks_start_as_rank_0_buffers_included():
     class Buffered(MLP):
         def __init__(self, rank):
@@ -714,8 +638,10 @@ def test_all_ranks_start_as_rank_0_buffers_included():
             torch.nn.init.constant_(self.layers[0].weight, float(rank + 1))
 
     def body(comm):
-        made = loop(comm, Buffered(comm.rank), AllReduceStrategy(), data(comm.rank, 3), 0)
-        return made.run(), comm.traffic.bytes_sent
+        source = SharedData(samples(48), EpochOrder(48, True, 0), Reading(comm.rank, 3, 4, 2))
+        replica, strategy = Buffered(comm.rank), AllReduceStrategy()
+        learner = partial(TorchLearner, replica, comm, strategy.before_backward, None, spreads_backward=False)
+        return Loop(comm, replica, strategy, source, learner, 0).run(), comm.traffic.bytes_sent
 
     for outcome, bytes_sent in run_ranks(body, 3).results:
         assert int(outcome.state["count"]) == 0
@@ -738,27 +664,6 @@ def step_row(rank, seconds, step, loss, samples=2, sent=10):
 def evaluation(step, loss, version=None, born=None, mean=9.0):
     version, born = step if version is None else version, step if born is None else born
     return Evaluated(EvaluationPoint(Grid.STEP, step), 2.0, mean, loss, 0.5, version, born)
-
-
-def test_rows_of_ranks_become_one_a_step():
-    result, events = FitResult(num_nodes=2), []
-    recorder = RowRecorder(result, True, [events.append])
-    recorder.observe(evaluation(0, 3.0))
-    recorder.add(step_row(1, 1.0, 1, 1.0, samples=1))
-    recorder.add(step_row(0, 2.0, 1, 4.0, samples=2))
-    recorder.add(step_row(1, 2.5, 2, 1.0))
-    recorder.observe(evaluation(2, 1.5))
-    assert len(result.validation) == 1  # rank 0 has not finished step 2 yet
-    recorder.add(step_row(0, 4.0, 2, 2.0))
-    assert [row["train_loss"] for row in result.history] == [3.0, 1.5]
-    assert [row["virtual_seconds"] for row in result.history] == [2.0, 4.0]
-    assert [row["examples_trained"] for row in result.history] == [3, 7]
-    assert [row["bytes_sent"] for row in result.history] == [20, 40]
-    # Over the time that all had: the rank that was through earlier waited for the other.
-    assert [row["compute_utilisation"] for row in result.history] == [1.5 / 2 / 2, 3.25 / 2 / 4]
-    assert [row["virtual_seconds"] for row in result.validation] == [0.0, 4.0]
-    assert (result.final_loss, result.accuracy, result.mean_of_replicas_loss) == (1.5, 0.5, 9.0)
-    assert [event["kind"] for event in events] == ["validation", "step", "step", "validation"]
 
 
 def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():

@@ -22,15 +22,8 @@ from transports import TRANSPORTS, run
 
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.communicator.simulated.simulation import World
-from exogym_core.workers.gloo import GlooHost
-from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
-from exogym_core.workers.processes.process_runner import ProcessHost
 from exogym_core.workers.run import run_ranks
-from exogym_core.workers.spec import WorkerSpec
-from exogym_core.workers.threads import ThreadHost
-from exogym_core.workers.torchrun.rank import TorchrunHost
 from netsim.errors import DeadlockError, MismatchError, RankError
 
 PROCESSES = ["processes", "gloo"]
@@ -384,45 +377,3 @@ def test_equal_calls_that_are_swapped_on_one_rank_are_reported_by_their_places(t
 
 
 # --- every place where ranks live ---------------------------------------------------------------------------
-
-
-def simulated(kind, num_ranks):
-    host = ThreadHost if kind == "threads" else ProcessHost
-    world = World.build(num_ranks, None, None, None, "auto")
-    return host(world, 3, WorkerSpec(kind=kind, processes=None if kind == "threads" else num_ranks))
-
-
-HOSTS = {
-    "threads": (lambda: simulated("threads", 2), 2),
-    "processes": (lambda: simulated("processes", 2), 2),
-    "gloo": (lambda: GlooHost(2, seed=3), 2),
-    "torchrun": (lambda: TorchrunHost(lambda: "nothing to go on from", seed=3), 1),
-}
-
-
-def same_everywhere(comm):
-    comm.mark({"step": 1})
-    comm.deposit({"step": 1}, [torch.full((2,), float(comm.rank))])
-    comm.mark({"step": 2})
-    return float(comm.all_reduce(torch.ones(1))), float(torch.rand(1))
-
-
-@pytest.mark.parametrize("place", HOSTS)
-def test_results_rows_and_snapshots(place, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
-    make, num_ranks = HOSTS[place]
-    rows, snapshots = [], []
-    sinks = Sinks(
-        lambda row: rows.append((row.rank, row.row["step"])),
-        lambda rank, note, tensors: snapshots.append((rank, note["step"], tensors[0].tolist())),
-    )
-    run = make().run(same_everywhere, sinks)
-    assert [total for total, _ in run.results] == [float(num_ranks)] * num_ranks
-    assert len({value for _, value in run.results}) == num_ranks
-    assert sorted(rows) == [(rank, step) for rank in range(num_ranks) for step in (1, 2)]
-    assert sorted(snapshots) == [(rank, 1, [rank, rank]) for rank in range(num_ranks)]
-    assert run.rows == []
-    assert len(run.traffic) == num_ranks
