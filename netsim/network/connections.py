@@ -171,7 +171,7 @@ class Connections:
         is_per_transfer: bool,
         tcp: TcpSettings | None,
         num_channels: int,
-        find_route: Callable[[int, int, int, int], Route],
+        find_route: Callable[[int, int, int], Route],
     ) -> None:
         self.num_hosts = num_hosts
         self.is_per_transfer = is_per_transfer
@@ -190,7 +190,7 @@ class Connections:
             pair += self.num_hosts * self.num_hosts
         route = self._route_between.get(pair)
         if route is None:
-            route = self.find_route(len(self.routes), source, target, self.num_channels if is_channel else 1)
+            route = self.find_route(source, target, self.num_channels if is_channel else 1)
             self._route_between[pair] = route
             self.routes.append(route)
         return route

@@ -171,7 +171,7 @@ class Engine:
         queues: list[float],
         drops_at_source: list[bool],
         num_hosts: int,
-        find_route: Callable[[int, int, int, int], Route],
+        find_route: Callable[[int, int, int], Route],
         show_time: Callable[[float], None],
     ) -> None:
         self.now = 0.0

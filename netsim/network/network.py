@@ -260,15 +260,15 @@ class Network:
         import numpy as np
 
         routes = self.engine.connections.routes
-        sums = [route.delivered for route in routes]
-        by_route = [each.background if is_background else each.all for each in sums]
+        name = "background" if is_background else "all"
+        crossed = {route: getattr(route.delivered, name) for route in routes}
         for transfer in self.engine.in_flight() if self.engine.counts.num_in_flight else ():
             connection = transfer.connection
             if transfer.drains and (connection.is_background or not is_background):
-                by_route[connection.route.index] += self.engine.crossed_bytes(transfer)
+                crossed[connection.route] += self.engine.crossed_bytes(transfer)
         links = [link for route in routes for link in route.links]
         lengths = np.array([len(route.links) for route in routes], dtype=int)
-        payload = np.repeat(np.array(by_route, dtype=np.float64), lengths)
+        payload = np.repeat(np.array(list(crossed.values()), dtype=np.float64), lengths)
         return np.bincount(np.array(links, dtype=int), payload, len(self._stated)).astype(np.float64)
 
     @property
@@ -302,7 +302,7 @@ class Network:
 
     # -- routes ----------------------------------------------------------------------------------------------
 
-    def _find_route(self, index: int, source: int, target: int, sharing: int) -> Route:
+    def _find_route(self, source: int, target: int, sharing: int) -> Route:
         """Route of one of the connections that share the protocol's streams."""
         if self.lacks_weather:
             raise InputError(
@@ -310,7 +310,7 @@ class Network:
                 "before the first transfer, or leave it out with Network(..., weather=False)"
             )
         links = self.topology.route(source, target)
-        route = Route(index, source, target, list(links), list(self.topology.route(target, source)))
+        route = Route(source, target, list(links), list(self.topology.route(target, source)))
         crossed = [self.topology.links[link] for link in links]
         protocol = self.protocol.over(crossed)
         route.streams = protocol.streams / sharing

@@ -52,7 +52,6 @@ class Route:
     """Links from one host to another, and what they are like at present.
 
     Attributes:
-        index: position in the list of routes in use.
         source, target: host indices.
         links: link indices in order; none within a host.
         back: link indices of the opposite route, which carries acknowledgements.
@@ -69,8 +68,7 @@ class Route:
         delivered: payload of finished transfers.
     """
 
-    def __init__(self, index: int, source: int, target: int, links: list[int], back: list[int]) -> None:
-        self.index = index
+    def __init__(self, source: int, target: int, links: list[int], back: list[int]) -> None:
         self.source = source
         self.target = target
         self.links = links

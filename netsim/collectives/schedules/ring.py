@@ -59,8 +59,8 @@ class RingPhase(Phase):
         self.pieces = pieces
         self.window = window
         self.num_steps = self._all_steps = rounds * pieces if num_steps is None else num_steps
-        self._sizes = np.diff(bounds)
-        gaps = int((self._sizes == 0).sum()) if skip_empty else 0
+        sizes = np.diff(bounds)
+        gaps = int((sizes == 0).sum()) if skip_empty else 0
         self.num_gaps = gaps * -(-rounds // max(num - 1, 1))
         self._loops, self._num_reducing = loops, num_reducing
         self._loop_rounds = (
@@ -68,7 +68,7 @@ class RingPhase(Phase):
         )  # of a single loop as many as `num_steps` takes
         self._next = np.roll(ranks, -direction)
         # Twice around, part by part: what all positions send in a step is then a slice.
-        self._sizes_twice = np.tile(self._sizes.reshape(num, pieces).T, 2)
+        self._sizes_twice = np.tile(sizes.reshape(num, pieces).T, 2)
         self._offsets_twice = np.tile(bounds[:-1].reshape(num, pieces).T, 2)
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -109,7 +109,7 @@ class RingPhase(Phase):
             return
         num = len(self.ranks)
         rounds, rest = divmod(self.num_steps, self.pieces)
-        by_chunk = self._sizes.reshape(num, self.pieces)
+        by_chunk = self._sizes_twice[:, :num].T
         # Sums over `rounds` successive chunks, beginning anywhere on the circle.
         running = np.concatenate(([0], np.cumsum(np.tile(by_chunk.sum(axis=1), rounds // num + 2))))
         first = (np.arange(num) + self.shift - (rounds - 1 if self.direction > 0 else 0)) % num
