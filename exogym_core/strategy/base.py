@@ -38,6 +38,7 @@ from exogym_core.strategy.options import (
     refuse_unknown,
     take,
 )
+from exogym_core.strategy.participation.absence import StepAbsence
 from exogym_core.strategy.participation.options import ClientOptions, PatienceOptions
 from exogym_core.strategy.participation.site import Everyone, Site, SiteOptions
 from exogym_core.strategy.parts.codecs import ChargedCodec
@@ -458,8 +459,13 @@ class Strategy(Stateful):
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; averages may begin during that of the `last_micro_batch`."""
-        if self.shared_state.whole is self:
+        if self.shared_state.whole is not self:
+            return
+        gradients = self.site.gradients
+        if isinstance(self.workers, StepAbsence):
             self.workers.listen(last_micro_batch)
+        elif gradients is not None:
+            gradients.listen(last_micro_batch, self.site.weight(self.context))
 
     def take_step(self) -> None:
         """Take a step: `step` of strategies that exchange gradients or parameters and do not override it."""
@@ -472,20 +478,24 @@ class Strategy(Stateful):
 
         Where others exchanged theirs without this rank there is no update: it has their newest state.
         """
+        absence = self.workers if isinstance(self.workers, StepAbsence) else None
+        if absence is None:
+            self._exchange_gradients()
+        elif not absence.exchange(self._exchange_gradients):
+            return
+        self.clip_gradients()
+        self.optimizer_step()
+        if absence is not None:
+            absence.end_step()
 
-        def exchange() -> None:
-            if gradients is not None:
-                is_scaled = self.context.scaler is not None
-                gradients.average(self.site.weight(self.context), scaled=is_scaled)
-                if is_scaled:
-                    gradients.share_overflow()
-            self.before_update()
-
+    def _exchange_gradients(self) -> None:
         gradients = self.site.gradients
-        if self.workers.exchange(exchange):
-            self.clip_gradients()
-            self.optimizer_step()
-            self.workers.end_step()
+        if gradients is not None:
+            is_scaled = self.context.scaler is not None
+            gradients.average(self.site.weight(self.context), scaled=is_scaled)
+            if is_scaled:
+                gradients.share_overflow()
+        self.before_update()
 
     def before_update(self) -> None:
         """Exchange gradients, which are neither unscaled nor clipped yet."""

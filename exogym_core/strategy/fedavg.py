@@ -81,13 +81,12 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
         """At the end of a round: average the parameters of this rank's island."""
         if step % self.H:
             return
-        number, site = step // self.H - 1, self.workers.site
         if self.island_size is None:
             means = self.workers.mean_of(self.outer)
         else:
-            island = self.island(site.between.rank, site.between.world_size, number)
-            members = [self.workers.present[place] for place in island]
-            means = self.outer.mean_over(site.among(island, number), self.round_weight(members))
+            number, between = step // self.H - 1, self.site.between
+            island = self.island(between.rank, between.world_size, number)
+            means = self.outer.mean_over(self.site.among(island, number), self.round_weight(island))
         if means is None:  # the others have gone on without this worker: it has their newest parameters now
             return
         self.outer.adopt(means)

@@ -266,7 +266,10 @@ class StepAbsence(Absence):
         gradients.listen(True, before_first=meet_early)
 
     def exchange(self, work: Callable[[], None]) -> bool:
-        """Exchange gradients of a step by `work` among ranks that arrive in time, see `Everyone`."""
+        """Exchange gradients of a step by `work` among ranks that arrive in time.
+
+        False: others did so without this rank, which has caught up.
+        """
 
         def among(attempt: Work) -> Any:
             if self._early is None:

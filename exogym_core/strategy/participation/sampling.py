@@ -15,8 +15,9 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
+
     from exogym_core.strategy.base import Strategy
-    from exogym_core.strategy.participation.site import Site
     from exogym_core.strategy.parts.outer import SharedModel
 
 __all__ = ["Sampling", "balanced_steps", "draw_clients"]
@@ -104,11 +105,6 @@ class Sampling(Everyone):
         drawn = self.members(self._round)
         return () if self.is_out or self._comm.rank not in drawn else drawn
 
-    @property
-    def site(self) -> Site:
-        """Connections to the clients of this client's round."""
-        return self.strategy.site.among(self.members(self._round), self._round)
-
     def sits_out(self, step: int) -> int:
         """Steps from `step` on in which this client takes no part."""
         if self.number == LOST:
@@ -163,6 +159,11 @@ class Sampling(Everyone):
         strategy.outer.unpack(fetched[1])
         strategy.num_rounds = self.number = number
         self.is_out = False
+
+    def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
+        """Mean of what the clients of this client's round send."""
+        members, strategy = self.members(self._round), self.strategy
+        return outer.mean_over(strategy.site.among(members, self._round), strategy.round_weight(members))
 
     def publish(self, outer: SharedModel) -> None:
         """Count the round, and note its clients for the row of its last step."""

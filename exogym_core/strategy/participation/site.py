@@ -275,20 +275,6 @@ class Everyone(Stateful):
         whole = len(present) == self._comm.world_size
         return self._comm if whole else self._comm.group(present, reuse=True)
 
-    def listen(self, last_micro_batch: bool) -> None:
-        """Prepare for a backward pass; gradients leave for the site during that of the `last_micro_batch`."""
-        site = self.strategy.site
-        if site.gradients is not None:
-            site.gradients.listen(last_micro_batch, site.weight(self.strategy.context))
-
-    def exchange(self, work: Callable[[], None]) -> bool:
-        """Exchange gradients of a step by `work`; False: others did so without this rank, which has caught up."""
-        work()
-        return True
-
-    def end_step(self) -> None:
-        """Count a step that is a round."""
-
     def begin(self) -> None:
         """Catch up where members change: the others may be ahead by many rounds."""
 
@@ -315,11 +301,6 @@ class Everyone(Stateful):
         """Steps of each rank in this rank's round; empty: as many of each."""
         return {}
 
-    @property
-    def site(self) -> Site:
-        """Connections to the sites of a round."""
-        return self.strategy.site
-
     def sits_out(self, step: int) -> int:
         """Steps from `step` on in which this rank takes no part: it was not drawn, or begins the round later."""
         return 0
@@ -336,7 +317,8 @@ class Everyone(Stateful):
 
     def mean_of(self, outer: SharedModel) -> list[Tensor] | None:
         """Mean of what all send that take part; None: this rank did not, and has caught up with them."""
-        return outer.mean_over(self.site, self.strategy.round_weight(self.present))
+        strategy = self.strategy
+        return outer.mean_over(strategy.site, strategy.round_weight(range(self._comm.world_size)))
 
     def publish(self, outer: SharedModel) -> None:
         """Publish the state after a round, for ranks that come later."""

@@ -406,7 +406,7 @@ class RoundAveraging(Averaging, Buckets):
 
     def weigh(self, flats: Sequence[Tensor], weight: float) -> None:
         """Multiply `flats` by this rank's weight, where it counts: in a median each rank counts once."""
-        if self.aggregate == "mean" and weight != 1.0:
+        if self.aggregate == "mean":
             for flat in flats:
                 flat *= weight
 
@@ -418,7 +418,8 @@ class RoundAveraging(Averaging, Buckets):
         weight: float = 1.0,
     ) -> list[Tensor]:
         """Replace `flats`, a bucket each, by their means over sites, this one's times `weight`; calls overlap."""
-        self.weigh(flats, weight)
+        if weight != 1.0:
+            self.weigh(flats, weight)
         flights = [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
         return [flight.wait() for flight in flights]
 

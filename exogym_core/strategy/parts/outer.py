@@ -185,7 +185,8 @@ class SharedModel(GlobalModel):
         """
         values = self.values(peers) if values is None else values
         residuals = [None if residual is None else residual.clone() for residual in self.residuals]
-        self.averaging.weigh(values, weight)
+        if weight != 1.0:
+            self.averaging.weigh(values, weight)
         own = [None if residual is None else site.own(residual) for residual in residuals]
         parts, waits = zip(map(site.own, values), own, strict=True), len(values) == 1
         for flight in [Flight(self.averaging.steps(peers, *each, waits=waits)) for each in parts]:
@@ -277,12 +278,13 @@ class OuterStep(SharedModel):
     @torch.no_grad()
     def values(self, comm: Communicator | None = None) -> list[Tensor]:
         """Pseudo-gradients: this rank's displacement from the global parameters, negated; frees the gradients."""
-        replica = []
-        for bucket in self.buckets:
+        displacements = []
+        for flat, bucket in zip(self.flats, self.buckets, strict=True):
             for parameter in bucket:
                 parameter.grad = None
-            replica.append(flatten(bucket, comm))
-        return [torch.sub(flat, own, out=own) for flat, own in zip(self.flats, replica, strict=True)]
+            own = flatten(bucket, comm)
+            displacements.append(torch.sub(flat, own, out=own))
+        return displacements
 
 
 class DelayedNesterov(Stateful):
