@@ -229,11 +229,11 @@ def test_under_gloo_a_late_member_of_an_all_to_all_sends_before_it_asks() -> Non
     topology = Topology.from_mapping({"name": "pair", "hosts": {"a": {}, "b": {}}, "links": host_links})
     network = Network(Clock(), topology, "gloo")
     made = schedule("all_to_all", 2, num_bytes=4 * num_bytes, algorithm="gloo")
-    for _ in range(4):  # the last on a window that is wide
+    for _ in range(4):  # the last on a window that restarts for two round trips at most
         enters = network.env.now + late
         (done,) = ends(started, network, [(made, [network.env.now, enters])], [0, 1])
     drain = num_bytes / network.protocol.payload_bytes_per_second(topology)[0]
-    assert done[0] - enters == pytest.approx(latency + drain, rel=0.03)
+    assert 0.999 * (latency + drain) < done[0] - enters < latency + drain + 4 * latency
     assert done[1] - enters == pytest.approx(2 * (latency + drain), rel=0.03)
 
 
