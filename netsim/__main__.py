@@ -7,7 +7,9 @@ import sys
 
 __all__ = ["main"]
 
-_NEW_OBJECTS = 70_000  # between two collections; imports, which leave no garbage, make fewer
+_NEW_OBJECTS = (
+    700_000  # between two collections: commands leave little garbage, and hold much that is searched
+)
 
 
 def main() -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 from worlds import chain_form
 
 import exogym_core
@@ -19,6 +23,7 @@ from netgym.cli.main import main as netgym
 from netsim import shipped_topologies
 from netsim.cli import main as cli
 from netsim.cli.flows import flows_command as command
+from netsim.cli.terminal import DelayedProgress
 
 Capture = pytest.CaptureFixture[str]
 
@@ -182,6 +187,44 @@ def test_results_go_to_a_file_as_a_whole(flows_folder: Path) -> None:
     assert (code, out) == (0, "")
     assert (flows_folder / "out.csv").read_text() == "start_s,src,dst,bytes,finish_s\n0,h2,h10,0,0.01\n"
     assert sorted(path.name for path in flows_folder.iterdir()) == ["flows.csv", "net.yaml", "out.csv"]
+
+
+class Written(io.StringIO):
+    """Text, and whether anything was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_begun = threading.Event()
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        self.is_begun.set()
+        return done
+
+
+def test_work_that_is_soon_done_loads_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with DelayedProgress("counting", 3, seconds=60.0) as progress:
+        progress.advance()
+
+
+def test_progress_counts_what_was_done_before_it_is_shown() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with DelayedProgress("counting", 3, seconds=60.0, console=terminal) as progress:
+        progress.advance()
+        progress._show()
+        progress.advance()
+        progress.now("still counting")
+    assert {"1/3", "2/3"} <= set(re.findall(r"\d/\d", terminal.file.getvalue()))
+    assert "still counting" in terminal.file.getvalue()
+
+
+def test_progress_is_a_line_where_there_is_no_terminal() -> None:
+    out = Written()
+    with DelayedProgress("counting", 3, 0.0, Console(file=out), every_seconds=60.0) as progress:
+        assert out.is_begun.wait(30)
+        progress.advance()
+    assert out.getvalue() == "counting, 0 of 3 done, 0 s\n"
 
 
 def test_transfers_that_a_crash_ends_are_lost_and_reported(flows_folder: Path) -> None:

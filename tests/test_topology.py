@@ -6,6 +6,7 @@ import itertools
 import json
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 import yaml
@@ -97,6 +98,24 @@ def test_routes(example: Topology) -> None:
     eu, home = example.host_index("eu.0"), example.host_index("home")
     assert example.route_latency_seconds(eu, home) == pytest.approx(0.058)
     assert example.route_latency_seconds(eu, eu) == 0
+
+
+def test_of_routes_of_equal_latency_and_length_the_first_by_names_is_taken() -> None:
+    width, latencies = 4, itertools.cycle(["1 ms", "1 ms", "2 ms", "1 ms", "0 s"])
+    places = list(itertools.product(range(width), repeat=2))
+    steps = [(x, y, x + dx, y + dy) for x, y in places for dx, dy in ((1, 0), (0, 1))]
+    links = [
+        {"between": [f"h{a}{b}", f"h{c}{d}"], "bandwidth": "1 Gbit/s", "latency": next(latencies)}
+        for a, b, c, d in steps
+        if max(c, d) < width
+    ]
+    grid = Topology.from_mapping({"hosts": [f"h{x}{y}" for x, y in places], "links": links})
+    graph = nx.DiGraph()
+    for link in grid.links:
+        graph.add_edge(link.source, link.target, cost=round(link.latency_seconds * 1e3) * 1000 + 1)
+    for source, target in itertools.permutations(grid.hosts, 2):
+        best = min(nx.all_shortest_paths(graph, source.name, target.name, weight="cost"))
+        assert [grid.links[link].target for link in grid.route(source.index, target.index)] == best[1:]
 
 
 @pytest.mark.parametrize(

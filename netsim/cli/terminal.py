@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+import time
 from dataclasses import Field, field, fields
 from functools import wraps
 from inspect import cleandoc, signature
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import Console
+    from rich.progress import Progress
 
 __all__ = [
     "CommandGroup",
@@ -325,28 +327,20 @@ class DelayedProgress:
         console: Console | None = None,
         every_seconds: float | None = None,
     ) -> None:
-        # Imported here, so that `--help` does not wait for it.
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        console = console if console is not None else plain_console(file=sys.stderr)
-        counted = [] if total is None else [MofNCompleteColumn()]
-        columns = [
-            TextColumn("{task.description}", markup=False),
-            BarColumn(24),
-            *counted,
-            TimeElapsedColumn(),
-        ]
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task(what, total=total)
-        self._is_seen = console.is_terminal
+        self._what = what
+        self._total = total
+        self._num_done = 0
+        self._begun = time.monotonic()
+        self._console = console
+        self._file = sys.stderr
         self._every_seconds = every_seconds
+        self._shown: Progress | None = None
         self._is_over = threading.Event()
-        self._timer = threading.Timer(seconds, self._progress.start if self._is_seen else self._print_lines)
+        self._timer = threading.Timer(seconds, self._show)
         self._timer.daemon = True
 
     def __enter__(self) -> DelayedProgress:
-        if self._is_seen or self._every_seconds is not None:
-            self._timer.start()
+        self._timer.start()
         return self
 
     def __exit__(
@@ -356,25 +350,51 @@ class DelayedProgress:
         if self._timer.is_alive():
             self._timer.cancel()
             self._timer.join()
-        if self._is_seen:
-            self._progress.stop()
+        if self._shown is not None:
+            self._shown.stop()
 
     def advance(self) -> None:
         """Count one more as done."""
-        self._progress.advance(self._task)
+        self._num_done += 1
+        self._refresh()
 
     def now(self, what: str) -> None:
         """Set the description of the work, as the display shows it."""
-        self._progress.update(self._task, description=what)
+        self._what = what
+        self._refresh()
 
-    def _print_lines(self) -> None:
-        task = self._progress.tasks[0]
-        every, printed, due = self._every_seconds or 0.0, "", 0.0
+    def _refresh(self) -> None:
+        shown = self._shown
+        if shown is not None:
+            shown.update(shown.task_ids[0], completed=self._num_done, description=self._what)
+
+    def _show(self) -> None:
+        """Show the line, or print lines; rich is imported here, so that short work does not wait for it."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = self._console if self._console is not None else plain_console(file=self._file)
+        if not console.is_terminal:
+            if self._every_seconds is not None:
+                self._print_lines(console, self._every_seconds)
+            return
+        counted = [] if self._total is None else [MofNCompleteColumn()]
+        description = TextColumn("{task.description}", markup=False)
+        shown = Progress(
+            description, BarColumn(24), *counted, TimeElapsedColumn(), console=console, transient=True
+        )
+        shown.add_task(self._what, total=self._total, completed=self._num_done)
+        shown.tasks[0].start_time = self._begun
+        self._shown = shown
+        self._refresh()  # of what was done in the meantime
+        shown.start()
+
+    def _print_lines(self, console: Console, every_seconds: float) -> None:
+        printed, due = "", 0.0
         while not self._is_over.is_set():
-            done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"
-            line, elapsed = f"{task.description}{done}", task.elapsed or 0.0
+            done = "" if self._total is None else f", {self._num_done} of {self._total} done"
+            line, elapsed = f"{self._what}{done}", time.monotonic() - self._begun
             if line != printed or elapsed >= due:  # an unchanged line comes at twice the time of the last one
                 text = f"{line}, {format_seconds(round(elapsed))}"
-                self._progress.console.print(text, highlight=False, soft_wrap=True)
+                console.print(text, highlight=False, soft_wrap=True)
                 printed, due = line, 2 * elapsed
-            self._is_over.wait(every)
+            self._is_over.wait(every_seconds)

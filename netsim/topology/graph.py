@@ -122,23 +122,21 @@ class ShortestRoutes:
     def __init__(self, names: Iterable[str], links: Sequence[Link]) -> None:
         """`names` of all nodes, and links between them, one direction each."""
         self._node = {name: number for number, name in enumerate(sorted(names, key=natural_key))}
-        self._out: list[list[tuple[int, int, int]]] = [[] for _ in self._node]  # target, cost, link
+        out_of: list[list[int]] = [[] for _ in self._node]  # targets
         self._into: list[list[tuple[int, int]]] = [[] for _ in self._node]  # source, cost
         self._link: dict[tuple[int, int], int] = {}
         for index, link in enumerate(links):
             source, target = self._node[link.source], self._node[link.target]
             cost = round(link.latency_seconds * _PICOSECONDS) * _OF_LATENCY + 1
-            self._out[source].append((target, cost, index))
+            out_of[source].append(target)
             self._into[target].append((source, cost))
             self._link[source, target] = index
-        for outgoing in self._out:
-            outgoing.sort()
         # The only neighbour of a node, unless the two are connected to no other.
         self._only: list[int | None] = [
-            out[0][0] if len(out) == 1 and len(self._out[out[0][0]]) > 1 else None for out in self._out
+            out[0] if len(out) == 1 and len(out_of[out[0]]) > 1 else None for out in out_of
         ]
-        self._costs: dict[int, dict[int, int]] = {}  # by target
-        self._cores: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._end = [self._node[link.target] for link in links]
+        self._hops: dict[int, dict[int, int]] = {}  # by target
 
     def route(self, start: str, end: str) -> tuple[int, ...]:
         """The links from one node to another, in order; () from a node to itself."""
@@ -154,34 +152,27 @@ class ShortestRoutes:
         return head + inner + tail
 
     def _core(self, source: int, target: int) -> tuple[int, ...]:
-        cores = self._cores
-        if target not in self._costs:
-            self._costs[target] = self._towards(target)
-            cores[target, target] = ()
-        costs, node, path = self._costs[target], source, []
-        while (node, target) not in cores:
-            if node not in costs:  # files are checked for this when loaded; hand-made topologies are not
+        hops = self._hops.get(target)
+        if hops is None:
+            hops = self._hops[target] = self._towards(target)
+        links = []
+        node = source
+        while node != target:
+            if node not in hops:  # files are checked for this when loaded; hand-made topologies are not
                 raise InputError("no route between two hosts: add a link between them")
-            path.append(node)
-            for neighbour, cost, _ in self._out[node]:
-                if costs.get(neighbour, -1) == costs[node] - cost:
-                    node = neighbour
-                    break
-        rest = cores[node, target]
-        for previous in reversed(path):
-            rest = cores[previous, target] = (self._link[previous, node], *rest)
-            node = previous
-        return rest
+            links.append(hops[node])
+            node = self._end[hops[node]]
+        return tuple(links)
 
     def _towards(self, target: int) -> dict[int, int]:
-        """Least cost from each node to `target`: Dijkstra's algorithm, backwards."""
-        costs: dict[int, int] = {}
-        heap = [(0, target)]
+        """The first link from each node to `target`: Dijkstra's algorithm, backwards."""
+        hops: dict[int, int] = {}
+        heap = [(0, target, target)]
         while heap:
-            cost, node = heapq.heappop(heap)
-            if node not in costs:
-                costs[node] = cost
+            cost, node, following = heapq.heappop(heap)
+            if node not in hops:
+                hops[node] = self._link.get((node, following), -1)
                 for source, more in self._into[node]:
-                    if self._only[source] is None and source not in costs:
-                        heapq.heappush(heap, (cost + more, source))
-        return costs
+                    if self._only[source] is None and source not in hops:
+                        heapq.heappush(heap, (cost + more, source, node))
+        return hops
