@@ -34,8 +34,6 @@ from netgym.planning.measure import (
     would_fit,
 )
 from netgym.planning.models import SequenceModel, planned_model
-from netgym.planning.page import print_table
-from netgym.planning.plan import plan
 from netgym.planning.rings import EXACT_SITES, best_cycle
 from netgym.planning.step_ratio import (
     BENCHMARK_STEPS,
@@ -563,13 +561,3 @@ def test_the_benchmarks_page_says_the_same() -> None:
 
     for name, ratios in BENCHMARK_STEPS.items():
         assert (steps(rows[name][2]), steps(rows[name][4])) == ratios, name
-
-
-def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole, in the table too."""
-    planned = plan(build_strategy("DiLoCo", H=30), _setting())
-    (remark,) = [each for each in planned.remarks if each.startswith("to the same loss it needs 1.47 times")]
-    row = {"name": "DiLoCo", "place": 1, **planned.to_mapping()}
-    print_table([row], {key: [] for key in ("break_even", "sooner_throughout", "step_ratios")})
-    assert f"DiLoCo: {remark}" in capsys.readouterr().out
-    assert not any("same loss" in remark for remark in plan(build_strategy("AllReduce"), _setting()).remarks)

@@ -94,37 +94,6 @@ def test_a_time_that_is_long_enough_changes_nothing() -> None:
     assert free == timed
 
 
-def survive(comm: SimulatedCommunicator) -> list[TOLD]:
-    """Steps of a second with an all-reduce each, in a new group of those left after a failure."""
-    messages, group = [], comm.group(range(3))
-    for _ in range(4):
-        comm.advance(1.0)
-        messages.append(outcome(group, 3.0))
-        if messages[-1][0] != "done":
-            if comm.rank == 1:
-                break
-            group = comm.group([0, 2])
-    return messages
-
-
-@pytest.mark.parametrize("workers", CARRIERS)
-def test_a_host_that_crashes_is_seen_as_a_time_out_by_the_others_and_itself_when_it_returns(
-    workers: Any,
-) -> None:
-    """b is down from 1.5 to 20: the step that posts at about 2 ends at about 5, and the two others go on."""
-    topology = star({"host": "b", "at": "1.5 s", "crash": True, "for": "18.5 s"})
-    runs = [run_ranks(survive, 3, topology, workers=workers).results for _ in range(2)]  # type: ignore[arg-type]
-    assert runs[0] == runs[1], "by schedule, so the same again"
-    for rank in (0, 2):
-        messages = [text for text, _ in runs[0][rank]]
-        assert messages[0] == messages[2] == messages[3] == "done"
-        assert "Timed out waiting 3000ms" in messages[1]
-        assert runs[0][rank][1][1] == pytest.approx(runs[0][rank][0][1] + 4.0)
-    assert runs[0][1][0][0] == "done"
-    assert "Connection closed by peer" in runs[0][1][1][0]
-    assert runs[0][1][1][1] >= 20.0
-
-
 def test_a_connection_that_tcp_gives_up_is_lost_for_its_group() -> None:
     """A dead link, and calls with more time than TCP has: the connection is given up first, after 924.6 s."""
     topology = star({"link": ["b", "switch"], "at": "1 s", "down": True}, protocol="linux-tcp")
@@ -136,15 +105,6 @@ def test_a_connection_that_tcp_gives_up_is_lost_for_its_group() -> None:
     for message, at in run_ranks(body, 3, topology).results:  # type: ignore[arg-type]
         assert "Connection closed by peer" in message
         assert 900 < at < 1000
-
-
-def test_an_ended_rank_is_a_closed_connection_for_calls_with_a_time_out() -> None:
-    def body(comm: SimulatedCommunicator) -> TOLD:
-        return outcome(comm, 100.0) if comm.rank else ("gone", comm.now())
-
-    results = run_ranks(body, 3, star()).results  # type: ignore[arg-type]
-    assert [text.rpartition(": ")[2] for text, _ in results[1:]] == ["Connection closed by peer"] * 2
-    assert [at for _, at in results[1:]] == [0.0, 0.0]
 
 
 def told(call: Callable[[], object]) -> str:

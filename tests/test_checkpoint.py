@@ -503,12 +503,6 @@ def test_other_options_of_objects_given_as_arguments_are_refused(tmp_path: Path)
     assert same.resumed_step == 4
 
 
-def test_more_steps_may_be_asked_for(saved: Path) -> None:
-    longer = fit(resume_from=saved.parent, max_steps=9, num_epochs=9)
-    assert longer.resumed_step == 4
-    assert outcome(longer) == outcome(fit(max_steps=9, num_epochs=9))
-
-
 class Counted(Dataset[Any]):
     """Samples one by one, the last ones other than before."""
 
@@ -564,11 +558,6 @@ def test_fewer_steps_than_were_done_are_refused(length: dict[str, Any], tmp_path
     line = rf"fit: {name} ends the run after 3 steps, but .*step-00000004 has done 4"
     with pytest.raises(InputError, match=line):
         fit(resume_from=folder, **length)
-
-
-def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere: there is no such folder to resume from"):
-        fit(resume_from=tmp_path / "nowhere")
 
 
 def test_a_new_run_takes_a_new_folder(saved: Path, tmp_path: Path) -> None:

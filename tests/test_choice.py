@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import netsim
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim import InputError, Protocol, Topology, schedule
+from netsim import Protocol, Topology, schedule
 from netsim.collectives.choice import Choices, parse_collectives
 from netsim.collectives.collective import lower_bound_seconds
 from netsim.collectives.schedules.algorithms import ALGORITHMS
@@ -273,33 +272,6 @@ def test_the_bound_is_reached_where_one_can_do_no_better() -> None:
     made = schedule("all_reduce", 6, num_bytes=1 << 34, algorithm="ring")
     taken = time_collective(star, IDEAL, made, range(6)).seconds[0]
     assert taken == pytest.approx(lower_bound_seconds(made, range(6), star), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("op", "num_bytes", "algorithm", "line"),
-    [
-        (
-            "all_reduce",
-            10**18,
-            "auto",
-            "all_reduce: 1000000 TB is more than the 1000 TB that are timed at once: split",
-        ),
-        ("all_to_all", 9 * 10**18, "auto", "all_to_all: 9000000 TB a rank is more than the 1000 TB"),
-        ("sendrecv", 10**17, "direct", "sendrecv: 100000 TB is more than the 1000 TB"),
-        ("reduce", 10**14, "gloo", "reduce by gloo: expected at most 10 TB, got 100 TB: split it, or"),
-    ],
-)
-def test_sizes_beyond_all_bounds_are_refused_in_a_line(
-    op: str, num_bytes: int, algorithm: str, line: str
-) -> None:
-    """gloo's segments of an exabyte are seven terabytes of memory."""
-    with pytest.raises(InputError, match=re.escape(line)):
-        netsim.collective("lan", op, num_bytes=num_bytes, algorithm=algorithm)
-    if algorithm == "auto":
-        with pytest.raises(InputError, match="more than the 1000 TB"):
-            Choices(Topology.load("lan"), TCP).algorithm(
-                op, range(8), num_bytes * (8 if op == "all_to_all" else 1)
-            )
 
 
 def test_auto_leaves_out_what_would_list_too_many_segments() -> None:

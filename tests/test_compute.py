@@ -648,13 +648,6 @@ def test_every_step_of_an_optimizer_is_charged_by_its_kind() -> None:
     assert plain < free + 3 * NUM_BYTES / 1000 + 1
 
 
-def test_an_optimizer_without_a_speed_is_not_free() -> None:
-    compute = {"fixed": "10 ms", "updates": {"AdamW": "1 kB/s"}}
-    line = r"compute\.updates: has no speed for SGD with momentum, only for AdamW; add one, or one for other"
-    with pytest.raises(InputError, match=line):
-        fit(DiLoCoStrategy(H=3, optim_spec="adamw"), compute=compute)
-
-
 def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there are cores; they are gone afterwards."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)

@@ -11,9 +11,8 @@ import pytest
 from worlds import star
 
 import netsim
-from netsim import Background, Clock, Drift, Faults, HostEvent, LinkEvent, Network, Topology, Trace, Weather
+from netsim import Background, Clock, Drift, Faults, HostEvent, Network, Topology
 from netsim.errors import DeadlockError
-from netsim.topology.weather import Entry
 from netsim.transfers import time_flows
 from netsim.weather.faults import drift_factors
 
@@ -103,27 +102,6 @@ def test_nothing_crosses_a_dead_link_not_even_an_empty_message() -> None:
         assert arrival == pytest.approx(2.0204 if protocol == "gloo" else 2.02, abs=1e-3)  # it leaves at 2 s
 
 
-@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
-def test_a_connection_that_was_cut_for_long_starts_slowly(protocol: str) -> None:
-    def seconds(*events: dict[str, Any]) -> float:
-        return finish(star(events=list(events)), (0.0, "a", "b", 3 * MEGABYTE), protocol=protocol)[0]
-
-    calm = seconds()
-    short = seconds(both("a", at="1 s", down=True, **{"for": "100 ms"}))
-    long = seconds(both("a", at="1 s", down=True, **{"for": "60 s"}))
-    assert short == pytest.approx(calm + 0.1, abs=0.05)
-    assert calm + 60 < long < calm + 60.2
-
-
-@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
-def test_tcp_needs_the_way_back(protocol: str) -> None:
-    events = [both("b", at="0.52 s", down=True, direction="up", **{"for": "1 s"})]
-    assert (
-        finish(star(events=events), ONE, protocol=protocol)[0]
-        > finish(star(), ONE, protocol=protocol)[0] + 0.9
-    )
-
-
 # -- background and drift ------------------------------------------------------------------------------------
 
 
@@ -172,25 +150,6 @@ def test_drift_has_mean_1_and_depends_on_seed_and_link_alone() -> None:
     assert drawn != list(itertools.islice(drift_factors(other, "a->s"), 4000))
 
 
-def test_a_kind_says_whether_its_changes_end_and_what_a_seed_changes() -> None:
-    """A kind of weather that says nothing is endless, so that plans simulate its rounds."""
-    ends = [
-        LinkEvent(link=("a", "s"), at=1.0, down=True),
-        HostEvent(host="a", at=1.0, crash=True),
-        Trace(link=("a", "s"), bandwidth=[(1.0, 1e6)]),
-        Background(from_="a", to="b", rate=1e6, stop=9.0),
-    ]
-    drift = Drift(link=("a", "s"), kind="lognormal", every=0.5, sigma=0.4, seed=3)
-    endless = [Entry(), drift, Background(from_="a", to="b", rate=1e6)]
-    assert [entry.is_endless for entry in (*ends, *endless)] == [False] * 4 + [True] * 3
-    weather = Weather(events=ends[:2], traces=ends[2:3], background=ends[3:], drift=[drift])
-    assert weather.is_endless
-    assert not weather.model_copy(update={"drift": ()}).is_endless
-    seeded = weather.with_seed(2)
-    assert seeded.drift[0].seed == 5
-    assert seeded == weather.model_copy(update={"drift": seeded.drift})
-
-
 def test_regimes_hold_for_an_exponential_time_and_always_change() -> None:
     drift = Drift(link=("a", "s"), kind="regime", every=2.0, levels=(1.0, 0.3, 0.0))
     drawn = list(itertools.islice(drift_factors(drift, "a->s"), 3000))
@@ -221,18 +180,6 @@ def test_a_crash_drops_what_is_in_flight_and_holds_what_is_sent_later() -> None:
     assert finish(topology, *flows) == [math.inf, math.inf, 3.54, 1.62]
 
 
-def test_dropped_bytes_are_counted_and_a_message_is_sent_once_more() -> None:
-    clock = Clock()
-    network = Network(clock, star())
-    faults = Faults(network)
-    faults.add(HostEvent(at=0.52, host="b", crash=True))
-    faults.add(HostEvent(at=2.0, host="b", up=True))
-    clock.run(network.transfer(A, B, MEGABYTE))
-    assert clock.now == pytest.approx(3.02)
-    assert network.dropped_bytes == pytest.approx(MEGABYTE / 2)
-    assert network.link_bytes.sum() == pytest.approx(2 * 1.5 * MEGABYTE)
-
-
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
 @pytest.mark.parametrize("num_bytes", [0, MEGABYTE])
 def test_what_has_come_through_at_the_instant_of_a_crash_is_not_sent_again(
@@ -252,30 +199,6 @@ def test_what_has_come_through_at_the_instant_of_a_crash_is_not_sent_again(
     assert clock.now == end
     assert network.dropped_bytes == MEGABYTE
     assert network.link_bytes.max() == pytest.approx(num_bytes)
-
-
-def test_an_event_brings_up_a_link_but_not_a_crashed_host() -> None:
-    events = [
-        {"host": "b", "at": "0.1 s", "crash": True},
-        both("b", at="1 s", up=True),
-        {"host": "b", "at": "2 s", "up": True},
-    ]
-    assert finish(star(events=events), (0.5, "a", "b", MEGABYTE)) == [3.02]
-
-
-def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> None:
-    clock = Clock()
-    network = Network(clock, star())
-    faults = Faults(network)
-    faults.add(Background(from_="a", to="c", rate=4e6, stop=5.0))
-    faults.add(HostEvent(at=1.0, host="c", crash=True, for_=2.0))
-    faults.add(Background(from_="a", to="c", rate="1 Mbit/s", start=0.5, stop=1.0))
-    clock.run(until=10)
-    assert network.num_in_flight == 0
-    assert network.link_bytes.max() == pytest.approx(5e5 * (0.98 + 1.98) + 1.25e5 * 0.48)
-
-
-# -- progress ------------------------------------------------------------------------------------------------
 
 
 # -- TCP gives up --------------------------------------------------------------------------------------------
@@ -326,6 +249,3 @@ def test_background_that_is_given_up_is_lost_and_counted() -> None:
     assert network.num_in_flight == 0
     assert network.link_bytes.max() + network.dropped_bytes == pytest.approx(MEGABYTE)
     assert network.link_bytes.max() < MEGABYTE / 2
-
-
-# -- the documentation ---------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from experiments import fitted, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +32,6 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.strategy.base import StepContext
-from netgym.cli.main import main
 from netgym.tasks import MLP
 from netsim.errors import InputError
 
@@ -505,17 +503,6 @@ def test_an_error_of_the_model_comes_out_at_once() -> None:
     trainer = Trainer(Broken(), WIDE_DATA, device="cpu")
     with pytest.raises(InputError, match=r"^fit: a first batch fails: KeyError: 'labels'"):
         trainer.fit(strategy=AllReduceStrategy(), num_nodes=2, minibatch_size="auto", workers="threads")
-
-
-def test_an_experiment_stores_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("exogym_core.results.report.write_report", lambda folder: None)
-    Path("small.yaml").write_text(
-        "task: digits\nmodel: {name: mlp, hidden: [4]}\nworkers: {count: 2, kind: threads}\ndevice: cpu\n"
-        "steps: 2\nbatch_size: 6\nminibatch_size: auto\nstrategies: [AllReduce]\n"
-    )
-    assert main(["run", "small.yaml", "--out", "out"]) == 0
-    assert yaml.safe_load(Path("out/experiment.yaml").read_text())["minibatch_size"] == 6
 
 
 class Normed(nn.Module):

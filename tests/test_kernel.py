@@ -18,7 +18,7 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from netsim import Clock
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import on_grid
-from netsim.ranks import Advance, Answer, Ask, Call, Kernel, Key, Mark, Post, Request, StampedRow, Wait
+from netsim.ranks import Advance, Answer, Call, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 GRID = 2.0**-30
 
@@ -76,17 +76,6 @@ def simulate(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flig
 REDUCE = Call("all_reduce", (0, 1), 8)
 
 
-def test_a_wait_exposes_only_what_computing_does_not_hide() -> None:
-    posted = Post(key(0), 0, REDUCE)
-    first = [posted, Advance(0.25), Wait(key(0)), Mark({"step": 1})]
-    second = [posted._replace(member=1), Advance(2.0), Wait(key(0))]
-    done = simulate([first, second], seconds=1.0)
-    assert done.kernel.seconds.end == [1.0, 2.0]
-    assert done.kernel.seconds.exposed == [0.75, 0.0]
-    assert done.kernel.seconds.compute == [0.25, 2.0]
-    assert [(row.virtual_seconds, row.row) for row in done.rows] == [(1.0, {"step": 1})]
-
-
 @pytest.mark.parametrize(("in_flight", "end", "most"), [(1, 3.0, 1), (2, 2.0, 2)])
 def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: float, most: int) -> None:
     def rank(member: int) -> list[Request]:
@@ -95,19 +84,6 @@ def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: fl
     done = simulate([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
     assert done.kernel.seconds.end == [end, end]
     assert done.network.most_under_way == most
-
-
-def test_asking_answers_at_the_ranks_own_time() -> None:
-    first: list[Request] = [
-        Post(key(0), 0, REDUCE),
-        Ask(key(0)),
-        Advance(1.0),
-        Ask(key(0)),
-        Ask(None),
-        Wait(key(0)),
-    ]
-    done = simulate([first, [Post(key(0), 1, REDUCE), Wait(key(0))]], seconds=0.5)
-    assert done.answers == [(0, False), (0, True), (0, 1.0)]
 
 
 def test_a_thousand_equal_steps_take_equal_time() -> None:

@@ -367,13 +367,6 @@ def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -
     assert (least <= np.array(live) * (1 + 1e-9) + 1e-12).all()
 
 
-def test_messages_that_meet_on_a_link_are_noticed() -> None:
-    topology = Topology.from_mapping(regions_form({"a": 2, "b": 2}, protocol="ideal"))
-    ring = schedule("all_reduce", 4, num_bytes=1600, algorithm="ring")
-    assert contention_free_seconds(ring, [0, 2, 1, 3], topology, IDEAL) is None
-    assert contention_free_seconds(ring, [0, 1, 2, 3], topology, IDEAL) is not None
-
-
 # --- all_to_all, whose sizes are found as its members enter -------------------------------------------------
 
 SLOW_REGION = regions_form({"a": 3}, "8 Mbit/s", "1 ms", protocol="ideal")
