@@ -258,14 +258,6 @@ def test_files_partition_any_labelled_task(tmp_path: Path) -> None:
     task = build_task("digits", partition={"labels_per_client": 2, "seed": 3})
     assert isinstance(task.train, Partition)
     assert sum(task.train.sizes(10)) == len(task.train.dataset)
-    for options, line in (
-        ({"dirichlets": 1}, "did you mean 'dirichlet'"),
-        ({}, "give either dirichlet or labels_per_client"),
-        ({"dirichlet": 0}, "dirichlet=0 must be a number above 0"),
-        ({"labels_per_client": 0.5}, "labels_per_client=0.5 must be a whole number"),
-    ):
-        with pytest.raises(InputError, match=line):
-            build_task("digits", partition=options)
     with pytest.raises(InputError, match="labels_per_client=9, but the data set has 5 labels"):
         Partition(samples(40), labels_per_client=9).shares(4)
     with pytest.raises(InputError, match="2 workers with 2 labels each hold not all 5 labels"):
@@ -429,14 +421,7 @@ EQUAL_BATCHES = BY_SPEED | {"batch_by_speed": True}
             {},
             "clients_per_round=7, but there are 4 workers; draw at most",
         ),
-        (FedAvgStrategy, {"fraction": 0}, {}, "fraction=0 must be above 0"),
         (FedAvgStrategy, {"clients_per_round": 2, "island_size": 2}, {}, "leave out island_size="),
-        (
-            FedAvgStrategy,
-            {"weigh_by": "size"},
-            {},
-            "weigh_by='size' must be one of 'worker', 'samples', 'steps'",
-        ),
         (FedAvgStrategy, {"balance": True}, UNTIMED, "balance needs the time of each worker's step"),
         (AllReduceStrategy, {}, EQUAL_BATCHES | {"compute": "10 ms"}, "batch_by_speed needs devices' speeds"),
         (SPARTAStrategy, {}, EQUAL_BATCHES, "SPARTAStrategy, whose averages are not weighed by samples"),

@@ -10,7 +10,7 @@ import experiments
 import numpy as np
 import pytest
 import torch
-from experiments import fit, samples
+from experiments import fit
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
@@ -219,24 +219,6 @@ def test_batches_move_with_their_containers():
     assert moved["x"][1][1] == "name"
     assert isinstance(moved["y"], Pair)
     assert moved["y"].a.is_meta
-
-
-class WrongLength(Dataset):
-    def __len__(self):
-        return -1
-
-    def __getitem__(self, index):
-        return torch.zeros(6), 0
-
-
-@pytest.mark.parametrize("is_validation", [False, True])
-def test_a_dataset_with_a_wrong_length_is_named(is_validation):
-    wrong = WrongLength()
-    sets = (samples(8), wrong) if is_validation else (lambda rank, num_nodes, train_dataset: wrong, None)
-    with pytest.raises(
-        InputError, match=r"^fit: len\(\) of WrongLength fails: .* return the number of samples$"
-    ):
-        fit(None, *sets)
 
 
 # --- what datasets draw at random ---------------------------------------------------------------------------

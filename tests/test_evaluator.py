@@ -214,22 +214,6 @@ def test_a_rank_that_is_through_early_has_waited():
     assert result.compute_utilisation == pytest.approx(times[0] / result.virtual_seconds)
 
 
-class Tuple(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = mlp()
-
-    def forward(self, batch):
-        loss = self.inner(batch)
-        return loss if self.training else (loss, loss)
-
-
-def test_a_model_that_judges_to_a_tuple_is_reported():
-    line = r"evaluation: the model returned \(Tensor, Tensor\); it must return the batch's"
-    with pytest.raises(InputError, match=line):
-        fit(Strategy(lr=0.01), Tuple(), max_steps=2)
-
-
 def test_gloo_ranks_are_judged_alike():
     options = {"topology": None, "compute": None, "num_nodes": 2, "max_steps": 4}
     simulated = fit(DiLoCoStrategy(H=3, lr=0.01), **options).fit_result

@@ -174,41 +174,14 @@ def test_plans_place_a_worker_on_each_host_of_a_changed_topology() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("topology.regions.ue.hosts=8", "unknown region 'ue'; accepted: eu, us-east, us-west, asia"),
-        (
-            "topology.regions.eu.host=8",
-            "topology: regions.eu.host: unknown key 'host': did you mean 'hosts'?",
-        ),
-        ("topology.region.eu.hosts=8", "topology: region: unknown key 'region': did you mean 'regions'?"),
-        ("topology.regions.eu.hosts=x", "topology: regions.eu.hosts: expected a whole number, got 'x'"),
-        ("topology.wan.9.rtt=1 ms", "unknown entry '9'"),
-        ("topology.hosts.h1.device=h100", "unknown host 'h1'"),
-    ],
-)
-def test_a_wrong_key_inside_a_topology_is_one_line(write: Any, override: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Experiment.load(write(SMALL), [override], {"topology": "wan-4-regions"})
-    assert str(caught.value).startswith(f"--set {override}: {message}")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("key", "change", "message"),
     [
         ("task", ("digits", "{name: 'CODE:fails'}"), "it fails with KeyError at CODE.py:2: 'width'"),
-        ("model", ("steps", "model: {name: 'CODE:fails'}\nsteps"), "it fails with KeyError at CODE.py:2"),
         ("strategy", ("AllReduce", "{name: 'CODE:fails'}"), "it fails with KeyError at CODE.py:2: 'width'"),
         (
             "task",
             ("digits", "{name: 'CODE_import:any'}"),
             "its import fails with ZeroDivisionError at CODE_i",
-        ),
-        (
-            "task",
-            ("digits", "{name: 'CODE_broken:any'}"),
-            "its import fails with SyntaxError at CODE_broken.py:2",
         ),
     ],
 )
@@ -219,14 +192,12 @@ def test_own_code_that_fails_is_reported_with_file_line_and_key(
     name = f"failing_{key}"
     (tmp_path / f"{name}.py").write_text("def fails(**options):\n    return {}['width']\n")
     (tmp_path / f"{name}_import.py").write_text("any = 1 / 0\n")
-    (tmp_path / f"{name}_broken.py").write_text("\nany = (:\n")
     old, new = change
     path = write(SMALL.replace(old, new.replace("CODE", name), 1))
     experiment = Experiment.load(path)
     builds = {
         "strategy": lambda: experiment.build_strategy(experiment.strategies[0]),
         "task": experiment.build_task,
-        "model": lambda: experiment.build_model(experiment.build_task()),
     }
     with pytest.raises(InputError) as caught:
         builds[key]()
@@ -237,37 +208,14 @@ def test_own_code_that_fails_is_reported_with_file_line_and_key(
     assert message.replace("CODE", name) in line
 
 
-@pytest.mark.parametrize(
-    ("more", "is_valid", "line"),
-    [
-        (
-            "transport: gloo\nprotocol: ideal\n",
-            False,
-            "transport: 'gloo' has no virtual time, so topology and protocol would go unused: "
-            "write transport: netsim, or leave topology and protocol out",
-        ),
-        (
-            "failures: {mtbf: 8 h}\n",
-            False,
-            "failures: needs until, the virtual time until which hosts may fail",
-        ),
-        ("device: cuda:99\n", True, "device: device 'cuda:99' is not here: "),  # but elsewhere
-    ],
-)
-def test_what_cannot_run_is_refused_before_anything_runs(
-    write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, is_valid: bool, line: str
+def test_a_device_that_is_elsewhere_is_valid_and_does_not_run_here(
+    write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(SMALL + more)
-    for command in ("validate", "compare"):
-        expected = 0 if is_valid and command == "validate" else 2
-        out = ["--out", str(tmp_path / "out")] if command == "compare" else []
-        assert main([command, str(path), *out]) == expected
-        printed = capsys.readouterr()
-        if expected:
-            assert printed.err.startswith(f"error: {path}:9: {line}")
-            assert printed.err.count("\n") == 1
-        else:
-            assert "; device 'cuda:99' is not here: " in printed.out
+    path = write(SMALL + "device: cuda:99\n")
+    assert main(["validate", str(path)]) == 0
+    assert "; device 'cuda:99' is not here: " in capsys.readouterr().out
+    assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}:9: device: device 'cuda:99' is not here: ")
     assert not (tmp_path / "out").exists()
 
 

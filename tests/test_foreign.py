@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import networkx as nx
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -281,15 +280,6 @@ def test_errors_are_reported_in_one_line(mistake: dict[str, Any], tmp_path: Path
     assert len(result.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--hosts=1", "--nic=a=1 Mbit/s:2 Mbit/s"])
-def test_options_of_measured_places_are_refused_for_whole_networks(option: str, tmp_path: Path) -> None:
-    nx.write_gml(nx.Graph([("a", "b", {"latency": "10 ms", "bandwidth": "1 Gbit/s"})]), tmp_path / "net")
-    assert CliRunner().invoke(cli, ["import", str(tmp_path / "net")]).exit_code == 0
-    result = CliRunner().invoke(cli, ["import", str(tmp_path / "net"), option])
-    assert result.exit_code == 1
-    assert f"each node a host with its links: leave out {option.partition('=')[0]}\n" in result.output
-
-
 def test_some_places_of_a_large_table(tmp_path: Path) -> None:
     """Public tables have hundreds of places: all of them are too large for a topology file, and a few are wanted."""
 
@@ -367,10 +357,6 @@ def test_what_a_ping_says_is_read_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            ("start", "test_start", "protocol", "UDP"),
-            r"a\.json: a run with UDP: measure with TCP, as training does$",
-        ),
         (("end", "sum_received", {}), r"run of iperf3 -J: 'bits_per_second' is missing$"),
         (("start", "connected", []), r"run of iperf3 -J: list index out of range$"),
         (
@@ -594,13 +580,6 @@ def line(topology: Topology, host: str, end: str) -> float:
     return own.bits_per_second
 
 
-def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(cli, ["import", *arguments])
-    assert result.exit_code == 1, result.output
-    assert len(result.output.splitlines()) == 1
-    return result.output
-
-
 def test_a_place_whose_rates_are_alike_is_reported_and_can_be_given_its_line(
     tables: list[str], tmp_path: Path
 ) -> None:
@@ -662,18 +641,3 @@ def test_a_loss_takes_enough_pings(num: int, lost: int, loss: float, message: st
     net, text, _ = imported([str(tmp_path / "us--eu.txt"), "--bandwidth", "1 Gbit/s"], tmp_path / "a.yaml")
     assert max(net.loss) == pytest.approx(lost_each_way(loss), rel=1e-4)
     assert message in text
-
-
-def test_files_of_runs_that_failed_are_reported_all_at_once(tmp_path: Path) -> None:
-    failed: dict[str, Any] = {"start": {}, "error": "the server is busy running a test. try again later"}
-    for name in ("us--eu.json", "eu--us.json"):
-        (tmp_path / name).write_text(json.dumps(failed))
-    (tmp_path / "us--asia.txt").write_text("PING asia\n5 packets transmitted, 0 received, 100% packet loss\n")
-    message = refused(*(str(tmp_path / name) for name in ("us--eu.json", "eu--us.json", "us--asia.txt")))
-    for name in (
-        "us--eu.json: iperf3 failed: the server is busy",
-        "eu--us.json: iperf3",
-        "us--asia.txt: nothing",
-    ):
-        assert name in message
-    assert "measure again, or leave these files out" in message

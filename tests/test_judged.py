@@ -147,7 +147,6 @@ def train(strategy, **options):
             "rank 0's; write judged = 'own' to judge each rank's model, or judged = 'outer' with a judged_state() that "
             "returns the last average",
         ),
-        ("replicas", lambda strategy: None, "unknown judged of Drifting 'replicas': did you mean 'replica'?"),
         ("server", lambda strategy: None, "Drifting: judged = 'server', but num_servers is 0"),
         (
             "outer",
@@ -155,11 +154,6 @@ def train(strategy, **options):
             "Drifting.judged_state(): returns None on rank 0, but judged = 'outer'",
         ),
         ("outer", lambda strategy: {}, "Drifting.judged_state(): lacks 'layers.0.bias'"),
-        (
-            "outer",
-            lambda strategy: dict(strategy.named_trainable()) | {"other": torch.zeros(1)},
-            "Drifting.judged_state(): has 'other', which the model does not",
-        ),
     ],
 )
 def test_a_claim_that_is_untrue_is_an_error_that_names_the_right_one(judged, on_step, line):

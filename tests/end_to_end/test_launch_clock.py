@@ -204,8 +204,3 @@ def test_the_lists_of_the_docs_are_those_of_the_program() -> None:
         assert re.findall(r"`([\w.]+)`", listed) == [
             name for name in declared if name != "netgym.launch.cuda_on_cpu"
         ]
-
-
-def test_a_wrong_clock_is_refused(launch_here: Launch, tmp_path: Path) -> None:
-    code, _, err = launch_here("-n", "1", "--clock", "wall", str(tmp_path / "script.py"))
-    assert (code, "--clock" in err) == (2, True)

@@ -169,9 +169,9 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
     assert ends == [pytest.approx(1.0), pytest.approx(1.5)]
 
 
-@pytest.mark.parametrize("compute", ["flops h100 0.4", "live 0.5", "marks"])
+@pytest.mark.parametrize("compute", ["live 0.5", "marks"])
 def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path) -> None:
-    """Rank 1 multiplies matrices of 512: 2 * 512**3 operations each time; an H100 does 67e12 a second in fp32."""
+    """Rank 1 multiplies matrices of 512."""
     script = tmp_path / "compute.py"
     script.write_text(
         "import torch, torch.distributed as dist, netgym\n"
@@ -186,14 +186,7 @@ def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path)
     report = json.loads(out)
     whole = report["virtual_seconds"]
     computed = report["compute_utilisation"] * whole * 2  # of both ranks
-    operations = 10 * 2 * 512**3
-    if compute.startswith("flops"):
-        seconds = operations / (67e12 * 0.4)
-        assert computed == pytest.approx(0.5 + seconds, abs=1e-8)
-        assert report["compute_account"]["products_seconds"] == pytest.approx(
-            seconds / 2
-        )  # mean of both ranks
-    elif compute == "marks":
+    if compute == "marks":
         assert computed == pytest.approx(0.5, abs=1e-8)
         assert report["compute_account"] is None
     else:
@@ -506,28 +499,6 @@ def test_groups_made_by_hand_are_simulated_and_torchruns_store_is_there(
     assert report["virtual_seconds"] > 0.0
 
 
-COMPILED_FOR_CUDA = """
-import torch, torch.distributed as dist, torch.utils.cpp_extension
-dist.init_process_group("nccl")
-compiled = torch.compile(lambda values: torch.tanh(values) * 2, backend="eager")
-values = compiled(torch.zeros(2, device="cuda"))
-dist.all_reduce(values)
-assert torch.equal(torch.cuda.random.get_rng_state("cuda"), torch.get_rng_state())
-assert torch.accelerator.device_count() == 2 and torch.utils.cpp_extension.CUDA_HOME == "/a/toolkit"
-"""
-
-
-@pytest.mark.thorough
-def test_code_compiled_for_cuda_runs_and_its_toolkit_is_found(
-    launch_here: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_HOME", "/a/toolkit")
-    script = tmp_path / "program.py"
-    script.write_text(COMPILED_FOR_CUDA)
-    code, _, err = launch_here("-n", "2", "--cuda-as-cpu", "--compute", "marks", str(script))
-    assert code == 0, err
-
-
 def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(InputError, match=r"run it without --max-restarts$"):
@@ -598,10 +569,6 @@ ERRORS = {
         "import os, signal\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
         "the process of rank 1 ended: killed by signal 9 (SIGKILL)",
     ),
-    "recursion": (
-        "def down(): return down()\nif dist.get_rank(): down()\ndist.barrier()",
-        "rank 1 failed at program.py:3: RecursionError",
-    ),
     "advance": (
         "import netgym\nnetgym.advance(1e300)",
         "netgym.advance(1e+300) at program.py:4: give seconds from 0 to 1e+09",
@@ -610,20 +577,6 @@ ERRORS = {
         "import datetime\nseconds = datetime.timedelta(seconds=-1)\n"
         "dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1], timeout=seconds))",
         "rank 0, all_reduce(float32[1], op=sum) at program.py:5: Timed out waiting 0ms",
-    ),
-    "time-out of a wait": (
-        "import datetime\nx = torch.ones(1)\ndist.isend(x, 1 - dist.get_rank())\n"
-        "dist.irecv(x, 1 - dist.get_rank()).wait(datetime.timedelta(seconds=-5))\nraise KeyError('through')",
-        "rank 0 failed at program.py:7: KeyError: 'through'",
-    ),
-    "folder that is gone": (
-        "import os, tempfile\nfolder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)\n"
-        "dist.all_reduce(torch.ones(1))\nraise KeyError('through')",
-        "rank 0 failed at program.py:8: KeyError: 'through'",
-    ),
-    "list of scatter": (
-        "x = torch.ones(1)\ndist.scatter(x, [x] * 3 if dist.get_rank() == 0 else None)",
-        "RuntimeError: scatter: a list of 3 tensors; give one for each of 2 ranks",
     ),
 }
 
@@ -879,20 +832,6 @@ def test_what_a_program_leaves_behind_ends_with_it(launch_here: Launch, tmp_path
         ]
         assert (left, other.poll()) == ([], None)
         other.kill()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the script would run")
-def test_a_script_for_gpus_alone_is_pointed_to_the_option(
-    launch_here: Launch, line: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "on_gpu.py"
-    script.write_text(
-        "import torch\ntorch.distributed.init_process_group()\ntorch.distributed.barrier()\ntorch.cuda.set_device(0)\n"
-    )
-    code, _, err = launch_here("-n", "2", "--topology", line, str(script))
-    assert code == 1
-    assert "on_gpu.py:4" in err.partition("\n")[0]
-    assert "add --cuda-as-cpu" in err
 
 
 def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None:

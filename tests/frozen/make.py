@@ -141,7 +141,6 @@ def frozen(part: str) -> dict[str, Any]:
 
 
 @cache
-@cache
 def _arithmetic(part: str) -> str:
     """Fingerprint of the last bits of this machine's mathematical functions, and of its tensors where models train."""
     draw = Random("arithmetic")
