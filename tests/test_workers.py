@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from exogym_core import Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, FedAvgStrategy
-from exogym_core.workers import rng
 from exogym_core.workers.rng import RandomStates, seed_process
 from exogym_core.workers.run import Transport, register_transport, transport_named
 from exogym_core.workers.spec import WorkerSpec
@@ -106,7 +105,8 @@ def draw(kind: str) -> Any:
 def test_generators_that_travel_are_as_good_as_ones_own(turns: list[tuple[int, list[str]]]) -> None:
     """Three ranks by turns draw what each would have drawn alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rng, "_cuda_generators", lambda: (GPU,))
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "default_generators", (GPU,))
         outside = RandomStates.of_process()
         alone = []
         for rank in range(3):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 __all__ = [
@@ -55,11 +55,6 @@ def _python_words() -> memoryview | None:
 
 def _memory(address: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * _TWISTER_BYTES).from_address(address)).cast("B")
-
-
-def _cuda_generators() -> Sequence[torch.Generator]:
-    """The default generators of all GPUs; none until something has been done on one."""
-    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
 
 
 def _stream_seeds(seed: int, rank: int) -> tuple[int, int, int]:
@@ -151,7 +146,9 @@ class RandomStates:
     def save(self) -> None:
         """Keep the process's generators as this rank's."""
         self._torch = torch.default_generator.get_state()
-        self._cuda = [generator.get_state() for generator in _cuda_generators()]
+        self._cuda = []  # of GPUs, once something has been done on one
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._cuda = [generator.get_state() for generator in torch.cuda.default_generators]
         memory = _python_words()
         if memory is not None:
             self._random_words = bytes(memory)
@@ -171,9 +168,8 @@ class RandomStates:
             leaving: states that the process holds now, just saved; None if unknown.
         """
         torch.default_generator.set_state(self._torch)
-        if self._cuda:
-            for generator, state in zip(_cuda_generators(), self._cuda, strict=False):
-                generator.set_state(state)
+        for generator, state in zip(torch.cuda.default_generators, self._cuda, strict=False):
+            generator.set_state(state)
         memory = _python_words()
         if memory is not None and self._random_words is not None:
             memory[:] = self._random_words

@@ -264,9 +264,8 @@ class Turns:
     def _hand_over(self, me: int, to: int) -> None:
         if to == me:
             return
-        self._leave(me, to)
         try:
-            self._release(to)
+            self._pass_on(me, to)
             self._locks[me].acquire()
             while me == _HOST and self._task is not None:
                 try:
@@ -285,12 +284,10 @@ class Turns:
         if self.aborting and me != _HOST:
             raise Aborted
 
-    def _leave(self, me: int, to: int) -> None:
+    def _pass_on(self, me: int, to: int) -> None:
         leaving = self._states[me]
         leaving.save()
         self._states[to].load(leaving)
-
-    def _release(self, to: int) -> None:
         self._holder = to
         self._locks[to].release()
 
@@ -314,7 +311,8 @@ class Turns:
         thread.join(_GRACE_SECONDS)
         if thread.is_alive() and self._holder == rank:
             self._left_behind.append(self._threads.pop(rank))
-            self._release(_HOST)
+            self._holder = _HOST
+            self._locks[_HOST].release()
             warnings.warn(
                 f"rank {rank} does not end: its thread is left behind, inside of a call that Python cannot "
                 "interrupt",
@@ -342,10 +340,8 @@ class Turns:
             pass
         finally:
             if self._threads.get(rank) is threading.current_thread():  # else it was left behind
-                to = self._next()
-                self._leave(rank, to)
                 del self._threads[rank]
-                self._release(to)
+                self._pass_on(rank, self._next())
 
     def _unwind(self) -> None:
         """Give every unfinished rank the turn, so that its `finally` blocks run."""

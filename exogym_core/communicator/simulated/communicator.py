@@ -430,21 +430,19 @@ class SimulatedCommunicator(Communicator):
         traffic.wan_bytes += wan_bytes
         traffic.count(tensors)
 
-    def _next_key(self) -> Key:
-        """Key of this group's next collective."""
-        group = (self._group_id, "off") if self.state.off_clock else self._group_id
-        return Key(group, self._next_number(group))
-
-    def _next_number(self, group: Hashable, side: str = "") -> int:
+    def _next_key(self, group: Hashable = None, side: str = "") -> Key:
+        """Key of the next call of `group` from this `side`; None: of this group's next collective."""
         state = self.state
+        if group is None:
+            group = (self._group_id, "off") if state.off_clock else self._group_id
         if state.again is not None:
-            return state.again.pop(0)
+            return Key(group, state.again.pop(0))
         counter = self._counter
         number = self._first_call + counter[group, side]
         counter[group, side] += 1
         if state.noted is not None:
             state.noted.append(number)
-        return number
+        return Key(group, number)
 
     @property
     def _counter(self) -> Counter[Hashable]:
@@ -502,17 +500,16 @@ class SimulatedCommunicator(Communicator):
         ranks = (self._ranks[src], self._ranks[dst])
         signature = self._signature("sendrecv", [like], side=side)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
-        group = MessageGroup(self._group_id, src, dst, tag)
-        number = self._next_number(group, side)
+        key = self._next_key(MessageGroup(self._group_id, src, dst, tag), side)
         member = 0 if side == "send" else 1
-        return self._post(Part(Key(group, number), ranks, member, signature, tensors), call, deliver)
+        return self._post(Part(key, ranks, member, signature, tensors), call, deliver)
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_peer("put", "dst", dst, tensor)
         self._check_on_clock("put")
         ranks = (self._ranks[self.rank], self._ranks[dst])
         name = (self._group_id, dst, box)
-        number = self._next_number(name, "put")
+        number = cast("int", self._next_key(name, "put").number)
         self._post_alone("put", Key(("put", (name, ranks[0])), number), [tensor])
         call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
         self._count(call, 0, [tensor])
@@ -549,8 +546,7 @@ class SimulatedCommunicator(Communicator):
         self._check_present(seconds, averaging_seconds, weight, deadline)
         self._check_on_clock("average_present")
         group = self._states
-        counted = self._next_number(group) if number is None else number
-        key = Key(group, counted)
+        key = self._next_key(group) if number is None else Key(group, number)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
         about = (seconds, averaging_seconds, weight, wanted)
         join = Join(key, self.rank, self._ranks, *about, deadline=deadline, num_positions=num_positions)
@@ -620,7 +616,7 @@ class SimulatedCommunicator(Communicator):
         if fetched is None:
             return None
         of_run = self._ranks[self.rank]
-        group = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
+        group = ("fetch", self._states, of_run, self._next_key(("fetch", self._group_id)).number)
         tensors = self._handed_over("fetch", Key(group, fetched.number))
         with self.state.traffic.of_plain_values():
             self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)

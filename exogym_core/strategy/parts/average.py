@@ -402,7 +402,8 @@ class RoundAveraging(Averaging, Buckets):
         self, comm: Communicator, flat: Tensor, residual: Tensor | None = None, *, waits: bool = False
     ) -> Steps[Tensor]:
         """As `Averaging.steps`, directly or through a store."""
-        return super().steps(self.through(comm), flat, residual, waits=waits)
+        through = comm if self.exchange == "direct" else self.through(comm)
+        return super().steps(through, flat, residual, waits=waits)
 
     def weigh(self, flats: Sequence[Tensor], weight: float) -> None:
         """Multiply `flats` by this rank's weight, where it counts: in a median each rank counts once."""
