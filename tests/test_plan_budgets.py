@@ -111,24 +111,6 @@ def test_a_schedule_beyond_what_is_simulated_is_refused() -> None:
     assert measure(build_strategy("DiLoCo", **options), replace(month, tokens=1e5)).days is not None
 
 
-def test_a_refused_row_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    """It has its reason in place of figures."""
-    network = tmp_path / "nightly.yaml"
-    network.write_text(
-        "regions: {a: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms}, b: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms}}\n"
-        "wan: [{between: [a, b], bandwidth: 1 Gbit/s, rtt: 1 ms}]\n"
-        "events: [{at: 10 h, host: b.0, crash: true, for: 8 h}]\nprotocol: ideal\n"
-    )
-    words = (
-        f"plan --model llama-2m --sequence 64 --topology {network} --tokens 300M --set compute=10s --json "
-    )
-    words += "--strategy AllReduce --strategy DiLoCo --set strategies.DiLoCo.H=1000"
-    refused, planned = json_of(words.split(), capsys)
-    assert refused["name"] == "AllReduce"
-    assert "the network changes 2 times" in refused["refused"]
-    assert planned["days"] > 8 / 24
-
-
 def test_a_warm_up_that_grows_with_the_run_is_not_passed_over() -> None:
     """OneBitAdam sends 32 times as much in the first 15 % of a run: there are no days; a short one is simulated."""
     where = setting()

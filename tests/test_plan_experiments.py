@@ -164,32 +164,6 @@ def test_what_traffic_costs_has_a_cheaper_neighbour(
     assert f"{op}={name} costs" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
-def test_the_fastest_algorithm_in_a_whole_step_is_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where buckets overlap and queues overflow, one algorithm for all is faster than the fastest for each call."""
-    network = tmp_path / "far.yaml"
-    network.write_text(
-        "regions:\n"
-        + "".join(f"  {name}: {{hosts: 2, nic: 10 Gbit/s, latency: 50 us}}\n" for name in "abc")
-        + "wan:\n  - {between: [a, b], bandwidth: 2 Gbit/s, rtt: 80 ms}\n"
-        "  - {between: [b, c], bandwidth: 5 Gbit/s, rtt: 120 ms}\n"
-        "  - {between: [c, a], bandwidth: 1 Gbit/s, rtt: 200 ms}\n"
-    )
-    words = f"plan --model gpt-base --sequence 64 --topology {network} --set compute=1s --strategy AllReduce"
-    words += " --set model.num_layers=4"
-    (row,) = printed_rows(words, capsys)
-    found = {}
-    for name in ("ring", "two-level-direct", "direct"):
-        (other,) = printed_rows(f"{words} --set collectives.all_reduce={name}", capsys)
-        assert other["algorithm"] == {"all_reduce": name}
-        found[name] = other["seconds_per_step"]
-    best = min(found, key=lambda name: found[name])
-    assert (row["algorithm"], row["collectives"]) == ("auto", {"all_reduce": [best]})
-    assert row["seconds_per_step"] == found[best]
-
-
 def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is reported."""
     path = tmp_path / "unlike.yaml"

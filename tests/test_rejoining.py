@@ -165,9 +165,6 @@ def test_healing_is_charged_by_the_bytes_of_the_state() -> None:
     assert healed == pytest.approx(wire + (first[1].seconds - first[0].seconds - 5.0), abs=1e-6)
 
 
-# --- whole runs ---------------------------------------------------------------------------------------------
-
-
 # --- pauses -------------------------------------------------------------------------------------------------
 
 

@@ -152,15 +152,19 @@ def test_rounds_under_way_are_retimed_and_resumed_to_the_bit(exchange: Any, tmp_
     assert outcome(resumed) == outcome(whole)
 
 
-def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    network = tmp_path / "peers.yaml"
-    network.write_text(yaml.safe_dump(PEERS))
-    exchange = "{name: store, host: r2, relays: [edge]}"
-    flags = f"plan --json --parameters 100k --strategy DiLoCo --topology {network}"
+def planned(network: Any, exchange: Any, folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
+    """The plan of DiLoCo through a store."""
+    path = folder / "peers.yaml"
+    path.write_text(yaml.safe_dump(network))
+    flags = f"plan --json --parameters 100k --strategy DiLoCo --topology {path}"
     flags += " --tokens 96k --sequence 32 --batch-size 10"
-    asked = [f"strategies.DiLoCo.exchange={exchange}", "strategies.DiLoCo.H=5", "compute=50 ms"]
-    asked += ["protocol={preset: linux-tcp, streams: 64}"]
+    asked = [f"strategies.DiLoCo.exchange={exchange}", "strategies.DiLoCo.H=5", "compute=50 ms", *more]
     (row,) = json_of([*flags.split(), *(word for each in asked for word in ("--set", each))], capsys)
+    return row
+
+
+def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = planned(PEERS, RELAYED, tmp_path, capsys, "protocol={preset: linux-tcp, streams: 64}")
     assert (row["rounds"], row["bytes_per_worker"], row["wan_bytes"]) == (20, 400_000, 11 * 400_000)
     # A round: 3 uploads; r2 sends h0 and h1 two parts each, and the edge two, which sends them to h2.
     requests = 3 * 5e-6 + 6 * 1e-6 + 2 * 2e-6
@@ -175,12 +179,7 @@ def test_a_plan_names_the_latency_of_a_store_where_it_is_the_limit(
     """A request of each kind a round: half of twice 20 s is saved."""
     late = copy.deepcopy(PEERS)
     late["hosts"]["r2"]["store"]["latency"] = "20 s"
-    network = tmp_path / "peers.yaml"
-    network.write_text(yaml.safe_dump(late))
-    flags = f"plan --json --parameters 100k --strategy DiLoCo --topology {network}"
-    flags += " --tokens 96k --sequence 32 --batch-size 10"
-    asked = ["strategies.DiLoCo.exchange={name: store, host: r2}", "strategies.DiLoCo.H=5", "compute=50 ms"]
-    (row,) = json_of([*flags.split(), *(word for each in asked for word in ("--set", each))], capsys)
+    row = planned(late, STORE, tmp_path, capsys)
     assert row["limit"]["by"] == "latency of stores"
     assert row["limit"]["saves_seconds_per_round"] == pytest.approx(20, rel=1e-6)
 

@@ -1,116 +1,20 @@
-"""Places of calls and waits of a program's ranks, the reports made of them, and ranks that meet by files."""
+"""Reports of a program's ranks, and ranks that meet by files."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-import torch
 from rich.console import Console
 
-from netgym.launch.call_sites import CallSites
 from netgym.launch.compute import ComputeClock
 from netgym.launch.program import run_program
 from netgym.launch.report import LaunchReport, show_summary
 from netgym.launch.run import Launch, Script
-from netgym.launch.session import RankSession
 from netsim import Topology
 from netsim.errors import InputError
-from netsim.ranks import Call, Key, Post, StampedRow
-
-
-class _Reports:
-    """A communicator that hands what it is told to the sites of a run of one rank, on a clock of its own."""
-
-    def __init__(self, sites: CallSites) -> None:
-        self.sites, self.rows, self.computed = sites, list[Mapping[str, Any]](), 0.0
-        self.exposed = self.network = 0.0
-
-    def mark(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
-        now = self.computed + self.exposed
-        self.sites.take_row(StampedRow(0, now, self.computed, self.exposed, row, self.network))
-
-    def advance(self, seconds: float) -> None:
-        self.computed += seconds
-
-
-@pytest.fixture
-def sites() -> CallSites:
-    made = CallSites(1)
-    made.book = SimpleNamespace(traffic=lambda call, member: (2 * call.num_bytes, call.num_bytes))  # type: ignore[assignment]
-    return made
-
-
-@pytest.fixture
-def reports(sites: CallSites) -> _Reports:
-    return _Reports(sites)
-
-
-@pytest.fixture
-def session(reports: _Reports) -> RankSession:
-    return RankSession(reports, ComputeClock("marks"))  # type: ignore[arg-type]
-
-
-def test_places_are_sent_when_they_change_and_hold_until_then(
-    session: RankSession, reports: _Reports, sites: CallSites
-) -> None:
-    def calls(op: str, seconds: float, network: float) -> None:
-        session.at(op)
-        sites.take_request(0, Post(Key(0, len(reports.rows)), 0, Call(op, (0, 1), 40)))
-        reports.exposed += seconds
-        reports.network += network
-
-    for _ in range(5):
-        calls("all_reduce", 1.0, 0.75)
-    assert len(reports.rows) == 1
-    for _ in range(2):
-        calls("barrier", 0.5, 0.0)
-    calls("all_reduce", 0.25, 0.25)
-    assert [row["op"] for row in reports.rows] == ["all_reduce", "barrier", "all_reduce"]
-    sites.finish([(reports.exposed, reports.network)], 0.0)
-    totals = sites.totals_by(lambda posted: posted.site)
-    assert {site.op: (each.calls, each.num_bytes) for site, each in totals.items()} == {
-        "all_reduce": (6, 240),
-        "barrier": (2, 80),
-    }
-    assert {site.op: (each.exposed_seconds, each.network_seconds) for site, each in totals.items()} == {
-        "all_reduce": (5.25, 4.0),
-        "barrier": (1.0, 0.0),
-    }
-    assert all(site.place.startswith("test_torch_session.py:") for site in totals)
-    (own,) = sites.ranks
-    assert (own.bytes_sent, own.wan_bytes) == (640, 320)
-
-
-def test_the_clock_starts_with_the_first_group(
-    session: RankSession, reports: _Reports, sites: CallSites
-) -> None:
-    session.advance(3.0)
-    assert (reports.computed, session.now()) == (0.0, 0.0)
-    assert [session.begin(), session.begin()] == [True, False]
-    session.advance(1.0)
-    assert reports.computed == 1.0
-    assert sites.ranks[0].startup_seconds == 3.0
-
-
-def test_steps_are_those_of_the_first_optimizer_that_steps(
-    session: RankSession, reports: _Reports, sites: CallSites
-) -> None:
-    first, second = (torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2))
-    session.stepped(first)
-    assert reports.rows == [], "there is no clock yet"
-    session.begin()
-    for optimizer in (first, second, first, second, first):
-        reports.computed += 1.0
-        session.stepped(optimizer)
-    steps = sites.ranks[0].steps or ()
-    assert [(each.step, each.virtual_seconds) for each in steps] == [(1, 1.0), (3, 5.0)]
-
 
 # --- ranks that meet outside of our calls -------------------------------------------------------------------
 
@@ -205,6 +109,19 @@ def test_a_sleep_on_the_clock_waits_for_the_file_that_another_rank_writes(tmp_pa
     report = launched(ASKS, tmp_path, str(tmp_path), "virtual")
     assert not report.host_decisions
     assert 1.0 <= report.ranks[1].computing_seconds < 1.1
+
+
+STEPS = """
+first, second = (torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2))
+for optimizer in (first, second, first, second, first):
+    optimizer.step()
+dist.barrier()
+"""
+
+
+def test_steps_are_those_of_the_first_optimizer_that_steps(tmp_path: Path) -> None:
+    """Other figures of ranks and places are in end_to_end/test_launch_programs.py."""
+    assert [rank.steps for rank in launched(STEPS, tmp_path, "").ranks] == [3] * 3
 
 
 def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,6 @@ from exogym_core.workers.processes import process_runner
 from exogym_core.workers.threads import Silence
 
 CARRIERS = ["threads", {"kind": "processes", "processes": 3}]
-
-
-def interrupted_by(where: Callable[[], Any]) -> Callable[[Communicator], None]:
-    """Rank 1 has Ctrl-C sent to the main thread and then runs its own code."""
-
-    def body(comm: Communicator) -> None:
-        comm.barrier()
-        if comm.rank == 1:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            where()
-        comm.barrier()
-
-    return body
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +96,17 @@ def test_a_stopped_process_is_reported_with_the_remedy(monkeypatch: pytest.Monke
 def test_ctrl_c_ends_a_rank_that_is_busy_with_itself() -> None:
     before = threading.active_count()
 
-    def spin() -> None:
-        while True:
+    def body(comm: Communicator) -> None:
+        """Rank 1 has Ctrl-C sent to the main thread and then runs its own code."""
+        comm.barrier()
+        if comm.rank == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while comm.rank == 1:
             torch.ones(10).sum()
+        comm.barrier()
 
     with pytest.raises(KeyboardInterrupt):
-        run_ranks(interrupted_by(spin), 3)
+        run_ranks(body, 3)
     assert threading.active_count() == before
 
 

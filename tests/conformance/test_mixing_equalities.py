@@ -310,17 +310,6 @@ def test_eager_diloco_of_one_worker_is_diloco(problem: dict[str, int], H: int) -
     same(EagerDiLoCoStrategy(adamw, H=H), DiLoCoStrategy(adamw, H=H), problem, tolerance=0)
 
 
-@settings(max_examples=5)
-@given(problem=larger_problems, H=st.integers(1, 3))
-def test_delayed_without_momentum_loses_nothing(problem: dict[str, int], H: int) -> None:  # noqa: N803
-    """With an outer rate of 1 every displacement is in phi once, a round late; at the end all are."""
-    problem["steps"] = 2 * H
-    strategy = DelayedDiLoCoStrategy("sgd", lr=0.0, H=H, outer_optim_spec="sgd", outer_lr=1.0)
-    model, batches = reference.make_problem(**problem)
-    for got in reference.run_strategy(strategy, model, batches).results:
-        torch.testing.assert_close(got, reference.vector(model))
-
-
 def test_layers_and_fragments() -> None:
     names = ["embed.weight", *(f"blocks.{i}.{part}" for i in range(4) for part in "ab"), "head.weight"]
     assert [len(layer) for layer in layers_of(names)] == [1, 2, 2, 2, 2, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import re
 import sys
@@ -15,15 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim import DeadlockError, InputError, Topology
+from netsim import DeadlockError, Topology
 from netsim.cli.main import main
 from netsim.collectives.schedules.algorithms import ALGORITHMS, Algorithm
 from netsim.collectives.schedules.direct import broadcast_direct, scatter_direct
 from netsim.collectives.schedules.ring import RingPhase, all_reduce_ring
 from netsim.collectives.schedules.schedule import ListedPhase, Phase, Problem, Schedule, step_of
 from netsim.testing import (
-    CallShape,
-    Case,
     LawError,
     check_schedule,
     compare_schedules,
@@ -219,19 +216,6 @@ def test_the_command_names_what_is_no_algorithm(
     assert main([*command, "planted:ends"]) == 1
     assert "error: broadcast by ends: SystemExit at planted.py:3: 3" in capsys.readouterr().err
     sys.modules.pop("planted")
-
-
-def test_without_hypothesis_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    monkeypatch.delitem(sys.modules, "netsim.testing.worlds")
-    with pytest.raises(InputError, match=r"hypothesis is not installed: run: pip install 'netgym\[test\]'"):
-        check_schedule(all_reduce_ring, "all_reduce")
-    with pytest.raises(AttributeError, match="no attribute 'topologes'; it has Case"):
-        importlib.import_module("netsim.testing").topologes  # noqa: B018
-    Case(
-        CallShape("all_reduce", (0, 1), 3),
-        {"regions": {"a": {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"}}},
-    ).check(all_reduce_ring)
 
 
 @pytest.mark.thorough

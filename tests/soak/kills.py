@@ -1,6 +1,6 @@
 """Kill runs at random moments, again and again: resumed, they give the result of an undisturbed run.
 
-    python tests/soak/kills.py --kills 100 --seed 0 --out build/soak
+    python tests/soak/kills.py --kills 100 --first 0 --out build/soak
 
 A small comparison runs in a session of its own, with threads or processes as ranks; at a drawn moment it, or one of
 its ranks' processes, gets SIGKILL (or SIGTERM, SIGINT). Then `--resume` goes on: its results must be the undisturbed
@@ -10,9 +10,7 @@ last line of output is a JSON object, appended to OUT too.
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import os
 import random
 import shutil
@@ -20,15 +18,15 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from experiments import results_of
 from forks import left_of
+from numbered import soak
 
 from exogym_core.results.report import page
 from netgym.cli.main import main as netgym
@@ -49,12 +47,6 @@ strategies: [AllReduce, {name: DiLoCo, H: 3}]
 """
 KINDS = {"threads": "threads", "processes": "processes, processes: 2"}
 SECONDS_TO_END = 60.0
-
-
-def results_of(folder: Path) -> dict[str, bytes]:
-    """What must be the same; the report and wall-clock times are not looked at."""
-    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(files)}
 
 
 def started(arguments: list[str], errors: Path) -> int:
@@ -102,11 +94,10 @@ def children_of(pid: int) -> list[int]:
 class Kills:
     """Kills in one folder, each against the undisturbed run of its kind."""
 
-    def __init__(self, folder: Path, draw: random.Random) -> None:
-        self._folder, self._draw = folder, draw
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._draw = folder, random.Random()
         self._whole: dict[str, dict[str, bytes]] = {}
         self._seconds: dict[str, float] = {}
-        self.num_killed = 0
         for kind, text in KINDS.items():
             (folder / f"{kind}.yaml").write_text(EXPERIMENT.replace("KIND", text))
             began = time.monotonic()
@@ -121,10 +112,11 @@ class Kills:
             self._seconds[kind] = time.monotonic() - began
             self._whole[kind] = results_of(folder / kind)
 
-    def one(self) -> str:
-        """Kill one run and go on; returns what was done."""
+    def one(self, number: int) -> str:
+        """Kill the run of a number and go on; returns what was done."""
+        self._draw, shared = random.Random(number), set(os.listdir("/dev/shm"))
         kind, out = self._draw.choice(list(KINDS)), self._folder / "out"
-        number = self._draw.choice([signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT])
+        by = self._draw.choice([signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT])
         errors, resumed = self._folder / "errors", 0
         shutil.rmtree(out, ignore_errors=True)
         arguments = fresh = ["compare", str(self._folder / f"{kind}.yaml"), "--out", str(out)]
@@ -132,7 +124,7 @@ class Kills:
         for _ in range(self._draw.choice((1, 1, 2, 3))):  # the run that goes on is killed too
             pid = started(arguments, errors)
             time.sleep(self._draw.random() * self._seconds[kind] * (1.1 if not resumed else 0.7))
-            ending += f", {self._kill(pid, number)}"
+            ending += f", {self._kill(pid, by)}"
             self._check_end(pid, ended(pid), errors)
             if not (out / "experiment.yaml").exists():
                 assert not list(out.glob("checkpoints/*/*")), (
@@ -151,10 +143,11 @@ class Kills:
             code = ended(started(arguments, errors))
             assert code == 0, f"{ending}: {arguments[1]} ended with {code}: {errors.read_text()[-800:]}"
         assert results_of(out) == self._whole[kind], f"{ending}: other results"
+        left = [name for name in set(os.listdir("/dev/shm")) - shared if "netgym-fuzz" not in name]
+        assert not left, f"{ending}: {left} are left"
         return ending
 
     def _kill(self, pid: int, number: signal.Signals) -> str:
-        self.num_killed += 1
         ranks = children_of(pid)
         if ranks and number == signal.SIGKILL and self._draw.random() < 0.5:
             victim = self._draw.choice(ranks)
@@ -179,48 +172,8 @@ class Kills:
             time.sleep(0.01)
 
 
-def main() -> None:
-    """Read the command line, and kill."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100, help="runs that are killed, once or more")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more after so long")
-    parser.add_argument("--out", type=Path, default=Path("build/soak"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+if __name__ == "__main__":
     torch.set_num_threads(1)
     page.draw_pictures = lambda *_: {}  # which takes longer than all the rest
-    before = set(os.listdir("/dev/shm"))
-    done: dict[str, int] = {}
-    found: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        kills = Kills(Path(folder), random.Random(options.seed))
-        deadline, num_done = time.monotonic() + options.seconds, 0
-        while num_done < options.kills and time.monotonic() < deadline:
-            num_done += 1
-            try:
-                what = kills.one()
-                done[what] = done.get(what, 0) + 1
-            except Exception as error:
-                found.append("".join(traceback.format_exception(error))[-2500:])
-    left: list[Any] = [name for name in set(os.listdir("/dev/shm")) - before if "netgym-fuzz" not in name]
-    spent = os.times()
-    seconds = round(spent.user + spent.system + spent.children_user + spent.children_system, 1)
-    text = json.dumps(
-        {
-            "runs": num_done,
-            "kills": kills.num_killed,
-            "cpu_seconds": seconds,
-            "done": done,
-            "found": found,
-            "left": left,
-        }
-    )
-    with (options.out / "kills.jsonl").open("a") as file:
-        file.write(text + "\n")
-    print(text)
-    sys.exit(1 if found else 0)
-
-
-if __name__ == "__main__":
-    main()
+        soak(__doc__, "kills", 100, Kills(Path(folder)).one)
