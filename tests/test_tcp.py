@@ -323,6 +323,13 @@ def test_bursts_fill_a_queue_together() -> None:
     assert meet([alone], 1000.0, 600.0) == (600.0, math.inf, math.inf)
 
 
+def test_bursts_that_end_as_the_queue_fills_are_over_or_not_once() -> None:
+    """Rounding placed the last byte after the instant and before it in turns, without end."""
+    began = 76.81458492140825
+    lines = Burst(began, math.inf, 0, 432008670.6220366), Burst(began, 339585.545064094, 2, 432008670.6220366)
+    assert meet([*lines], 565975.9084407757, 144002890.20734552)[1] == pytest.approx(339585.545, rel=1e-6)
+
+
 def test_a_burst_that_loses_its_end_is_repaired_in_doublings() -> None:
     """Of 250 kB at once into shorter and shorter queues more is lost, and each doubling takes a round trip."""
     lost = [send(warm(two_sites(queue), 250_000), [(0, 2, 250_000)])[0] for queue in (100, 50, 25)]

@@ -50,8 +50,10 @@ def meet(bursts: list[Burst], room: float, rate: float) -> tuple[float, float, f
         if arriving <= 0.0:
             return sum(lines), inf, inf
         full_at = (room - arrived) / arriving
+        # One that is over stays so: rounding may place the end of a burst on either side of the instant, for ever.
         over = [
-            line * (full_at - each.began) > each.num_bytes for each, line in zip(bursts, lines, strict=True)
+            is_over or line * (full_at - each.began) > each.num_bytes
+            for each, line, is_over in zip(bursts, lines, are_over, strict=True)
         ]
         if over == are_over:
             return sum(lines), max(lines[0] * (full_at - bursts[0].began), 0.0), full_at
