@@ -335,6 +335,13 @@ def test_calls_in_a_row_overlap_along_a_chain() -> None:
     assert (two, five) == pytest.approx((one + 1, one + 4))
 
 
+def test_calls_without_messages_end_at_once() -> None:
+    """Each began within the one before it, as many deep as Python allows."""
+    for about in ({"num_bytes": 0}, {"num_bytes": 1_000, "ranks": ["asia.0"]}):
+        took = netsim.collective("wan-4-regions", "all_reduce", protocol="linux-tcp", calls=3_000, **about)
+        assert took.seconds == 0
+
+
 # --- the closed form of collectives whose messages share no link --------------------------------------------
 
 IDEAL = Protocol.parse("ideal")

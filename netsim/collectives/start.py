@@ -169,20 +169,27 @@ def time_collective(
     network, faults = network_with_weather(topology, protocol, recorder)
     clock = network.env
     seconds, ends = list[float](), dict[int, float]()
-    started, entered = list[Collective](), list[int]()
+    started, entered, ended = list[Collective](), list[int](), list[int]()
+    entering = set[int]()
 
     def enter(member: int) -> None:
-        number = entered[member]
-        entered[member] += 1
-        if number == len(started):
-            started.append(start_collective(network, made, hosts, group=made.op, on_done=note))
-        started[number].arrive(member)
+        if member in entering:
+            return
+        entering.add(member)
+        while entered[member] == ended[member] < calls:  # a call without messages ends at once
+            number = entered[member]
+            entered[member] += 1
+            if number == len(started):
+                started.append(start_collective(network, made, hosts, group=made.op, on_done=note))
+            started[number].arrive(member)
+        entering.remove(member)
 
     def note(member: int) -> None:
-        if entered[member] < calls:
-            enter(member)
-        else:
+        ended[member] += 1
+        if ended[member] == calls:
             ends[member] = clock.now
+        else:
+            enter(member)
 
     for repetition in range(repeat):
         if repetition and pause_seconds:
@@ -190,7 +197,7 @@ def time_collective(
         start, before, others_before = clock.now, network.link_bytes, network.background_link_bytes
         ends.clear()
         started.clear()
-        entered[:] = [0] * made.num_ranks
+        entered[:] = ended[:] = [0] * made.num_ranks
         for member in range(made.num_ranks):
             enter(member)
         try:
