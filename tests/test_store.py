@@ -47,9 +47,11 @@ NO_NETWORK = {"topology": None, "compute": None, "collectives": None}
 MEGABYTE = 1_000_000
 
 
-def ends(places: list[int], arrivals: list[float], part: int = MEGABYTE) -> tuple[list[float], Network]:
+def ends(
+    places: list[int], arrivals: list[float], part: int = MEGABYTE, protocol: Any = "ideal"
+) -> tuple[list[float], Network]:
     """When each rank is through, of ranks that arrive at different instants, and the network."""
-    topology = Topology.from_mapping(PEERS)
+    topology = Topology.from_mapping({**PEERS, "protocol": protocol})
     num_places = 1 + max(places)
     hosts = [0, 1, 2, *[topology.host_index(name) for name in ("r2", "edge")[:num_places] for _ in range(3)]]
     hosts = [topology.host_index(f"h{i}") for i in range(3)] + hosts[3:]
@@ -88,6 +90,17 @@ def test_a_late_rank_keeps_others_waiting_for_its_copy_alone() -> None:
         done[0] == done[1] == pytest.approx(5 + 1.022 + 0.03 + 0.01 + 0.1)
     )  # the request waits at the store
     assert done[2] == pytest.approx(5 + 1.074 + 0.022 + 0.03 + 0.022 + 0.2)  # it had nothing before
+
+
+def test_connections_to_a_store_have_all_streams_of_nccl() -> None:
+    """NCCL divides its streams among its channels between two ranks, and no other connection."""
+    window = {"window": "128 KiB"}  # what limits a stream
+    (one, _), (own, _) = (
+        ends([0, 0, 0], [0, 0, 0], protocol={"preset": preset, "streams": 2, **window})
+        for preset in ("linux-tcp", "nccl-sockets")
+    )
+    assert own == pytest.approx(one)
+    assert ends([0, 0, 0], [0, 0, 0], protocol={"preset": "linux-tcp", **window})[0] > one
 
 
 def test_relays_get_each_copy_once() -> None:

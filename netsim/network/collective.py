@@ -345,7 +345,7 @@ class Collective(Owner):
             self._send(member, dst, messages.sizes[send], step, DATA, False)
 
     def _lane(self, src: int, dst: int, step: OpenStep) -> int:
-        """Number of the connection between their hosts that two members use: one for all of a group."""
+        """Number of the connection between their hosts that two members use (see `Connection`): one for a group."""
         return 0
 
     def _send(self, src: int, dst: int, size: float, step: OpenStep, kind: int, tells_sent: bool) -> None:
@@ -363,7 +363,7 @@ class BufferedCollective(Collective):
 
     def _lane(self, src: int, dst: int, step: OpenStep) -> int:
         num_channels = self.sequence.num_channels
-        return 1 + step.index % num_channels if num_channels > 0 else 0
+        return -1 - step.index % num_channels if num_channels > 0 else 0
 
     def delivered(self, transfer: Transfer) -> None:
         if self.sequence.is_message:

@@ -50,7 +50,7 @@ class Connection:
     Attributes:
         name: shared by the connections of one user, one a route and lane.
         is_background: it carries background traffic.
-        lane: number among those of a name and route.
+        lane: number among those of a name and route; below zero it is a channel of NCCL.
         gross: claim on the links' payload as if there were no acknowledgements; None within a host.
         net: claim on what acknowledgements leave; `gross` if the protocol has none.
         window: TCP's limit; None without one.
@@ -206,7 +206,7 @@ class Connections:
         """Open a connection; it is kept unless connections are per transfer."""
         if len(self.by_name) + self._num_kept >= self._sweep_at:
             self._sweep(now)
-        is_channel = self.num_channels > 0 and lane > 0
+        is_channel = self.num_channels > 0 and lane < 0
         connection = Connection(name, is_background, lane, self.route(source, target, is_channel))
         if not self.is_per_transfer:
             named = self.by_name.get(name)
