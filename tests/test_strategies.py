@@ -225,7 +225,29 @@ class Exchanging(Strategy):
         self.model.weight.grad.mul_(3)
 
 
-@pytest.mark.parametrize(("kind", "weights"), [(Meeting, [0, -100]), (Exchanging, [-2, -5])])
+class Extended(Meeting):
+    """A step of its own, over a class without one: `super().step()` counts it."""
+
+    def step(self) -> None:
+        self.local_update()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+
+class OfParts(Meeting):
+    """The same, by the parts of a local update."""
+
+    def step(self) -> None:
+        self.clip_gradients()
+        self.optimizer_step()
+        self.communicate(self.local_step + 1)
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [(Meeting, [0, -100]), (Exchanging, [-2, -5]), (Extended, [0, -100]), (OfParts, [0, -100])],
+)
 def test_a_strategy_without_step_updates_and_exchanges(kind: type[Strategy], weights: list[float]) -> None:
     def body(comm: Any) -> list[float]:
         model = nn.Linear(1, 1, bias=False)

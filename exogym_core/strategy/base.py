@@ -147,6 +147,7 @@ class SharedState:
     Attributes:
         whole: the strategy that was set up; None before.
         payload_bytes: sent before this step.
+        updated_step: the step that was updated last; -1: none.
         update_options: names of given options of the local update, which members of a chain must not have.
     """
 
@@ -165,6 +166,7 @@ class SharedState:
         self.local_step = 0
         self.nbytes = 0
         self.payload_bytes = 0
+        self.updated_step = -1
         self.update_options: list[str] = []
 
 
@@ -407,7 +409,8 @@ class Strategy(Stateful):
         override without it is for runs in which coding is free.
         """
         shared, run = self.shared_state, self.shared_state.run
-        shared.whole, shared.model, shared.comm, shared.local_step = self, model, comm, 0
+        shared.whole, shared.model, shared.comm = self, model, comm
+        shared.local_step, shared.updated_step = 0, -1
         run.max_steps, run.seed, run.coding = max_steps, seed, coding
         shared.payload_bytes = comm.state.traffic.payload_bytes
         num_nodes = self.num_nodes
@@ -468,9 +471,13 @@ class Strategy(Stateful):
             gradients.listen(last_micro_batch, self.site.weight(self.context))
 
     def take_step(self) -> None:
-        """Take a step: `step` of strategies that exchange gradients or parameters and do not override it."""
-        self.local_update()
-        self.communicate(self.local_step + 1)
+        """Take a step: `step` of strategies that exchange gradients or parameters and do not override it.
+
+        Called by a subclass's `step` that has made the local update itself, it only counts the step.
+        """
+        if self.shared_state.updated_step != self.local_step:
+            self.local_update()
+            self.communicate(self.local_step + 1)
         Strategy.step(self)
 
     def local_update(self) -> None:
@@ -478,6 +485,7 @@ class Strategy(Stateful):
 
         Where others exchanged theirs without this rank there is no update: it has their newest state.
         """
+        self.shared_state.updated_step = self.local_step
         absence = self.workers if isinstance(self.workers, StepAbsence) else None
         if absence is None:
             self._exchange_gradients()
@@ -836,7 +844,7 @@ class Strategy(Stateful):
         After `unscale_gradients` the update is made in any case.
         """
         context, scaler = self.context, self.context.scaler
-        context.is_skipped = False
+        context.is_skipped, self.shared_state.updated_step = False, self.local_step
         if scaler is None:
             self.optim.step()
             return
