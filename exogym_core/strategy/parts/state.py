@@ -68,8 +68,19 @@ class Stateful:
         return {name: _saved(getattr(self, name)) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, tensors in place, since others may have views of them."""
-        self.load_state_of({name: state[key] for key, name in self.declared_state().items()})
+        """Restore what `state_dict` returned, tensors in place, since others may have views of them.
+
+        Raises:
+            InputError: an attribute is missing, as in a state that was saved before the class declared it.
+        """
+        declared = self.declared_state()
+        for key in declared:
+            if key not in state:
+                raise InputError(
+                    f"{type(self).__name__}: the saved state has no {key!r}: resume with the version that saved it, or "
+                    "start a new run"
+                )
+        self.load_state_of({name: state[key] for key, name in declared.items()})
 
     def load_state_of(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_of` returned, tensors in place."""
