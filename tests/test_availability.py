@@ -88,35 +88,6 @@ def test_drawn_absences_depend_on_seed_and_host_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "line"),
-    [
-        ({}, "give exactly one of file, spot or diurnal"),
-        ({"spot": {"mtbf": "1 h", "away": "5 min"}}, "drawn absences need until"),
-        ({"diurnal": {"away": "25 h"}, "until": "9 h"}, "away must be shorter than day"),
-        ({"diurnal": {"away": "1 h", "spread": "25 h"}, "until": "9 h"}, "spread must be at most day"),
-        (
-            {"diurnal": {"away": "1 ms", "day": "2 ms"}, "until": "9 h"},
-            "absences would be drawn, 100,000 at most",
-        ),
-        (
-            {"spot": {"mtbf": "1 ms", "away": "1 ms"}, "until": "24 h"},
-            "absences would be drawn, 100,000 at most",
-        ),
-        (
-            {"spot": {"mtbf": "1 h", "away": "5 min"}, "until": "9 h", "hosts": []},
-            "hosts is empty: name some",
-        ),
-        ({"file": "a.csv", "until": "9 h"}, "a file names its hosts and times"),
-        ({"spot": {"mtbf": "1 h", "away": "5 min"}, "until": "9 h", "hosts": ["eu.0"]}, "eu.0"),
-    ],
-)
-def test_entries_without_meaning_are_refused_by_place(entry: dict[str, Any], line: str) -> None:
-    with pytest.raises(InputError, match=line) as caught:
-        network([entry])
-    assert "availability[0]" in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("rows", "line"),
     [
         ("5,us.0,gone\n", "line 2: expected seconds, the name of a host, and join or leave"),

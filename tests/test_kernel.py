@@ -18,7 +18,7 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from netsim import Clock
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import on_grid
-from netsim.ranks import Advance, Answer, Call, Kernel, Key, Mark, Post, Request, StampedRow, Wait
+from netsim.ranks import Advance, Call, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 GRID = 2.0**-30
 
@@ -61,7 +61,6 @@ class Simulated:
 
     kernel: Kernel
     network: Takes
-    answers: list[tuple[int, Answer]] = field(default_factory=list)
     rows: list[StampedRow] = field(default_factory=list)
 
 
@@ -70,7 +69,7 @@ def simulate(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flig
     clock = Clock()
     network = Takes(clock, seconds)
     kernel, ports = finished(streams, start=network, clock=clock, collectives_in_flight=in_flight)
-    return Simulated(kernel, network, ports.answers, ports.rows)
+    return Simulated(kernel, network, ports.rows)
 
 
 REDUCE = Call("all_reduce", (0, 1), 8)

@@ -231,16 +231,6 @@ def test_metrics_tell_with_how_many_each_step_was_done(home_folder: Path) -> Non
     assert peers == [4] * 120 + [3] * (back - 120) + [4] * (440 - back)
 
 
-def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    join = "strategies.time-outs.join_at={2: 10 s}"
-    options = ["--strategy", "time-outs", "--set", "steps=60", "--set", "evaluate.every=60", "--set", join]
-    assert netgym(["run", str(HOME_WORKER), *options, "--out", str(out)]) == 0
-    (entry,) = entries(out).values()
-    assert [(row["rank"], row["step"]) for row in entry["dropped_peers"]] == [(2, 20)]
-    assert entry["dropped_peers"][0]["back_virtual_seconds"] > 10
-
-
 # --- sharded sites ------------------------------------------------------------------------------------------
 
 SHARDED_SITES = Path(__file__).parents[2] / "examples" / "sharded_sites.yaml"

@@ -98,10 +98,6 @@ READS = {  # from line 22 of the program on, and the reason
         "if rank == 0: netgym.now()",
         "rank 0 reads the clock, or waits for what comes first (its last place: program.py:",
     ),
-    "poll": (
-        "work = dist.all_reduce(torch.ones(1), async_op=True)\nwork.is_completed()",
-        "reads the clock, or waits for what comes first (its last place: program.py:22",
-    ),
     "any": (
         "dist.send(torch.ones(1), 0) if rank == 1 else dist.recv(torch.ones(1)) if rank == 0 else None",
         "rank 0 reads the clock, or waits for what comes first (its last place: program.py:22",
@@ -115,9 +111,7 @@ READS = {  # from line 22 of the program on, and the reason
 }
 
 
-@pytest.mark.parametrize(
-    "read", ["now", "any", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("poll", "time-out"))]
-)
+@pytest.mark.parametrize("read", ["now", "any", pytest.param("time-out", marks=pytest.mark.thorough)])
 def test_a_program_that_learns_the_time_is_launched_again(run: Run, read: str, tmp_path: Path) -> None:
     last, reason = READS[read]
     launched(run, tmp_path / "here", "--compute", "marks", last=last)
