@@ -135,9 +135,15 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
         assert all(runs[1].path.joinpath(part).is_file() for part in parts)
 
 
-def test_what_a_task_has_measured_is_in_the_experiment_that_stays(tmp_path: Path, cluster: Any) -> None:
+def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
+    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The node measures; the folder here keeps the seconds, so that it runs again to the same times, and how
     ranks are carried stays as it was asked for."""
+    needs, submit = list[Any](), RayCluster.submit
+    monkeypatch.setattr(
+        RayCluster, "submit", lambda *given, **how: needs.append(how["needs"]) or submit(*given, **how)
+    )
     text = EXPERIMENT.replace("compute: 50 ms", "compute: measured").replace("kind: threads", "kind: auto")
     text = (
         text.replace(', {name: "mine:Own", H: 2}', "").partition("sweep:")[0] + "sweep: {batch_size: [8]}\n"
@@ -149,6 +155,8 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(tmp_path: Path
     stored = yaml.safe_load((point / "experiment.yaml").read_text())
     assert set(stored["compute"]) == {"fixed"}
     assert stored["workers"]["kind"] == "auto"
+    assert needs[0]["num_cpus"] == 1
+    assert needs[0]["memory"] > 0
     again = tmp_path / "again"
     assert main(["compare", str(point / "experiment.yaml"), "--out", str(again)]) == 0
     assert RunFolder(again).digest() == RunFolder(point).digest()

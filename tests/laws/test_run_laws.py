@@ -2,112 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import regions_form
 
-from exogym_core.communicator import Communicator, RunResult, run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.deadlock_detector import Pending, Posted, Want, deadlock_among
+from exogym_core.testing import Action, RankProgram, programs
+from exogym_core.testing.rank_programs import Actor
 
 TOPOLOGY = regions_form({"a": 3, "b": 2}, protocol="ideal")
 NUM_RANKS = 5
 
 
-@dataclass(frozen=True)
-class Step:
-    """One thing that ranks do; `members` do it in a group of their own."""
-
-    what: str
-    members: tuple[int, ...]
-    num_elements: int
-    delay: int  # milliseconds of computing before, times rank + 1
+LOOK = 1000  # as event
 
 
-steps = st.builds(
-    Step,
-    what=st.sampled_from(
-        ["all_reduce", "async", "all_gather", "broadcast", "all_to_all", "send", "random", "clock"]
-    ),
-    members=st.sets(st.integers(0, NUM_RANKS - 1), min_size=2).map(lambda ranks: tuple(sorted(ranks))),
-    num_elements=st.sampled_from([1, 7, 3000]),
-    delay=st.integers(0, 3),
-)
-programs = st.lists(steps, min_size=1, max_size=8)
+@settings(max_examples=20)
+@given(programs(two_way=False))
+def test_looking_is_free(program: RankProgram) -> None:
+    """With calls and computing off the clock after each event a program has the same values, times and bytes."""
+    everyone = tuple(range(len(program.ranks)))
+    look = Action(LOOK, "off", ("all_gather", everyone, 3, 0))
+    events = range(1 + max((each.event for actions in program.ranks for each in actions), default=0))
+    ranks = [
+        tuple(each for event in events for each in (*(a for a in actions if a.event == event), look))
+        for actions in program.ranks
+    ]
 
+    def off(actor: Actor, *call: Any) -> None:
+        with actor.comm.off_clock():
+            actor.comm.advance(99.0)
+            actor.call(*call)
 
-def perform(comm: Communicator, step: Step) -> Any:
-    tensor = torch.rand(step.num_elements)
-    match step.what:
-        case "all_reduce":
-            return comm.all_reduce(tensor, "avg")
-        case "async":
-            handle = comm.all_reduce(tensor, async_op=True)
-            tensor.zero_()  # the call has read it already
-            comm.advance(0.01)
-            return [comm.barrier(), handle.wait()]
-        case "all_gather":
-            return comm.all_gather(tensor)
-        case "broadcast":
-            return comm.broadcast(tensor, src=comm.world_size - 1)
-        case "all_to_all":
-            return comm.all_to_all([tensor[: rank + comm.rank] for rank in range(comm.world_size)])
-        case "send":
-            if comm.rank == 0:
-                return comm.send(tensor, 1)
-            return comm.recv(tensor, 0) if comm.rank == 1 else None
-        case "random":
-            return [np.random.randn(), np.random.rand(), random.random(), float(torch.rand(()))]
-    return comm.now()
-
-
-def run(program: list[Step], look: bool = False) -> RunResult[Any]:
-    def body(comm: Communicator) -> Any:
-        seen = []
-        groups = {step.members: comm.group(step.members) for step in program if comm.rank in step.members}
-        for number, step in enumerate(program):
-            comm.advance(step.delay * 1e-3 * (comm.rank + 1))
-            if comm.rank in step.members:
-                seen.append(perform(groups[step.members], step))
-            if look:
-                with comm.off_clock():
-                    comm.advance(99.0)
-                    comm.all_gather_object({"rank": comm.rank, "seen": len(seen)})
-            comm.mark({"number": number})
-        return seen
-
-    return run_ranks(body, NUM_RANKS, TOPOLOGY, seed=3)
-
-
-def digest(result: RunResult[Any]) -> str:
-    times = (result.rows, result.traffic, result.rank_virtual_seconds, result.exposed_seconds)
-    return repr((plain(result.results), times))
-
-
-def plain(value: Any) -> Any:
-    """`value` with every bit of its tensors in plain sight."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), hashlib.sha256(value.numpy().tobytes()).hexdigest()
-    return [plain(item) for item in value] if isinstance(value, list) else value
-
-
-# Asking for the time waits for the clock; beside an off-clock call of others that is a circle, and told as one.
-@given(programs.filter(lambda program: all(step.what != "clock" for step in program)))
-def test_looking_is_free(program: list[Step]) -> None:
-    assert digest(run(program, look=True)) == digest(run(program))
-
-
-def test_the_digest_sees_a_single_draw() -> None:
-    program = [Step("random", (0, 1), 1, 0), Step("all_reduce", (0, 1), 7, 0)]
-    shorter = [program[1]]
-    assert digest(run(program)) != digest(run(shorter))
+    with patch.object(Actor, "off", off):
+        looking = replace(program, ranks=tuple(ranks)).outcome()
+    looking["rows"] = [[row for row in rows if row[1]["event"] != LOOK] for rows in looking["rows"]]
+    assert looking == program.outcome()
 
 
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}])
