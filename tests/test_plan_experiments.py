@@ -40,7 +40,7 @@ def printed_rows(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.parametrize(
     "model",
     [
-        "task: {name: text, num_bytes: 40000}\nmodel: {name: llama, num_layers: 1}\ncompute: 50 ms",
+        "task: {name: text, num_bytes: 9000, block_size: 32}\nmodel: {name: gpt, num_layers: 1}\ncompute: 50 ms",
         "task: digits\nmodel: {name: mlp, hidden: [32]}\ncompute: {flops: {utilisation: 0.4}}",
     ],
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from experiments import json_of
 from torch import nn
 from torch.utils.data import TensorDataset
 from worlds import regions_form
@@ -27,13 +26,11 @@ from netgym.experiment.experiment import Experiment
 from netgym.planning.measure import Measured, RefusedPlanError, Setting, measure
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.plan import plan
-from netgym.planning.planned import Request
 from netgym.planning.setting import Known
 from netgym.planning.tables import PLANNED_MODELS
 from netsim import Topology
 from netsim.collectives import estimate
 from netsim.errors import InputError
-from netsim.files.documents import Document
 
 NETWORK = regions_form({"a": 2, "b": 2}, latency="1 ms", wan="10 Mbit/s", protocol="ideal")
 
@@ -604,35 +601,6 @@ def test_operations_are_counted_by_layers(name: str) -> None:
     """One more layer is as many operations wherever it stands: counting the whole model gives the same."""
     made = planned_model(name, 32, num_layers=5)
     assert made.sequence_flops == SequenceModel(made.model, 32).sequence_flops
-
-
-def test_the_command_prints_an_object_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
-    """`netgym plan --json` has the promised keys; it needs no data."""
-    words = "plan --model llama-2m --strategy DiLoCo --strategy DeMo --topology wan-4-regions --workers 4 "
-    words += "--device h100 --utilisation 0.4 --tokens 1B --price 2 --sequence 64 --json "
-    rows = json_of([*words.split(), "--set", "strategies.DiLoCo.H=4"], capsys)
-    assert [row["name"] for row in rows] == ["DiLoCo", "DeMo"]
-    keys = (
-        "seconds_per_step seconds_per_round compute_utilisation tokens_per_second days cost bytes_per_worker "
-    )
-    for row in rows:
-        assert set(f"{keys} wan_bytes memory_per_worker limit".split()) <= set(row)
-
-
-def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> None:
-    """A model that grows with its sequence (positions) is planned as long as the task makes it, not 2,048."""
-    words = {
-        "name": "short",
-        "task": {"name": "text", "block_size": 32},
-        "model": {"name": "gpt", "preset": "byte", "num_layers": 1, "width": 16, "num_heads": 2},
-        "workers": {"count": 2},
-        "topology": "wan-4-regions",
-        "compute": "1 s",
-        "steps": 2,
-        "strategies": ["AllReduce"],
-    }
-    request = Request.of(Experiment.from_document(Document("<words>", words)))
-    assert request.setting.model.length == 32
 
 
 def test_rounds_are_simulated_until_they_repeat() -> None:

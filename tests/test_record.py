@@ -6,7 +6,6 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,9 +17,6 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.run_folder import RunFolder
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 ESCAPES = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))["names"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import given
-from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from exogym_core.events import Absent, RoundPlace, StepDone
@@ -109,7 +108,7 @@ def test_steps_that_a_rank_takes_again_count_as_it_took_them_last() -> None:
     assert not knows.is_pending(row(2))
 
 
-@drawn(st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6), st.randoms(), st.randoms())
+@given(st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6), st.randoms(), st.randoms())
 def test_every_site_reports_the_same_however_late_rows_of_absent_sites_come(
     members: list[set[int]], one: random.Random, other: random.Random
 ) -> None:
@@ -183,7 +182,7 @@ def rows_of(rank: int) -> list[StampedRow]:
     return rows
 
 
-@drawn(st.lists(st.integers(0, 16), min_size=8, max_size=8))
+@given(st.lists(st.integers(0, 16), min_size=8, max_size=8))
 def test_absences_do_not_depend_on_the_order_in_which_ranks_are_heard(late: list[int]) -> None:
     """The rows of rank 2 of the rounds without it come at any time."""
     others = [0, 0, 1, 1] * 4

@@ -80,14 +80,6 @@ class TestMerged:
         assert [run["seed"] for run in whole["by_seed"]] == [5, 6]
         assert "incomplete" not in whole
 
-    def test_a_strategy_without_all_its_seeds_is_incomplete(self) -> None:
-        assert merged({0: seed_entry("A", 10.0)}, [0, 1])["incomplete"] is True
-        failed = merged(
-            {0: seed_entry("A", 10.0), 1: seed_entry("A", None, failed=True, error="boom")}, [0, 1]
-        )
-        assert (failed["failed"], failed["error"]) == (True, "boom")
-        assert "incomplete" not in failed
-
 
 class TestReport:
     @pytest.mark.parametrize("row", VERDICTS["several seeds"].values(), ids=VERDICTS["several seeds"])

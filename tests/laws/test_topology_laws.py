@@ -74,12 +74,6 @@ def test_the_plain_form_loads_back(data: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(topology)) == topology
 
 
-@pytest.mark.parametrize("name", sorted(shipped_topologies()))
-def test_the_plain_form_of_shipped_ones_loads_back(name: str) -> None:
-    topology = Topology.load(name)
-    assert Topology.from_mapping(topology.to_mapping()) == topology
-
-
 @given(forms(4))
 def test_routes_are_the_shortest(data: dict[str, Any]) -> None:
     """Against networkx: all simple paths, the least by latency, then links, then names."""

@@ -136,11 +136,6 @@ def flow(value: Any) -> str:
     return json.dumps(value)
 
 
-def as_json(value: Any) -> str:
-    """Plain data as JSON; `Raw` as text."""
-    return json.dumps(value)
-
-
 def damaged_text(choices: Choices, text: bytes, words: Sequence[bytes]) -> bytes:
     """A text with up to four pieces left out, doubled, exchanged or put in."""
     for _ in range(1 + choices.below(4)):
@@ -482,7 +477,7 @@ def foreign(data: bytes) -> bool:
     elif kind < 3 and name.endswith(".json"):
         tree = json.loads(text)
         values = [*map(str, RAW), 0, -1, 1e9, 1e300, None, [], {}]
-        content = as_json(damaged_tree(choices, tree, keys_of([tree]), values)).encode()
+        content = json.dumps(damaged_tree(choices, tree, keys_of([tree]), values)).encode()
     else:
         words = [
             b"<",
@@ -569,7 +564,7 @@ def checkpoint(data: bytes) -> bool:
 def _damaged_part(choices: Choices, name: str, content: bytes) -> bytes:
     if name.endswith(".json") and choices.below(4):
         tree = json.loads(content)
-        return as_json(
+        return json.dumps(
             damaged_tree(choices, tree, [*keys_of([tree]), "$"], [*map(str, RAW), 0, -1, 1e9, None, []])
         ).encode()
     words = [b"[", b"]", b"{", b'"', b"-1", b"1e999", b"null", b",", b"\n", b"\xff", b"9" * 30]
