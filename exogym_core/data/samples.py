@@ -71,6 +71,8 @@ _CLOSED = (*_KINDS, type, torch.Tensor, np.ndarray)  # their attributes hold no 
 
 def held_generators(root: object) -> list[Generator]:
     """The random generators that an object reaches through attributes and short lists and mappings."""
+    if type(root) is TensorDataset:  # indexing tensors draws nothing
+        return []
     shared = (random._inst, torch.default_generator)  # by the process
     opened = reachable(root, lambda value: not isinstance(value, _CLOSED), _LONGEST_LIST, _MOST_OBJECTS)
     found = [each for each in opened if isinstance(each, _KINDS) and not any(each is one for one in shared)]
