@@ -38,7 +38,7 @@ class World:
     With `cables` pairs of sites break and are mended, and an average fails where one of its pairs is broken.
     """
 
-    def __init__(self, num_sites: int, seed: int, trouble: float, cables: float = 0.0) -> None:
+    def __init__(self, num_sites: int, seed: int, trouble: float, cables: float) -> None:
         self.random, self.trouble, self.now = random.Random(seed), trouble, 0.0
         self.cables, self.broken = cables, set[frozenset[int]]()
         self.pairs = [frozenset(pair) for pair in itertools.combinations(range(num_sites), 2)]
@@ -180,41 +180,30 @@ class Site:
         self.world.members.end(self.number, self.ask(), 5.0, self.world.now)
 
 
-@given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from([0.0, 0.02, 0.1]))
-@settings(max_examples=40)
-def test_all_sites_that_finish_a_round_report_the_same_members(
-    num_sites: int, seed: int, trouble: float
-) -> None:
-    """However sites die, return and disconnect, none waits for ever, and no round has two memberships.
-
-    A round that all who did it have died of is done again, by others: only then there may be a second one.
-    """
-    world = World(num_sites, seed, trouble)
-    world.run()
-    for number, results in world.results.items():
-        lives = sum(site.life for site in world.sites.values())
-        assert len(results) == 1 or lives, (number, results)
-    if not trouble:
-        assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}
-
-
 @given(
-    st.integers(2, 5),
+    st.integers(1, 5),
     st.integers(0, 10**6),
-    st.sampled_from([0.0, 0.02]),
-    st.sampled_from([0.001, 0.01, 0.1]),
+    st.sampled_from([0.0, 0.02, 0.1]),
+    st.sampled_from([0.0, 0.001, 0.01, 0.1]),
 )
 @example(
     num_sites=3, seed=524288, trouble=0.02, cables=0.01
 )  # a site comes again beside one that was refused
-@settings(max_examples=40)
-def test_broken_pairs_end_no_site(num_sites: int, seed: int, trouble: float, cables: float) -> None:
-    """Whichever pairs break, and however often, no site waits for ever, and a round has one membership."""
+@settings(max_examples=80)
+def test_all_sites_that_finish_a_round_report_the_same_members(
+    num_sites: int, seed: int, trouble: float, cables: float
+) -> None:
+    """However sites die and return, and pairs break, none waits for ever, and no round has two memberships.
+
+    A round that all who did it have died of is done again, by others: only then there may be a second one.
+    """
     world = World(num_sites, seed, trouble, cables)
     world.run()
     for number, results in world.results.items():
         lives = sum(site.life for site in world.sites.values())
         assert len(results) == 1 or lives, (number, results)
+    if not trouble and not cables:
+        assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}
 
 
 def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() -> None:
@@ -240,7 +229,7 @@ def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() 
 
 
 def test_one_end_of_a_broken_pair_is_left_out_until_the_pair_is_mended() -> None:
-    world = World(4, 1, 0.0)
+    world = World(4, 1, 0.0, 0.0)
     world.pairs = []  # nothing else happens
     world.broken.add(frozenset((1, 2)))
     world.run()
