@@ -184,23 +184,6 @@ def test_a_comparison_side_by_side_is_the_one_run_after_run(
     assert files_of(tmp_path / "with-1") == files_of(tmp_path / "with-9")
 
 
-def test_periods_longer_than_the_run_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On stderr, in the log and, as far as figures are concerned, in the verdict; each of them was silent."""
-    path, out = tmp_path / "long.yaml", tmp_path / "out"
-    path.write_text(experiment(strategies="[AllReduce, {name: DiLoCo, H: 9}]", checkpoint="{every: 5}"))
-    assert main(["compare", str(path), "--out", str(out), "--jobs", "2"]) == 0
-    captured = capsys.readouterr()
-    silent = "DiLoCo sent nothing in 4 steps: the workers trained each on their own"
-    warned = silent.replace("DiLoCo", "fit: DiLoCoStrategy")
-    assert captured.err.count(f"{warned}: to have them exchange, shorten the period (H)") == 1
-    assert captured.err.count("checkpoints every 5 steps: none is made in 4 steps") == 2
-    assert captured.err.count("sent nothing") == 1
-    assert silent in " ".join(captured.out.split())
-    assert warned in (out / "log.txt").read_text()
-
-
 def test_a_run_that_is_killed_is_marked_and_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
