@@ -22,7 +22,7 @@ from netgym.launch.chakra import ExecutionTraces
 from netsim import Recorder, Topology
 from netsim.cli.flows import flows_command
 from netsim.cli.timing import collective_command
-from netsim.errors import DeadlockError
+from netsim.errors import DeadlockError, InputError
 from netsim.network.trace import write_trace
 from netsim.transfers import time_flows
 
