@@ -96,20 +96,6 @@ def test_one_strategy_can_be_chosen(write: Any) -> None:
         experiment.only("Diloco")
 
 
-def test_own_code_by_module_and_callable(write: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "mine_for_test.py").write_text(
-        "from exogym_core.strategy import DiLoCoStrategy\n"
-        "from netgym.tasks import digits\n"
-        "class Mine(DiLoCoStrategy):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    text = SMALL.replace("DiLoCo", "mine_for_test:Mine").replace("digits", "mine_for_test:digits")
-    experiment = Experiment.load(write(text))
-    assert type(experiment.build_strategy(experiment.strategies[1])).__name__ == "Mine"
-    assert experiment.strategies[1].label == "mine_for_test:Mine"
-    assert experiment.build_task().model == "mlp"
-
-
 def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
     overrides = [
         "steps=20",

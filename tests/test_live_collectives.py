@@ -26,7 +26,6 @@ from netsim import Clock, Network, Protocol, Topology, schedule, start_collectiv
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
 from netsim.collectives.schedules.algorithms import ALGORITHMS, build
 from netsim.collectives.schedules.schedule import Schedule
-from netsim.collectives.start import start_all_to_all
 from netsim.testing import calls, topologies
 
 Start = Callable[..., Callable[[int], None]]
@@ -415,56 +414,3 @@ def test_reading_the_clock_before_arriving_changes_nothing(busy: bool, workers: 
     assert results[0] == results[1]
     assert [row[0] for row in results[0]] == [[1000 + rank, 2000 + rank, 3000 + rank] for rank in range(3)]
     assert min(row[1] for row in results[0]) > 0.1875
-
-
-def ends_of_all_to_all(
-    rows: Sequence[Sequence[int]], arrivals: Sequence[float], known: bool, protocol: str, disturbed: bool
-) -> dict[int, float]:
-    """When each member is through, with all sizes known from the start or each as its member enters."""
-    clock = Clock()
-    topology = Topology.from_mapping(SLOW_REGION)
-    network = Network(clock, topology, Protocol.parse(protocol))
-    made = {}
-
-    def on_done(member: int) -> None:
-        made[member] = clock.now
-
-    table = tuple(map(tuple, rows))
-    if known:
-        started = start_collective(
-            network, schedule("all_to_all", 3, parts=table), (0, 1, 2), on_done=on_done
-        )
-        enter = lambda member, row: started.arrive(member)  # noqa: E731
-    else:
-        enter, _ = start_all_to_all(network, (0, 1, 2), on_done=on_done)
-
-    def member(rank: int) -> Any:
-        yield clock.timeout(arrivals[rank])
-        enter(rank, table[rank])
-
-    for rank in range(3):
-        clock.process(member(rank))
-    if disturbed:
-        clock.at(0.02).callbacks.append(lambda event: network.send(0, 1, 30_000, lambda: None))
-    clock.run()
-    return made
-
-
-BYTES = st.integers(0, 50_000)
-
-
-@given(
-    st.lists(st.lists(BYTES, min_size=3, max_size=3), min_size=3, max_size=3),
-    st.lists(st.sampled_from([0.0, 0.01, 0.03]), min_size=3, max_size=3),
-    st.sampled_from(["ideal", "linux-tcp", "gloo"]),
-    st.booleans(),
-)
-@settings(max_examples=25, deadline=None)
-def test_sizes_that_come_late_give_the_times_of_sizes_known_before(
-    rows: list[list[int]], arrivals: list[float], protocol: str, disturbed: bool
-) -> None:
-    known, unknown = (
-        ends_of_all_to_all(rows, arrivals, is_known, protocol, disturbed) for is_known in (True, False)
-    )
-    assert known == unknown
-    assert sorted(known) == [0, 1, 2]
