@@ -436,6 +436,10 @@ def _runs(trials: _Trials) -> str | None:
         bad = next((n for n, loss in enumerate(trace.losses, 1) if not np.isfinite(loss)), None)
         if bad is not None:
             return f"the loss of rank {rank} is not finite at step {bad}: lower lr, or set max_norm"
+    start = torch.cat([p.detach().reshape(-1) for p in trials.problem.model.parameters()])
+    if all(torch.equal(trace.model, start) for trace in traces):
+        steps = format_count(len(trials.problem.batches), "step")
+        return f"no parameter changed in {steps}: call self.optimizer_step() in step(), or leave step() out"
     payload = sum(traffic.payload_bytes for traffic in trials.plain.traffic)
     if trials.num_ranks > 1 and not payload:
         steps, period = format_count(len(trials.problem.batches), "step"), trials.strategy.round_steps

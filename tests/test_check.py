@@ -56,6 +56,14 @@ class Raises(Momentum):
         raise ZeroDivisionError("by the number of peers")
 
 
+class Idles(Strategy):
+    """It communicates and never updates."""
+
+    def step(self) -> None:
+        self.comm.all_reduce(torch.ones(3))
+        super().step()
+
+
 class Silent(Momentum):
     def mean(self, flat: Tensor) -> Tensor:
         return flat
@@ -216,6 +224,7 @@ class NeedsAModel(Silent):
 PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
     (Silent, "runs", "nothing was sent in 5 steps: "),
+    (Idles, "runs", "no parameter changed in 5 steps: call self.optimizer_step()"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),
     (JudgesTheStart, "judged", "is still the model of the start after 5 steps"),

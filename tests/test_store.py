@@ -182,7 +182,9 @@ def test_a_plan_adds_requests_and_egress_by_hand(tmp_path: Path, capsys: pytest.
     # A round: 3 uploads; r2 sends h0 and h1 two parts each, and the edge two, which sends them to h2.
     requests = 3 * 5e-6 + 6 * 1e-6 + 2 * 2e-6
     assert row["cost"] == pytest.approx(20 * (requests + 6 * 400_000 * 0.1e-9))
-    (spare,) = (line for line in row["remarks"] if line.startswith("streams: 64 bring no more than"))
+    (spare,) = (
+        line for line in row["remarks"] if line.startswith("streams: 64 bring large transfers no more than")
+    )
     assert {*spare.split()} & {"r2", "edge"}, spare  # workers send to no other
 
 

@@ -468,6 +468,8 @@ def require_own(folder: Path, kind: str) -> None:
     Raises:
         InputError: it is not this user's.
     """
+    if not folder.is_dir():
+        raise InputError(f"{visible(folder)}: there is no such folder")
     if not (folder / _ENVIRONMENT).exists() and not RunFolder(folder).has_trained():
         raise InputError(
             f"{visible(folder)}: this {kind} ended before it had begun: remove it, and start again"

@@ -545,7 +545,7 @@ def spare_streams(
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
     ...     {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "90 ms"}]})
     >>> print(spare_streams(topology, Protocol.parse({"streams": 64}), [0, 1]))
-    streams: 64 bring no more than 3, which fill every route (the last one a to b with 956.4 Mbit/s)
+    streams: 64 bring large transfers no more than 3, which fill every route (the last one a to b with 956.4 Mbit/s)
     >>> spare_streams(topology, Protocol.parse({"streams": 3}), [0, 1])
     """
     if protocol.streams <= PRESETS.get(protocol.name, protocol).streams:
@@ -553,7 +553,9 @@ def spare_streams(
     most = enough_streams(topology, protocol, hosts, stores)
     if most is None or most.streams >= protocol.streams:
         return None
-    return f"streams: {protocol.streams} bring no more than {most.streams}, which {most.fills}"
+    return (
+        f"streams: {protocol.streams} bring large transfers no more than {most.streams}, which {most.fills}"
+    )
 
 
 def _limit_between(
