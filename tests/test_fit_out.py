@@ -55,6 +55,15 @@ def train(strategy: Strategy | None = None, *, stop_at: int | None = None, **opt
     return netgym.Trainer(MLP(4, [], 2), data, data).fit(strategy=chosen, **keywords | options)
 
 
+def test_the_folder_has_the_micro_batch_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exogym_core.run.program.fitting_size", lambda *_, **__: 2)
+    result = train(out=tmp_path / "mine", minibatch_size="auto", max_steps=2).fit_result
+    assert result.minibatch_size == 2
+    assert "minibatch_size: 2\n" in (tmp_path / "mine" / "experiment.yaml").read_text()
+
+
 def test_the_folder_is_one_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, out = train(out=tmp_path / "mine", target_loss=0.7), tmp_path / "mine"
     kept = {each.name for each in out.iterdir()}

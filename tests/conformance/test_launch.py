@@ -112,8 +112,13 @@ def _connected_stranger(ended: Any, path: str, index: int, channel: Pipe) -> Non
 
 def test_a_connection_without_the_secret_is_detected() -> None:
     errors = _errors(partial(_connected_stranger, multiprocessing.get_context("fork").Barrier(2)))
-    assert errors[0].startswith("rank 0: the process that connected as rank 1 belongs to another run")
-    assert errors[1].startswith("rank 1: the process that connected as rank 0 belongs to another run")
+    strangers = [
+        error.startswith(f"rank {rank}: the process that connected as rank {1 - rank} belongs to another run")
+        for rank, error in enumerate(errors)
+    ]
+    assert any(strangers), errors
+    # Whoever is second may find the connection closed already.
+    assert all(found or "closed" in error for found, error in zip(strangers, errors, strict=True)), errors
 
 
 class _Command:
