@@ -178,6 +178,9 @@ def test_an_output_without_room_is_named_in_a_line(command: str) -> None:
             f"import sys, {module} as m; sys.exit(m.main(sys.argv[1:]))",
             *arguments,
         ]
-        ended = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        ended = subprocess.run(
+            program, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=buffered
+        )
     assert ended.stderr == "error: the output could not be written: No space left on device\n"
     assert ended.returncode == 1

@@ -14,7 +14,7 @@ import click
 
 from exogym_core.names import visible, visible_text
 from netgym.command_options import CommonOptions, debug_flag, takes
-from netsim.cli.terminal import CommandGroup, given, usage_message
+from netsim.cli.terminal import CommandGroup, drop_output, given, usage_message
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.units import format_count
 
@@ -263,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line = "\n".join([str(error), *getattr(error, "__notes__", [])])
             return _fail(line, 2 if isinstance(error, InputError) else 1)
         if getattr(error, "errno", None) == errno.ENOSPC and (failure := _failure_of_output()):
+            drop_output()
             return _fail(f"the output could not be written: {failure}", 1)
         for reason, remedy in _REMEDIES.items():
             if isinstance(error, OSError) and reason in str(error):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from netsim.cli.terminal import CommandGroup, plain_lines, usage_message
+from netsim.cli.terminal import CommandGroup, drop_output, plain_lines, usage_message
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def main(args: Sequence[str] | None = None) -> int:
     except NetsimError as error:
         return _fail(str(error), 1)
     except BrokenPipeError:
-        # The reader closed the pipe; Python must not report that again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()  # the reader closed the pipe
         return 0
     except OSError as error:
+        drop_output()
         return _fail(f"the output could not be written: {error.strerror or error}", 1)
     except click.Abort:
         return 130

@@ -35,6 +35,7 @@ __all__ = [
     "DelayedProgress",
     "OneLineCommand",
     "check_new",
+    "drop_output",
     "given",
     "plain_console",
     "plain_lines",
@@ -267,6 +268,11 @@ def plain_lines(text: str) -> str:
         part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
         for part in text
     )
+
+
+def drop_output() -> None:
+    """Let nothing more be written to the standard output, which failed: Python would report that again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def usage_message(error: click.ClickException) -> str:
