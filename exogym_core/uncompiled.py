@@ -20,16 +20,16 @@ __all__ = ["without_compiler"]
 _NAME = "torch._dynamo"
 
 
-class _Unimported(ModuleType, MetaPathFinder):
+class _Unimported(ModuleType):
     """`torch._dynamo` until an attribute or submodule of it is used; then the module itself is imported.
 
     torch's optimizers and meta kernels import it to call `disable` and `graph_break`, which have an effect in compiled
-    code alone: there is none before its import. As a finder it imports the module itself before one of its submodules.
+    code alone: there is none before its import.
     """
 
     def __init__(self) -> None:
         super().__init__(_NAME)
-        self.__path__: list[str] = []  # `find_spec` finds the submodules
+        self.__path__: list[str] = []  # `_Submodules` finds the submodules
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `inspect` asks all modules for their files
@@ -58,7 +58,7 @@ class _Unimported(ModuleType, MetaPathFinder):
         @wraps(fn)
         def called(*arguments: Any, **values: Any) -> Any:
             nonlocal disabled
-            if sys.modules.get(_NAME) is self:
+            if self.is_in_use:
                 return fn(*arguments, **values)
             if disabled is None:
                 disabled = importlib.import_module(_NAME).disable(fn, *options, **named)
@@ -66,11 +66,17 @@ class _Unimported(ModuleType, MetaPathFinder):
 
         return called
 
+
+class _Submodules(MetaPathFinder):
+    """Finder that imports the module itself before one of its submodules."""
+
+    def __init__(self, unimported: _Unimported) -> None:
+        self._unimported = unimported
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        """Import the module itself before its submodule of this name."""
-        if not name.startswith(f"{_NAME}.") or not self.is_in_use:
+        if not name.startswith(f"{_NAME}.") or not self._unimported.is_in_use:
             return None
-        self.load()
+        self._unimported.load()
         return importlib.util.spec_from_loader(name, _Imported(importlib.import_module(name)))
 
 
@@ -95,10 +101,11 @@ def without_compiler() -> Iterator[None]:
         return
     unimported = _Unimported()
     sys.modules[_NAME] = unimported
-    sys.meta_path.insert(0, unimported)
+    finder = _Submodules(unimported)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(unimported)
+        sys.meta_path.remove(finder)
         if unimported.is_in_use:
             del sys.modules[_NAME]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.metadata
 import random
 import re
 import sys
@@ -508,6 +509,7 @@ def test_torchs_compiler_is_imported_when_it_is_used_and_not_before():
         with without_compiler():
             ones = torch.compiler.disable(torch.ones_like)
             assert ones(torch.zeros(2)).sum() == 2
+            importlib.metadata.version("torch")  # which asks all finders of modules for distributions
             assert not hasattr(sys.modules["torch._dynamo"], "__file__")
             own = importlib.import_module("torch._dynamo.external_utils")
             assert sys.modules["torch._dynamo"].external_utils is own is sys.modules[own.__name__]
