@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import World
-from exogym_core.cost.compute import Compute, StepDurations
+from exogym_core.cost.compute import Coding, Compute, StepDurations
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import measure_seconds, with_measured_speeds
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
@@ -690,10 +690,15 @@ class Program:
             max_steps,
             stage=stage,
             until=request.until,
-            coding=compute.coding if compute is not None and compute.coding.speeds else None,
+            coding=self._charged_coding,
             updates=compute.updates if compute is not None and compute.updates.speeds else None,
             **settings,
         )
+
+    @property
+    def _charged_coding(self) -> Coding | None:
+        """Speeds of codecs; None where coding takes no time."""
+        return self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
 
     def _learner(
         self, comm: Communicator, model: nn.Module, strategy: Strategy, stage: StageRank | None
@@ -702,9 +707,9 @@ class Program:
         request, order = self.request, self.backward_order
         cost = self.durations[comm.rank] if self.durations else None
         if stage is not None:
-            coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
             keeps = self.checkpoints.every is not None
-            return StageLearner(stage, comm, strategy, cost, request.autocast, coding, keeps=keeps)
+            about = strategy, cost, request.autocast, self._charged_coding
+            return StageLearner(stage, comm, *about, keeps=keeps)
         if order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
             parts = model, comm, strategy.before_backward, cost, request.autocast
             return TorchLearner(*parts, strategy.overlaps_backward)

@@ -169,37 +169,16 @@ def time_collective(
     network, faults = network_with_weather(topology, protocol, recorder)
     clock = network.env
     seconds, ends = list[float](), dict[int, float]()
-    started, entered, ended = list[Collective](), list[int](), list[int]()
-    entering = set[int]()
-
-    def enter(member: int) -> None:
-        if member in entering:
-            return
-        entering.add(member)
-        while entered[member] == ended[member] < calls:  # a call without messages ends at once
-            number = entered[member]
-            entered[member] += 1
-            if number == len(started):
-                started.append(start_collective(network, made, hosts, group=made.op, on_done=note))
-            started[number].arrive(member)
-        entering.remove(member)
 
     def note(member: int) -> None:
-        ended[member] += 1
-        if ended[member] == calls:
-            ends[member] = clock.now
-        else:
-            enter(member)
+        ends[member] = clock.now
 
     for repetition in range(repeat):
         if repetition and pause_seconds:
             clock.run(until=clock.now + pause_seconds)
         start, before, others_before = clock.now, network.link_bytes, network.background_link_bytes
         ends.clear()
-        started.clear()
-        entered[:] = ended[:] = [0] * made.num_ranks
-        for member in range(made.num_ranks):
-            enter(member)
+        _enter_in_a_row(network, made, hosts, calls, note)
         try:
             faults.run_until(lambda: len(ends) == made.num_ranks)
         finally:
@@ -214,6 +193,41 @@ def time_collective(
     own[own < 0.5] = 0.0  # rounding of sums: nothing of ours has crossed that link
     rank_seconds = [ends[member] - start for member in range(made.num_ranks)]
     return Timing(seconds, rank_seconds, own.tolist(), background.tolist())
+
+
+def _enter_in_a_row(
+    network: Network, made: Schedule, hosts: Sequence[int], calls: int, on_done: Callable[[int], None]
+) -> None:
+    """Enter all members into the first of so many equal calls; each enters the next when it has ended its own.
+
+    Args:
+        network, made, hosts: as for `start_collective`.
+        calls: in a row.
+        on_done: called with a member at the instant at which it ends its last call.
+    """
+    started = list[Collective]()
+    entered, ended = [0] * made.num_ranks, [0] * made.num_ranks
+    entering = set[int]()  # members within `arrive`, in which a call without messages ends at once
+
+    def go_on(member: int) -> None:
+        entering.add(member)
+        while entered[member] == ended[member] < calls:
+            number = entered[member]
+            entered[member] += 1
+            if number == len(started):
+                started.append(start_collective(network, made, hosts, group=made.op, on_done=end))
+            started[number].arrive(member)
+        entering.remove(member)
+
+    def end(member: int) -> None:
+        ended[member] += 1
+        if ended[member] == calls:
+            on_done(member)
+        elif member not in entering:
+            go_on(member)
+
+    for member in range(made.num_ranks):
+        go_on(member)
 
 
 def link_bytes(made: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> list[float]:
