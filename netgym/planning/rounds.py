@@ -677,7 +677,7 @@ def _world(strategy: Strategy, setting: Setting) -> World:
 
 
 def _of_choice(strategy: Strategy, setting: Setting) -> tuple[Any, ...]:
-    """Arguments of `first_rounds`."""
+    """Strategy, model and settings by which `first_rounds` records what ranks ask for."""
     about = (setting.num_ranks, setting.max_steps, setting.compute.coding, setting.collectives)
     return strategy, setting.model.model, *about
 

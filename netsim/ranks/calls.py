@@ -122,7 +122,7 @@ def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -
 
 
 def _nothing() -> None:
-    """Cancel nothing."""
+    """Withdraw a call of which no message is under way."""
 
 
 def _ignore(member: int, call: Call) -> None:

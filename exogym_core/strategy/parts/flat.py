@@ -134,7 +134,7 @@ def pack_plain(value: Any) -> list[Tensor]:
 
 
 def unpack_plain(packed: Sequence[Tensor]) -> Any:
-    """Undo `pack_plain`."""
+    """Plain value whose form and tensors `pack_plain` made."""
     form, *tensors = packed
     return decode(json.loads(bytes(form.tolist())), {str(n): tensor for n, tensor in enumerate(tensors)})
 

@@ -43,7 +43,7 @@ class ParameterMean(SharedModel):
 
     @torch.no_grad()
     def values(self, comm: Communicator | None = None) -> list[Tensor]:
-        """This rank's parameters."""
+        """Parameters of this rank, a flat tensor for each bucket."""
         return list(map(flatten, self.buckets))
 
     def packed(self) -> list[Tensor]:

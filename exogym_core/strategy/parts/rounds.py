@@ -71,7 +71,7 @@ class Round:
         ]
 
     def wait(self) -> list[Tensor]:
-        """The means, flat."""
+        """Wait for the mean of each bucket, a flat tensor."""
         return [flight.wait() for flight in self._flights]
 
     def go_on(self) -> None:
@@ -207,7 +207,7 @@ class Fragments(GlobalModel):
 
     @property
     def away(self) -> list[int]:
-        """Fragments under way."""
+        """Numbers of the fragments whose mean has been sent and not taken."""
         return [p for p, each in enumerate(self.under_way) if each.round is not None]
 
     def send(self, p: int, step: int) -> None:
