@@ -7,6 +7,7 @@ import difflib
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import astuple, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -76,7 +77,7 @@ class _EachWay(Schema):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        both_ways, up, down = (getattr(self, key) for key in (self._both_key, "up", "down"))
+        both_ways, up, down = attrgetter(self._both_key, "up", "down")(self)
         if both_ways is not None and (up is not None or down is not None):
             raise InputError(f"give either {self._both_key} (each way) or up and down, not both")
         if both_ways is None and (up is None or down is None):
@@ -348,25 +349,25 @@ class _Builder:
         pipes = self._pipes()
         self._raise_problems()
         names = sorted(self.paths, key=natural_key)
-        machines = (node for node in names if node in self.hosts)
-        rank = {node: position for position, node in enumerate(names)}
-        directions = [(one, other, pipe, True) for one, other, pipe in pipes]
-        directions += [(other, one, pipe, False) for one, other, pipe in pipes]
-        directions.sort(key=lambda each: (rank[each[0]], rank[each[1]]))
+        machines = filter(self.hosts.__contains__, names)
+        rank = dict(zip(names, itertools.count(), strict=False))
+        directions: dict[tuple[str, str], tuple[_Pipe, bool]] = {}
+        for (one, other), (pipe, _) in pipes.items():
+            directions[one, other], directions[other, one] = (pipe, True), (pipe, False)
+        in_order = sorted(directions.items(), key=lambda each: (rank[each[0][0]], rank[each[0][1]]))
         net = make(
             name=self.file.name or name,
             source=self.file.source,
             hosts=tuple(Host(host, index, *self.hosts[host]) for index, host in enumerate(machines)),
             routers=tuple(node for node in names if node not in self.hosts),
             links=tuple(
-                pipe.link(index, source, target, is_up=is_up)
-                for index, (source, target, pipe, is_up) in enumerate(directions)
+                pipe.link(index, *ends, is_up=is_up) for index, (ends, (pipe, is_up)) in enumerate(in_order)
             ),
             regions=tuple(sorted({region for region, *_ in self.hosts.values() if region}, key=natural_key)),
             protocol=self.file.protocol,
         )
         self._check_reachable(net)
-        routes = self._routes(net)
+        routes = self._routes(net) if self.file.routes else {}
         try:
             Protocol.parse(self.file.protocol)
         except InputError as error:
@@ -375,12 +376,15 @@ class _Builder:
         if self.file.availability:
             absences = availability_events(self.file.availability, net, folder, self._problem)
             weather = weather.with_events(absences)
-        events = [event for event in weather.events if isinstance(event, HostEvent)]
-        gone = {event.host for event in events if event.crash and not event.at and event.for_ is None}
-        gone -= {event.host for event in events if event.up}
-        if gone and gone.issuperset(host.name for host in net.rank_hosts):
-            key = "availability" if self.file.availability else "events"
-            self._problem((key,), "no host is ever there: all crash at 0 s and none returns; let one return")
+        if weather.events:
+            events = [event for event in weather.events if isinstance(event, HostEvent)]
+            gone = {event.host for event in events if event.crash and not event.at and event.for_ is None}
+            gone -= {event.host for event in events if event.up}
+            if gone.issuperset(host.name for host in net.rank_hosts):
+                key = "availability" if self.file.availability else "events"
+                self._problem(
+                    (key,), "no host is ever there: all crash at 0 s and none returns; let one return"
+                )
         self._raise_problems()
         return replace(net, explicit_routes=routes, weather=weather)
 
@@ -421,14 +425,12 @@ class _Builder:
         self._problem(path, f"duplicate name '{name}' (first {place}): rename one")
         return False
 
-    def _pipes(self) -> list[tuple[str, str, _Pipe]]:
-        """Connections: their ends, and the entry with their figures."""
-        pipes: list[tuple[str, str, _Pipe]] = [
-            (f"{region}.{number}", region, area)
-            for region, area in self.file.regions.items()
-            for number in range(area.hosts)
-        ]
-        seen: dict[tuple[str, str], KeyPath] = {(one, other): ("regions", other) for one, other, _ in pipes}
+    def _pipes(self) -> dict[tuple[str, str], tuple[_Pipe, KeyPath]]:
+        """Connections by their ends: the entry with their figures, and its place."""
+        pipes: dict[tuple[str, str], tuple[_Pipe, KeyPath]] = {}
+        for region, area in self.file.regions.items():
+            for number in range(area.hosts):
+                pipes[f"{region}.{number}", region] = area, ("regions", region)
         for key, entries, what, known in (
             ("links", self.file.links, "host or router", self.paths.keys()),
             ("wan", self.file.wan, "region", self.file.regions.keys()),
@@ -441,16 +443,15 @@ class _Builder:
                     self._problem(path, f"{end} is a {kind}: put this link under links:")
                 if misplaced or not self._are_known(what, {path: (one, other)}, known):
                     continue
-                first = seen.get((one, other)) or seen.get((other, one))
+                first = pipes.get((one, other)) or pipes.get((other, one))
                 if one == other:
                     self._problem(path, f"links '{one}' to itself: name two different ends")
                 elif first is not None:
-                    line = self.document.line_of(first)
+                    line = self.document.line_of(first[1])
                     place = "already" if line is None else f"on line {line}"
                     self._problem(path, f"'{one}' and '{other}' are linked {place}: make it one link")
                 else:
-                    seen[one, other] = (key, position)
-                    pipes.append((one, other, entry))
+                    pipes[one, other] = entry, (key, position)
         return pipes
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
@@ -464,14 +465,13 @@ class _Builder:
         return not unknown
 
     def _check_reachable(self, net: Topology) -> None:
-        first, targets = net.hosts[0].name, defaultdict[str, list[str]](list)
+        first, targets = net.hosts[0].name, defaultdict[str, set[str]](set)
         for link in net.links:
-            targets[link.source].append(link.target)
-        reached, pending = {first}, [first]
-        while pending:
-            new = [target for target in targets[pending.pop()] if target not in reached]
-            reached.update(new)
-            pending += new
+            targets[link.source].add(link.target)
+        reached, new = set[str](), {first}
+        while new:
+            reached |= new
+            new = set().union(*map(targets.__getitem__, new)) - reached
         cut_off: dict[KeyPath, str] = {}  # one line for all hosts of a region
         for host in net.hosts:
             if host.name not in reached:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["Host", "Link", "ShortestRoutes", "Storage", "natural_key"]
 
@@ -95,10 +96,12 @@ class Link:
     @property
     def figures(self) -> tuple[object, ...]:
         """Values of all fields but index and ends; links of equal figures behave alike."""
-        return tuple([getattr(self, figure) for figure in _FIGURES])
+        return _figures_of(self)
 
 
-_FIGURES = [each.name for each in fields(Link) if each.name not in ("index", "source", "target")]
+_figures_of: Callable[[Link], tuple[object, ...]] = attrgetter(
+    *[each.name for each in fields(Link) if each.name not in ("index", "source", "target")]
+)
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
@@ -107,8 +110,9 @@ def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
     >>> sorted(["h10", "h2", "h01", "h1"], key=natural_key)
     ['h01', 'h1', 'h2', 'h10']
     """
-    parts = re.split(r"([0-9]+)", name)
-    return tuple(int(part) if position % 2 else part for position, part in enumerate(parts)), name
+    parts: list[str | int] = re.split(r"([0-9]+)", name)
+    parts[1::2] = map(int, parts[1::2])
+    return tuple(parts), name
 
 
 class ShortestRoutes:

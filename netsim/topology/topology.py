@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import topologies
 from netsim.errors import InputError, unknown_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.topology import shipped_topologies
@@ -46,19 +47,17 @@ def _spread(num_ranks: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     >>> _spread(5, [[0, 1, 2], [3]])
     (0, 1, 2, 0, 3)
     """
-    num_hosts = sum(len(group) for group in groups)
-    rounds, rest = divmod(num_ranks, num_hosts)
+    rounds, rest = divmod(num_ranks, sum(map(len, groups)))
     extra = [0] * len(groups)
     while rest:
         for position, group in enumerate(groups):
             if rest and extra[position] < len(group):
                 extra[position] += 1
                 rest -= 1
-    return tuple(
-        group[slot % len(group)]
-        for group, more in zip(groups, extra, strict=True)
-        for slot in range(rounds * len(group) + more)
-    )
+    places: list[int] = []
+    for group, more in zip(groups, extra, strict=True):
+        places += [*group] * rounds + [*group[:more]]
+    return tuple(places)
 
 
 # Routes of a group are compared pair by pair.
@@ -277,10 +276,10 @@ class Topology:
     @cached_property
     def _groups(self) -> list[list[int]]:
         """Hosts by region, in natural order; a host without region is a group of its own."""
-        groups: dict[tuple[bool, str], list[int]] = {}
+        groups = defaultdict[tuple[object, bool], list[int]](list)
         for host in self.rank_hosts:
-            groups.setdefault((host.region is None, self.region_of(host.index)), []).append(host.index)
-        return [groups[key] for key in sorted(groups, key=lambda key: (natural_key(key[1]), key[0]))]
+            groups[natural_key(host.region or host.name), host.region is None].append(host.index)
+        return [groups[key] for key in sorted(groups)]
 
     @cached_property
     def host_kinds(self) -> Sequence[int]:
@@ -306,10 +305,11 @@ class Topology:
         for link in self.links:
             out[link.source].append(link)
             into[link.target].append(link)
-        names = [host.name for host in self.hosts]
         return [
-            (out[name][0], into[name][0]) if len(out[name]) == len(into[name]) == 1 else None
-            for name in names
+            (out[host.name][0], into[host.name][0])
+            if len(out[host.name]) == len(into[host.name]) == 1
+            else None
+            for host in self.hosts
         ]
 
     def likeness(self, hosts: Sequence[int]) -> Hashable:
@@ -338,20 +338,20 @@ def _find(path_or_name: str | Path) -> Path:
     if not isinstance(path_or_name, str | os.PathLike):
         raise InputError(f"Topology.load: expected a name or a path, got {shown(path_or_name)}")
     path = Path(path_or_name)
-    shipped = shipped_topologies()
     is_name = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
-    if is_name and path.name in shipped:
-        return shipped[path.name]
-    if os.path.exists(path):  # unlike the path's own method it takes names that no file can have
+    shipped = Path(topologies.__path__[0], f"{path.name if is_name else path.stem}.yaml")
+    is_shipped = os.path.isfile(shipped)  # unlike the path's own method it takes names that no file can have
+    if is_name and is_shipped:
+        return shipped
+    if os.path.exists(path):
         return path
     # `topologies/NAME.yaml` is where the repository has them; an installed package has them elsewhere.
-    if path.suffix == ".yaml" and str(path.parent) in (".", "topologies") and path.stem in shipped:
-        return shipped[path.stem]
+    if is_shipped and path.suffix == ".yaml" and str(path.parent) in (".", "topologies"):
+        return shipped
     if is_name:
-        raise unknown_name("topology or file", str(path_or_name)[:200], shipped)
-    raise InputError(
-        f"{visible(str(path))}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}"
-    )
+        raise unknown_name("topology or file", str(path_or_name)[:200], shipped_topologies())
+    known = ", ".join(shipped_topologies())
+    raise InputError(f"{visible(str(path))}: no such file: give the path of a YAML file, or one of {known}")
 
 
 def _read_only(values: Sequence[float]) -> FloatArray:

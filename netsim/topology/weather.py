@@ -546,8 +546,9 @@ def read_weather(
 
     CSV files are looked for in `folder`. Mistakes go to `report`, as key path and message.
     """
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, Any] = {}
     for key in Weather.model_fields:
+        entries: list[Entry] = []
         taken: set[tuple[object, ...]] = set()
         for position, entry in enumerate(getattr(file, key)):
             problems = list(entry.problems(net))
@@ -563,9 +564,10 @@ def read_weather(
                     entry = entry.read_csv(folder)
                 except InputError as error:
                     report((key, position, entry.key), error)
-            found.setdefault(key, []).append(entry)
-    in_order: dict[str, Any] = {key: _sort(entries) for key, entries in found.items()}
-    return Weather.model_construct(**in_order)
+            entries.append(entry)
+        if entries:
+            found[key] = _sort(entries)
+    return Weather.model_construct(**found)
 
 
 def _sort(entries: Iterable[Any]) -> tuple[Any, ...]:
