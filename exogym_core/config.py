@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from exogym_core.cost.compute import Compute
-from exogym_core.names import plain_numbers, shown_value
+from exogym_core.names import shown_value
 from exogym_core.results.loggers import LoggerName
 from exogym_core.stages.options import Stages
 from exogym_core.workers.spec import WorkerSpec
@@ -41,7 +41,7 @@ from netsim.docstrings import documented_lines
 from netsim.errors import InputError
 from netsim.files.documents import parse_document
 from netsim.files.schemas import Schema
-from netsim.units import parse_seconds
+from netsim.units import parse_seconds, plain_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

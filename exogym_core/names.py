@@ -1,12 +1,11 @@
-"""Names that users give, made safe for a file's name and for a terminal; and their numbers, made Python's."""
+"""Names that users give, made safe for a file's name and for a terminal."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PROGRAM_TASK",
     "file_name",
-    "plain_numbers",
     "seeded_name",
     "shown_value",
     "strategy_name",
@@ -121,20 +119,3 @@ def visible_text(text: str) -> str:
     """
     parts = (part if part.isprintable() or part in "\n\t" else visible(part) for part in text)
     return "".join(parts)
-
-
-def plain_numbers(value: Any, depth: int = 8) -> Any:
-    """`value` with Python's numbers in place of numpy's, in lists and mappings too, `depth` of them in each other.
-
-    >>> import numpy as np
-    >>> plain_numbers({"lr": np.float64(0.5), "names": ["a"]})
-    {'lr': 0.5, 'names': ['a']}
-    """
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return value.item()
-    if not depth:  # a list may hold itself
-        return value
-    inner = partial(plain_numbers, depth=depth - 1)
-    if type(value) is dict:
-        return {inner(key): inner(each) for key, each in value.items()}
-    return type(value)(map(inner, value)) if type(value) in (list, tuple) else value

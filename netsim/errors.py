@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ __all__ = [
     "RankError",
     "UnknownNameError",
     "locate_errors",
-    "printable",
     "unknown_name",
     "unknown_names",
     "visible",
@@ -135,12 +133,6 @@ def visible(name: str) -> str:
     """A name as it was given, without what would break a line or a terminal, and no longer than a line."""
     shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in name[:200])
     return shown if len(name) <= 200 else f"{shown}..."
-
-
-def printable(text: object) -> str:
-    """Text from a file without what would break a line, a terminal or a reader's eyes."""
-    plain = json.dumps(str(text))[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-    return plain if len(plain) <= 100 else f"{plain[:97]}..."
 
 
 def _likeness(given: str, name: str) -> float:

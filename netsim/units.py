@@ -2,17 +2,20 @@
 
 Network rates are bits per second, sizes are bytes, times are seconds. Prefixes are those of SI (k = 1000) and
 IEC (Ki = 1024). A number without its unit is refused, as ambiguous; sizes alone may be
-plain whole numbers, which are bytes.
+plain whole numbers, which are bytes. Also values of users as errors show them.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
+from typing import Any
 
 from netsim.errors import InputError
 
@@ -29,6 +32,8 @@ __all__ = [
     "parse_dollars_per_request",
     "parse_fraction",
     "parse_seconds",
+    "plain_numbers",
+    "printable",
     "shown",
 ]
 
@@ -259,6 +264,29 @@ def shown(value: object) -> str:
         return "a number of more than 30 digits"
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:56]}..."
+
+
+def printable(text: object) -> str:
+    """Text from a file without what would break a line, a terminal or a reader's eyes."""
+    plain = json.dumps(str(text))[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    return plain if len(plain) <= 100 else f"{plain[:97]}..."
+
+
+def plain_numbers(value: Any, depth: int = 8) -> Any:
+    """`value` with Python's numbers in place of numpy's, in lists and mappings too, `depth` of them in each other.
+
+    >>> import numpy as np
+    >>> plain_numbers({"lr": np.float64(0.5), "names": ["a"]})
+    {'lr': 0.5, 'names': ['a']}
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    if not depth:  # a list may hold itself
+        return value
+    inner = partial(plain_numbers, depth=depth - 1)
+    if type(value) is dict:
+        return {inner(key): inner(each) for key, each in value.items()}
+    return type(value)(map(inner, value)) if type(value) in (list, tuple) else value
 
 
 def _parse(value: object, kind: _Kind) -> Decimal:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from exogym_core.names import plain_numbers
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
     OptimSpec,
@@ -46,6 +45,7 @@ from exogym_core.strategy.parts.flat import buckets
 from exogym_core.strategy.parts.outer import GlobalModel
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
+from netsim.units import plain_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -18,12 +18,11 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from exogym_core.names import plain_numbers
 from exogym_core.strategy.options import flag, number, positive_int
 from exogym_core.strategy.parts.muon import Lion
 from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name
-from netsim.units import format_count
+from netsim.units import format_count, plain_numbers
 
 if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy

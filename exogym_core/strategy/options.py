@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
-from exogym_core.names import plain_numbers
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.errors import InputError, unknown_name
+from netsim.units import plain_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

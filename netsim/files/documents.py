@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
-from netsim.errors import InputError, UnknownNameError, printable
+from netsim.errors import InputError, UnknownNameError
 from netsim.files.plain_files import read_text
+from netsim.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -170,9 +171,10 @@ def parse_document(text: str, where: str = "<text>") -> Document:
     if directive:
         line = text.count("\n", 0, directive.start()) + 1
         raise InputError(f"{where}:{line}: YAML directives ('%...') are not accepted: remove the line")
-    reader = _Reader(where)
+    reader, parser = _Reader(where), _Parser(text)
     try:
-        reader.read(text)
+        while (event := parser.get_event()) is not None:
+            reader.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}" if mark else where
@@ -187,6 +189,8 @@ def parse_document(text: str, where: str = "<text>") -> Document:
             message = f"control character {printable(unreadable[0])}: remove it"
             raise InputError(f"{where}:{line}: {message}") from None
         raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
+    finally:
+        parser.dispose()
     return Document(where, reader.root, reader.lines)
 
 
@@ -203,28 +207,28 @@ class _Reader:
         self._num_values = 0
         self._num_documents = 0
 
-    def read(self, text: str) -> None:
-        parser = _Parser(text)
-        try:
-            while (event := parser.get_event()) is not None:
-                self._take(event)
-        finally:
-            parser.dispose()
-
-    def _take(self, event: Any) -> None:
+    def take(self, event: Any) -> None:
+        """Take the next event of YAML's parser."""
         line = event.start_mark.line + 1
+        needs_key = bool(self._stack) and isinstance(self._stack[-1][0], dict) and self._key is None
         if getattr(event, "anchor", None) is not None and not isinstance(event, yaml.AliasEvent):
             raise self._refusal(line, "anchors ('&...') are not accepted: remove it")
         if getattr(event, "tag", None) is not None:
             raise self._refusal(line, "tags ('!...') are not accepted: remove it")
         if isinstance(event, yaml.ScalarEvent):
-            if self._stack and isinstance(self._stack[-1][0], dict) and self._key is None:
-                self._take_key(event, line)
+            is_plain = event.implicit[0]  # not quoted
+            if needs_key:
+                self._take_key(event.value, line, is_merge=is_plain and event.value == "<<")
             else:
-                is_plain = event.implicit[0]  # not quoted
                 self._add(self._resolve(event.value, line) if is_plain else event.value, line)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._open({} if isinstance(event, yaml.MappingStartEvent) else [], line)
+            if len(self._stack) >= MAX_DEPTH:
+                raise self._refusal(line, f"nested more than {MAX_DEPTH} levels deep")
+            if needs_key:
+                raise self._refusal(line, "a key must be a single word or text, not a list or mapping")
+            container: dict[str, object] | list[object]
+            container = {} if isinstance(event, yaml.MappingStartEvent) else []
+            self._stack.append((container, self._add(container, line)))
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._stack.pop()
         elif isinstance(event, yaml.AliasEvent):
@@ -238,16 +242,9 @@ class _Reader:
         """Return the error for a line, without quoting it: the file may hold secrets."""
         return InputError(f"{self.where}:{line}: {message}")
 
-    def _open(self, container: dict[str, object] | list[object], line: int) -> None:
-        if len(self._stack) >= MAX_DEPTH:
-            raise self._refusal(line, f"nested more than {MAX_DEPTH} levels deep")
-        if self._stack and isinstance(self._stack[-1][0], dict) and self._key is None:
-            raise self._refusal(line, "a key must be a single word or text, not a list or mapping")
-        self._stack.append((container, self._add(container, line)))
-
-    def _take_key(self, event: Any, line: int) -> None:
-        key, (mapping, path) = event.value, self._stack[-1]
-        if key == "<<" and event.implicit[0]:
+    def _take_key(self, key: str, line: int, *, is_merge: bool) -> None:
+        mapping, path = self._stack[-1]
+        if is_merge:
             raise self._refusal(line, "merge key '<<': write the keys out")
         if not key:
             raise self._refusal(line, "an empty key: give it a name")

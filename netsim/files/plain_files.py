@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from netsim.errors import InputError, printable
-from netsim.units import format_bytes
+from netsim.errors import InputError
+from netsim.units import format_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from netsim.errors import UnknownNameError, printable, unknown_name
+from netsim.errors import UnknownNameError, unknown_name
 from netsim.files.documents import MAX_PROBLEMS, ConfigError
-from netsim.units import shown
+from netsim.units import printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.errors import InputError, NetsimError, printable
+from netsim.errors import InputError, NetsimError
+from netsim.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

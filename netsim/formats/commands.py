@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from netsim.cli.terminal import OneLineCommand, check_new, given, plain_lines, takes, write_new
-from netsim.errors import InputError, locate_errors, printable
+from netsim.errors import InputError, locate_errors
 from netsim.files.plain_files import read_text
 from netsim.formats.builder import Assumed, TopologyBuilder
 from netsim.formats.measurements import (
@@ -30,7 +30,7 @@ from netsim.formats.networks import (
     write_simgrid,
 )
 from netsim.topology.topology import Topology
-from netsim.units import parse_bits_per_second, parse_seconds
+from netsim.units import parse_bits_per_second, parse_seconds, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

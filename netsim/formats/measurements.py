@@ -34,7 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.errors import InputError, locate_errors, printable, unknown_name, unknown_names
+from netsim.errors import InputError, locate_errors, unknown_name, unknown_names
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -51,6 +51,7 @@ from netsim.units import (
     parse_bits_per_second,
     parse_fraction,
     parse_seconds,
+    printable,
     shown,
 )
 

@@ -25,7 +25,7 @@ from xml.sax.saxutils import quoteattr
 
 import networkx as nx
 
-from netsim.errors import InputError, locate_errors, printable
+from netsim.errors import InputError, locate_errors
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -35,7 +35,7 @@ from netsim.formats.builder import (
     safe_name,
 )
 from netsim.topology.protocol import PRESETS
-from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds, shown
+from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
