@@ -177,11 +177,10 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
         UnknownNameError: one that DataLoader has not.
     """
     rest = dict(dataloader_kwargs or {})
-    unknown = [name for name in rest if name not in _LOADER_ARGUMENTS and name not in _OURS]
-    if unknown:
-        raise unknown_names("argument of DataLoader", unknown, _LOADER_ARGUMENTS)
-    for name in rest:
-        if name in _OURS:
+    if unknown := sorted(rest.keys() - _LOADER_ARGUMENTS - _OURS.keys()):
+        raise unknown_names("argument of DataLoader", unknown, sorted(_LOADER_ARGUMENTS))
+    for name in _OURS:
+        if name in rest:
             raise InputError(
                 f"fit: dataloader_kwargs has {name!r}, which the trainer sets; use {_OURS[name]}"
             )
@@ -194,7 +193,7 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
     return collate, drop_last, rest if workers or rest.get("pin_memory") else {}
 
 
-_LOADER_ARGUMENTS = sorted(signature(DataLoader).parameters.keys() - _OURS)
+_LOADER_ARGUMENTS = signature(DataLoader).parameters.keys() - _OURS.keys()
 
 
 def loss_and_count(output: Any, where: str, *, with_gradient: bool = False) -> tuple[Tensor, float | None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from exogym_core.data.batches import device_of
 from exogym_core.events import EvaluationPoint, EvaluationTaken, Grid, Snapshot
 from exogym_core.strategy.parts.flat import in_buckets, pack_named
 from exogym_core.strategy.parts.state import State, Stateful
@@ -58,7 +59,7 @@ def take_shapes(model: nn.Module, state: Mapping[str, Any], *, is_whole: bool = 
 
     Of an `is_whole` state, those that it lacks become None: a forward pass may have dropped them.
     """
-    device = next((each.device for each in model.parameters()), None)
+    device = device_of(model)
     for home, module in model.named_modules():
         for name, own in list(module._buffers.items()):
             value = state.get(f"{home}.{name}" if home else name)
@@ -186,7 +187,8 @@ class Snapshots(Stateful):
         self._given = -1  # the newest version that has been deposited
         self._has_buffers = next(model.buffers(), None) is not None
         self._buffers: dict[str, Tensor] = {}  # as they were then
-        self._keep_buffers()
+        if self._has_buffers:
+            self._keep_buffers()
         self.num_timed = self.num_deposited = 0
 
     @property
@@ -249,7 +251,7 @@ class Snapshots(Stateful):
         return self._strategy.judged not in ("replica", "own")
 
     def _keep_buffers(self) -> None:
-        if self._has_buffers and self._is_apart:
+        if self._is_apart:
             self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
 
     def _deposit(self, point: EvaluationPoint, what: list[str]) -> None:

@@ -421,14 +421,13 @@ class Strategy(Stateful):
             )
         if self.round_steps is not None:
             positive_int(self.where, "round_steps", self.round_steps)
-        mixes_real = not self.takes_complex and comm.world_size > 1
-        for name, parameter in self.named_trainable() if mixes_real else ():
-            if parameter.is_complex():
-                raise InputError(
-                    f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold "
-                    "its real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy "
-                    "of your own that does more"
-                )
+        if comm.world_size > 1 and not self.takes_complex and any(map(torch.is_complex, self.trainable)):
+            name, parameter = next(each for each in self.named_trainable() if each[1].is_complex())
+            raise InputError(
+                f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold its "
+                "real and imaginary parts (torch.view_as_real), or write takes_complex = True in a strategy of your "
+                "own that does more"
+            )
         self._init_node(model, comm.rank, num_nodes)
         self.prepare()
         if self.scheduler is None:

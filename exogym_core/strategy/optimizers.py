@@ -129,6 +129,8 @@ class OptimSpec:
             wrong = _culprit(lambda options: self.cls(groups, **options), self.kwargs)
             given = f"{_name_of(self.cls)}: {wrong}={self.kwargs[wrong]!r}" if wrong else repr(self)
             raise InputError(f"optimizer {given}: {error}{remedy}") from error
+        if self.params is None and _is_torchs(self.cls):  # which takes all that it is given
+            return built  # type: ignore[no-any-return]
         if not isinstance(built, Optimizer):
             returned = f"the class {built.__name__}" if isinstance(built, type) else f"{built!r:.60}"
             raise InputError(
@@ -137,8 +139,6 @@ class OptimSpec:
             )
         covered = {id(each): each for group in built.param_groups for each in group["params"]}
         if isinstance(model, nn.Module):
-            if self.params is None and covered.keys() == set(map(id, groups)):
-                return built
             named = [(repr(name), held(each), each.requires_grad) for name, each in model.named_parameters()]
         else:
             members = [each["params"] if isinstance(each, Mapping) else [each] for each in groups]

@@ -125,9 +125,10 @@ class Turns:
         self.aborting = False
         self._intra_op_threads = intra_op_threads
         self._states = RandomStates.of_ranks(seed, ranks)
-        self._locks = {each: threading.Lock() for each in (_HOST, *ranks)}
-        for lock in self._locks.values():
-            lock.acquire()
+        self._locks: dict[int, threading.Lock] = {}
+        for each in (_HOST, *ranks):
+            self._locks[each] = threading.Lock()
+            self._locks[each].acquire()
         self._threads: dict[int, threading.Thread] = {}
         self._nth_core = nth_core
         self._holder = _HOST  # of the turn
@@ -149,28 +150,24 @@ class Turns:
                 target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
             )
         threads = list(self._threads.values())
-        # Garbage is collected as often as if each rank were a process of its own.
-        with self._watched(), self._one_core(), intra_op_threads(), raised_gc_threshold(len(threads)):
-            try:
-                for thread in threads:
-                    thread.start()
-                host()
-            finally:
-                self._unwind()
-                for thread in threads:
-                    if thread.ident is not None and thread not in self._left_behind:
-                        join(thread)
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
         ended = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(ended,), name="watch of ranks", daemon=True)
-        thread.start()
+        watch = threading.Thread(target=self._watch, args=(ended,), name="watch of ranks", daemon=True)
+        watch.start()
         try:
-            yield
+            # Garbage is collected as often as if each rank were a process of its own.
+            with self._one_core(), intra_op_threads(), raised_gc_threshold(len(threads)):
+                try:
+                    for thread in threads:
+                        thread.start()
+                    host()
+                finally:
+                    self._unwind()
+                    for thread in threads:
+                        if thread.ident is not None and thread not in self._left_behind:
+                            join(thread)
         finally:
             ended.set()
-            thread.join()
+            watch.join()
 
     def _watch(self, ended: threading.Event) -> None:
         """Check whether the rank that has the turn still makes calls; report it every `SECONDS_OF_SILENCE`."""
@@ -524,7 +521,7 @@ class ThreadHost(SimulatedHost):
         """Run the simulation in the calling thread."""
         run = _ThreadRunner(self.world, self.seed, self.spec.intra_op_threads, sinks)
         try:
-            run.turns.run(lambda rank: run.run_rank(rank, body), run.kernel.run)
+            run.turns.run(partial(run.run_rank, body=body), run.kernel.run)
         except NetsimError as error:
             run.failure.add(error)
         run.failure.raise_if_any()

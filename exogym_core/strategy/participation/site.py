@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -412,6 +412,9 @@ class Division(Options):
         Raises:
             InputError: ranks cannot be cut into such sites, or torch has cut the parameters otherwise.
         """
+        parameters = strategy.trainable
+        if not self.divides and not cut_by_torch(parameters):
+            return Site(None, strategy.comm, parameters, parameters)
         return self.filled(self.connected(strategy), strategy)
 
     def connected(self, strategy: Strategy) -> Site:
@@ -431,11 +434,8 @@ class Division(Options):
     def filled(self, site: Site, strategy: Strategy) -> Site:
         """A site that is `connected`, with the parameters of a strategy and the average of their gradients."""
         parameters, comm = strategy.trainable, strategy.comm
-        held = [part_of(parameter) for parameter in parameters]
-        if cut_by_torch(parameters):  # it averages gradients inside the site
-            return Site(None, site.between, parameters, held)
-        if not self.divides:
-            return replace(site, parameters=parameters, held=held)
+        if not self.divides or cut_by_torch(parameters):  # torch averages gradients inside the site
+            return Site(None, site.between, parameters, list(map(part_of, parameters)))
         inside = comm.group([comm.rank]) if site.inside is None else site.inside
         averaging = self.gradient_averaging().charged(strategy)
         gradients = self.averager(parameters, inside, self.bucket_bytes, averaging)

@@ -154,7 +154,7 @@ class SharedModel(GlobalModel):
     def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
         self.averaging = averaging
         self.plan = averaging.plan(parameters)
-        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
+        self.buckets = [list(map(parameters.__getitem__, bucket)) for bucket in self.plan]
         self.residuals = list(map(averaging.residual, self.buckets))
 
     @abstractmethod
@@ -217,8 +217,8 @@ class OuterStep(SharedModel):
         self.flats = [flatten(bucket) for bucket in self.buckets]
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
         views = zip(self.flats, self.buckets, strict=True)
-        self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
-        self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
+        self.anchors = [list(map(nn.Parameter, unflatten(flat, like))) for flat, like in views]
+        self.optim = optim_spec.build(chain.from_iterable(self.anchors))
 
     @property
     def theta(self) -> list[Tensor]:
