@@ -192,7 +192,8 @@ def _failures(value: object, info: ValidationInfo) -> Mapping[str, float]:
 
 
 def _collectives(value: Any) -> Any:
-    parse_collectives(value)
+    if value != "auto":
+        parse_collectives(value)
     return value
 
 

@@ -118,7 +118,8 @@ class StepReader(Dataset[Any]):
 
 def device_of(model: nn.Module) -> torch.device:
     """Device of a model's parameters; the CPU where it has none."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -114,6 +114,7 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
         journal: requests of ranks, before this run and since.
         writer: completes checkpoints; None where none are made.
         recorder: merges rows.
+        sinks: receivers of rows, snapshots and the journal.
         streams: requests of ranks, where they have a clock.
         found: findings of the evaluator.
         evaluator: of the ranks' snapshots.
@@ -149,10 +150,11 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
         self.evaluator: Evaluator | RecordedEvaluator = (
             program.evaluator(self.journal.found) if recording is None else RecordedEvaluator(recording)
         )
-        self._take_snapshot, self._ranks_a_worker = self.evaluator.take, 1
+        take_snapshot, self._ranks_a_worker = self.evaluator.take, 1
         if request.stages is not None and recording is None:
             self._ranks_a_worker = request.stages.count
-            self._take_snapshot = Assembly(self.evaluator.take, program.model, request.stages.count).take
+            take_snapshot = Assembly(self.evaluator.take, program.model, request.stages.count).take
+        self.sinks = Sinks(self.take, take_snapshot, self.journal)
         self.streams = Streams(request.num_ranks)
         self.found = list(self.journal.found)
         self._is_recorded = recording is None and request.carrier.has_clock
@@ -165,11 +167,6 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(failed=kind is not None)
-
-    @property
-    def sinks(self) -> Sinks:
-        """Receivers of rows, snapshots and the journal."""
-        return Sinks(self.take, self._take_snapshot, self.journal)
 
     def _requested(self, rank: int, request: Request) -> None:
         if self.writer is not None:

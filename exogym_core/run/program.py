@@ -204,6 +204,7 @@ class DataSets:
         val_dataset: for evaluations, or a factory of it.
 
     Attributes:
+        is_shared: one training set is for all ranks.
         batches: samples of each rank in a step, once they are known; empty where all have as many.
     """
 
@@ -215,6 +216,7 @@ class DataSets:
     ) -> None:
         self.request = request
         self._train_dataset, self._val_dataset = train_dataset, val_dataset
+        self.is_shared = isinstance(train_dataset, Dataset) or not callable(train_dataset)
         self._own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
         self._order: EpochOrder | None = None
         self._draws: Draws | None = None  # of a shared training set
@@ -246,11 +248,6 @@ class DataSets:
                 if request.sampler == "torch"
                 else EpochOrder(length, request.shuffle, request.seed)
             )
-
-    @property
-    def is_shared(self) -> bool:
-        """True if one training set is for all ranks."""
-        return isinstance(self._train_dataset, Dataset) or not callable(self._train_dataset)
 
     def sample_batch(self, size: int) -> tuple[Any, int]:
         """A batch of the first samples that rank 0 would read, at most so many, and their number."""
@@ -457,9 +454,10 @@ class Program:
             _try_state(self.model, self.request.checkpoint_interval is not None)
         self.data = DataSets(self.request, self.train_dataset, self.val_dataset)
         strategy = self.request.strategy
-        schedule = (strategy.lr_scheduler, strategy.lr_scheduler_kwargs)
         spec = ensure_optim_spec(strategy.optim_spec)
-        try_schedule(spec, self.model, *schedule, self.known_max_steps() or 1)
+        if strategy.lr_scheduler is not None:
+            schedule = (strategy.lr_scheduler, strategy.lr_scheduler_kwargs)
+            try_schedule(spec, self.model, *schedule, self.known_max_steps() or 1)
 
     # --- before the run ------------------------------------------------------------------------------------
 

@@ -114,12 +114,16 @@ class FitRequest(RunConfig):
                 f"fit: minibatch_size {size} does not divide batch_size {batch_size}; "
                 f"use {nearest_divisor(batch_size, size)}"
             )
-        values["autocast"] = _precision(values["autocast"])
+        autocast = values["autocast"]
+        if autocast is None or isinstance(autocast, bool):
+            values["autocast"] = "bf16" if autocast else None
+        elif not isinstance(autocast, str) or autocast not in PRECISIONS:
+            shown = autocast if isinstance(autocast, str) else shown_value(autocast)
+            raise unknown_name("autocast", shown, ["true", "false", *PRECISIONS])
         if values["num_epochs"] is None and values["max_steps"] is None:
             values["num_epochs"] = 1
         request = cls(**values)
         request._check_strategy()
-        request._check_transport()
         if request.batch_by_speed:
             request._check_batches()
         if request.target_loss is not None and not request.val_size:
@@ -130,22 +134,9 @@ class FitRequest(RunConfig):
         if request.workers.cuda_graphs:
             request._check_graphs()
         request._settle_servers()
-        topology = request.topology
-        request.places = request.placement
         if stages is not None:
             request._check_stages()
-            if topology is not None:
-                of_stages = hosts_of(topology, request.num_nodes, stages, request.placement)
-                request.places = [topology.hosts[host].name for host in of_stages]
-        if topology is not None:
-            if request.strategy.num_servers:
-                groups = request.strategy.server_groups
-                request.places = with_servers(topology, request.num_nodes, request.placement, groups)
-            hosts = request.hosts
-            if request.failures is not None:
-                request._settle_failures(topology, request.failures)
-            if request.placement is None and stages is None and (line := unlike_hosts(topology, hosts)):
-                warnings.warn(f"fit: {line}", UserWarning, stacklevel=5)
+        request._settle_places()
         if request.launch == "local":
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
@@ -170,19 +161,6 @@ class FitRequest(RunConfig):
             raise InputError(
                 f"fit: strategy is {what}; pass one such as exogym_core.strategy.DiLoCoStrategy()"
             )
-
-    def _check_graphs(self) -> None:
-        others = {self.device_of(rank).type for rank in range(self.num_nodes)} - {"cuda"}
-        if others:
-            kind = MissingDeviceError if self.device is None else InputError
-            raise kind(
-                f"workers: cuda_graphs is for CUDA, and ranks compute on {others.pop()}; "
-                "leave it out, or set device: cuda"
-            )
-        if self.autocast == "fp16":
-            raise InputError("workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16")
-
-    def _check_transport(self) -> None:
         clients = self.strategy.clients
         if (clients.are_drawn or clients.balance) and self.val_seconds is not None:
             raise InputError(
@@ -211,6 +189,17 @@ class FitRequest(RunConfig):
         if self.topology is None and self.compute is not None:
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=6)
             self.compute = None
+
+    def _check_graphs(self) -> None:
+        others = {self.device_of(rank).type for rank in range(self.num_nodes)} - {"cuda"}
+        if others:
+            kind = MissingDeviceError if self.device is None else InputError
+            raise kind(
+                f"workers: cuda_graphs is for CUDA, and ranks compute on {others.pop()}; "
+                "leave it out, or set device: cuda"
+            )
+        if self.autocast == "fp16":
+            raise InputError("workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16")
 
     def _check_batches(self) -> None:
         if self.topology is None or self.compute is None or self.compute.flops is None:
@@ -256,6 +245,23 @@ class FitRequest(RunConfig):
                     raise InputError(
                         f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'"
                     )
+
+    def _settle_places(self) -> None:
+        """Place the ranks of stages and servers, and add what happens to hosts to the topology's weather."""
+        self.places, topology = self.placement, self.topology
+        if topology is None:
+            return
+        if self.stages is not None:
+            of_stages = hosts_of(topology, self.num_nodes, self.stages, self.placement)
+            self.places = [topology.hosts[host].name for host in of_stages]
+        if self.strategy.num_servers:
+            groups = self.strategy.server_groups
+            self.places = with_servers(topology, self.num_nodes, self.placement, groups)
+        hosts = self.hosts
+        if self.failures is not None:
+            self._settle_failures(topology, self.failures)
+        if self.placement is None and self.stages is None and (line := unlike_hosts(topology, hosts)):
+            warnings.warn(f"fit: {line}", UserWarning, stacklevel=6)
 
     def _settle_failures(self, topology: Topology, failures: Mapping[str, float]) -> None:
         """Add the crashes of workers' hosts to the topology's weather."""
@@ -370,18 +376,6 @@ def _require_checkpoint(folder: Path) -> None:
     inner = [visible(path) for path in sorted(folder.iterdir()) if path.is_dir() and step_folders(path)]
     remedy = f"name {' or '.join(inner[:3])}" if inner else "leave it out to train from the start"
     raise InputError(f"fit: resume_from: {visible(folder)} has no checkpoint: {remedy}")
-
-
-def _precision(given: object) -> str | None:
-    if given is None or isinstance(given, bool):
-        return "bf16" if given else None
-    if not isinstance(given, str) or given not in PRECISIONS:
-        raise unknown_name(
-            "autocast",
-            given if isinstance(given, str) else shown_value(given),
-            ["true", "false", *PRECISIONS],
-        )
-    return str(given)
 
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:

@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -33,7 +34,6 @@ from exogym_core.strategy.options import (
     mapping,
     number,
     option,
-    positive_int,
     refuse_unknown,
     take,
 )
@@ -419,8 +419,9 @@ class Strategy(Stateful):
                 f"{self.where}: num_servers={self.num_servers}, but judged={self.judged!r}; servers keep the model "
                 "that could be shipped: write judged = 'server'"
             )
-        if self.round_steps is not None:
-            positive_int(self.where, "round_steps", self.round_steps)
+        steps = self.round_steps
+        if steps is not None and not (isinstance(steps, Integral) and steps >= 1):
+            raise InputError(f"{self.where}: round_steps={steps!r} must be a whole number of at least 1")
         if comm.world_size > 1 and not self.takes_complex and any(map(torch.is_complex, self.trainable)):
             name, parameter = next(each for each in self.named_trainable() if each[1].is_complex())
             raise InputError(

@@ -215,12 +215,19 @@ class _Reader:
             raise self._refusal(line, "anchors ('&...') are not accepted: remove it")
         if getattr(event, "tag", None) is not None:
             raise self._refusal(line, "tags ('!...') are not accepted: remove it")
-        if isinstance(event, yaml.ScalarEvent):
+        if isinstance(event, yaml.ScalarEvent) and not needs_key:
             is_plain = event.implicit[0]  # not quoted
-            if needs_key:
-                self._take_key(event.value, line, is_merge=is_plain and event.value == "<<")
-            else:
-                self._add(self._resolve(event.value, line) if is_plain else event.value, line)
+            self._add(self._resolve(event.value, line) if is_plain else event.value, line)
+        elif isinstance(event, yaml.ScalarEvent):
+            key, (mapping, path) = event.value, self._stack[-1]
+            if key == "<<" and event.implicit[0]:
+                raise self._refusal(line, "merge key '<<': write the keys out")
+            if not key:
+                raise self._refusal(line, "an empty key: give it a name")
+            if key in mapping:
+                first = self.lines[*path, key]
+                raise self._refusal(line, f"duplicate key, first on line {first}: remove one")
+            self._key, self._key_line = key, line
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             if len(self._stack) >= MAX_DEPTH:
                 raise self._refusal(line, f"nested more than {MAX_DEPTH} levels deep")
@@ -241,17 +248,6 @@ class _Reader:
     def _refusal(self, line: int, message: str) -> InputError:
         """Return the error for a line, without quoting it: the file may hold secrets."""
         return InputError(f"{self.where}:{line}: {message}")
-
-    def _take_key(self, key: str, line: int, *, is_merge: bool) -> None:
-        mapping, path = self._stack[-1]
-        if is_merge:
-            raise self._refusal(line, "merge key '<<': write the keys out")
-        if not key:
-            raise self._refusal(line, "an empty key: give it a name")
-        if key in mapping:
-            first = self.lines[*path, key]
-            raise self._refusal(line, f"duplicate key, first on line {first}: remove one")
-        self._key, self._key_line = key, line
 
     def _add(self, value: object, line: int) -> KeyPath:
         """Add a value to the container on top of the stack; return its key path."""

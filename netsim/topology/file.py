@@ -347,7 +347,8 @@ class _Builder:
     def topology(self, make: type[Topology], name: str, folder: Path) -> Topology:
         self._name_nodes()
         pipes = self._pipes()
-        self._raise_problems()
+        if self.problems:
+            raise self.document.errors(self.problems)
         names = sorted(self.paths, key=natural_key)
         machines = filter(self.hosts.__contains__, names)
         rank = dict(zip(names, itertools.count(), strict=False))
@@ -385,15 +386,12 @@ class _Builder:
                 self._problem(
                     (key,), "no host is ever there: all crash at 0 s and none returns; let one return"
                 )
-        self._raise_problems()
+        if self.problems:
+            raise self.document.errors(self.problems)
         return replace(net, explicit_routes=routes, weather=weather)
 
     def _problem(self, path: KeyPath, message: str | InputError) -> None:
         self.problems.append(ConfigError(path, str(message), isinstance(message, TypeError)))
-
-    def _raise_problems(self) -> None:
-        if self.problems:
-            raise self.document.errors(self.problems)
 
     def _name_nodes(self) -> None:
         for name, entry in self.file.hosts.items():

@@ -279,7 +279,7 @@ class Topology:
         groups = defaultdict[tuple[object, bool], list[int]](list)
         for host in self.rank_hosts:
             groups[natural_key(host.region or host.name), host.region is None].append(host.index)
-        return [groups[key] for key in sorted(groups)]
+        return list(dict(sorted(groups.items())).values())
 
     @cached_property
     def host_kinds(self) -> Sequence[int]:
@@ -305,12 +305,11 @@ class Topology:
         for link in self.links:
             out[link.source].append(link)
             into[link.target].append(link)
-        return [
-            (out[host.name][0], into[host.name][0])
-            if len(out[host.name]) == len(into[host.name]) == 1
-            else None
-            for host in self.hosts
-        ]
+        found: list[tuple[Link, Link] | None] = []
+        for host in self.hosts:
+            sent, received = out[host.name], into[host.name]
+            found.append((sent[0], received[0]) if len(sent) == len(received) == 1 else None)
+        return found
 
     def likeness(self, hosts: Sequence[int]) -> Hashable:
         """Key of a group of hosts; groups with equal keys take equally long for every collective.

@@ -123,7 +123,7 @@ class World:
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         of_topology = topology.protocol if topology is not None else None
         resolved = Protocol.resolve(protocol, of_topology)
-        fixed = parse_collectives(collectives)
+        fixed = parse_collectives(collectives) if choose is None else {}  # else it finds those given, too
         return cls(num_ranks, topology, hosts, resolved, fixed, shared_cores, choose)
 
     def settled(self) -> World:
@@ -312,20 +312,21 @@ class Simulation(RankSource, RankSink):
         clock = Clock()
         self.network: Network | None = None
         self.link_history: LinkHistory | None = None
+        faults: Faults | None = None
         on_network: dict[str, Any] = {}
         if world.topology is not None:
             network = self.network = Network(clock, world.topology, world.protocol)
             if recorder is not None:
                 recorder.watch(network)
             self.link_history = LinkHistory(network)
-            faults = Faults(network)
+            faults = Faults(network) if network.lacks_weather else None
             network.on_give_up = partial(self._given_up, network.on_give_up)
             on_network = {
                 "start": self._start,
-                "find_stop": faults.find_stop,
+                "find_stop": faults and faults.find_stop,
                 "downtime": network.downtime,
                 "hosts": world.hosts,
-                "reach": Reach(network, world.hosts, faults.may_come_back),
+                "reach": Reach(network, world.hosts, faults.may_come_back if faults else lambda links: False),
             }
         self.on_span = recorder.spans.append if recorder is not None else None
         in_flight, cores = world.protocol.collectives_in_flight, world.shared_cores
@@ -338,7 +339,7 @@ class Simulation(RankSource, RankSink):
             shared_cores=cores,
             **on_network,
         )
-        if world.topology is not None:
+        if faults is not None:
             faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans
