@@ -100,7 +100,13 @@ class Flight(Generic[T]):
 
 def run(steps: Steps[T]) -> T:
     """Run an exchange to its end."""
-    return Flight(steps).wait()
+    value = None
+    while True:
+        try:
+            posted = steps.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        value = posted.wait()
 
 
 def counted(comm: Communicator, steps: Steps[T], payload_bytes: int) -> Steps[T]:
@@ -421,6 +427,8 @@ class RoundAveraging(Averaging, Buckets):
         """Replace `flats`, a bucket each, by their means over sites, this one's times `weight`; calls overlap."""
         if weight != 1.0:
             self.weigh(flats, weight)
+        if len(flats) == 1 and site.inside is None:  # no other call to overlap with
+            return [self.flat(site.between, flats[0], residuals[0])]
         flights = [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
         return [flight.wait() for flight in flights]
 

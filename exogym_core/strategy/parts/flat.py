@@ -77,8 +77,8 @@ def flatten(tensors: Sequence[Tensor], comm: Communicator | None = None) -> Tens
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of `flat` in the shapes of `like`, in order."""
-    pieces = flat.split_with_sizes([tensor.numel() for tensor in like])
-    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+    pieces = flat.split_with_sizes(list(map(torch.numel, like)))
+    return list(map(Tensor.view_as, pieces, like))
 
 
 @torch.no_grad()
