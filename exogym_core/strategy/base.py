@@ -764,14 +764,19 @@ class Strategy(Stateful):
         drawn = self.clients.workers(self)
         return self.patience.workers(self) if drawn is None else drawn
 
-    def round_weight(self, ranks: Sequence[int]) -> float:
-        """Weight of this worker in the mean of a round among `ranks`, over their mean weight."""
+    @property
+    def round_weights(self) -> Mapping[int, int]:
+        """Weight of each worker in the mean of a round; empty: all weigh the same."""
         clients, batches = self.clients, self.shared_state.run.batches
         by_default = "steps" if clients.balance else "samples" if batches else self.weigh_by_default
         kind = clients.weigh_by or by_default
-        of: Mapping[int, int] = self.workers.num_steps if kind == "steps" else {}
-        if kind == "samples":
-            of = dict(enumerate(batches or self.context.data_sizes))
+        if kind == "steps":
+            return self.workers.num_steps
+        return dict(enumerate(batches or self.context.data_sizes)) if kind == "samples" else {}
+
+    def round_weight(self, ranks: Sequence[int]) -> float:
+        """Weight of this worker in the mean of a round among `ranks`, over their mean weight."""
+        of = self.round_weights
         return 1.0 if not of else of[self.rank] * len(ranks) / sum(of[rank] for rank in ranks)
 
     def prepare(self) -> None:
