@@ -116,7 +116,7 @@ def test_specs_parse_and_come_back(spec, expected):
     parsed = Compute.parse(spec)
     assert parsed == expected
     assert Compute.parse(parsed) is parsed
-    assert Compute.parse(parsed.to_mapping()) == parsed
+    assert Compute.parse(parsed.model_dump()) == parsed
     assert parsed.describe()
 
 

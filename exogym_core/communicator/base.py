@@ -261,8 +261,6 @@ def reduce_op_name(op: object) -> str:
     >>> reduce_op_name("SUM"), reduce_op_name(torch.distributed.ReduceOp.AVG)
     ('sum', 'avg')
     """
-    if type(op) is str and op in _OPS:
-        return op
     text = op if isinstance(op, str) else str(op).rsplit(".", maxsplit=1)[-1].strip("<>: 0123456789")
     name = text.lower()
     kinds = torch.distributed.ReduceOp
@@ -893,7 +891,7 @@ class Communicator(ABC):
         """The reduce op's name, refused where it has no meaning for this dtype."""
         self._check_tensors(call, [tensor])
         try:
-            name = reduce_op_name(op)
+            name = op if type(op) is str and op in _OPS else reduce_op_name(op)
         except UnknownNameError as error:
             raise self._wrong(call, str(error), UnknownNameError) from None
         if tensor.dtype not in _REDUCIBLE_DTYPES:

@@ -294,15 +294,12 @@ class Compute(_TextToo, Schema):
 
     @model_serializer(mode="wrap")
     def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The canonical plain form; parses back to an equal `Compute`."""
         plain = dump(self)
         if self.flops is not None:
             plain["flops"] = {name: value for name, value in plain["flops"].items() if value is not None}
         known = type(self).model_fields
         return {name: value for name, value in plain.items() if getattr(self, name) != known[name].default}
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The canonical plain form; parses back to an equal `Compute`."""
-        return self.model_dump()
 
     @property
     def is_measured(self) -> bool:

@@ -6,6 +6,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
         "strategy_config": plain_arguments(request.strategy),
         "topology": request.topology.name if request.topology is not None else None,
         "hosts": list(request.hosts),
-        "compute": request.compute.to_mapping() if request.compute is not None else None,
+        "compute": request.compute.model_dump() if request.compute is not None else None,
         **{name: each for name in OPTIONS if isinstance(each := getattr(request, name), PLAIN)},
     }
 
@@ -140,7 +141,7 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
         if self.resumed is not None or request.checkpoint_interval is not None:
             self.journal, self.writer = begin_checkpoints(program, self.resumed)
         self._loggers = make_loggers(program)
-        listening = [*listeners, *(logger.event for logger in self._loggers)]
+        listening = [*listeners, *map(attrgetter("event"), self._loggers)]
         if request.on_event is not None:
             listening.append(partial(_tell, request.on_event))
         clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
@@ -228,7 +229,7 @@ def note_settled(result: FitResult, program: Program) -> None:
     result.checkpoint_folder = checkpoints.folder
     result.resumed_step = 0 if checkpoints.resumed is None else checkpoints.resumed.step
     result.minibatch_size, result.hosts = request.minibatch_size, list(request.hosts)
-    result.compute = program.compute.to_mapping() if program.compute is not None else None
+    result.compute = program.compute.model_dump() if program.compute is not None else None
 
 
 def planned_together(

@@ -107,7 +107,7 @@ class RunRecord:
             "topology": None if request.topology is None else request.topology.to_mapping(),
             "protocol": resolved_protocol(request.protocol, request.topology),
             "compute": result.compute
-            or (request.compute.to_mapping() if request.compute is not None else None),
+            or (request.compute.model_dump() if request.compute is not None else None),
         }
         plain: dict[str, Any] = {
             "name": self._folder.path.resolve().name,

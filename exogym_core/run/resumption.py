@@ -281,6 +281,6 @@ def run_settings(program: Program) -> dict[str, Any]:
         "dataloader_kwargs": dict(request.dataloader_kwargs or {}),
         "intra_op_threads": request.workers.intra_op_threads,
         "topology": topology,
-        "compute": program.compute.to_mapping() if program.compute is not None else None,
+        "compute": program.compute.model_dump() if program.compute is not None else None,
         **length,
     }

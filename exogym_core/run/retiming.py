@@ -147,7 +147,7 @@ class RecordedTraining:
     def to_bytes(self) -> bytes:
         """Content of the recording's file in a run's folder, without models."""
         if not self._content:
-            mappings = [None if each is None else each.to_mapping() for each in (self.asked, self.compute)]
+            mappings = [None if each is None else each.model_dump() for each in (self.asked, self.compute)]
             outcomes = [
                 [each.max_steps, list(each.remarks), each.coding, each.options] for each in self.outcomes
             ]

@@ -101,20 +101,29 @@ class OptimSpec:
         """Copy with `kwargs` added or replaced."""
         return OptimSpec(self.cls, params=self.params, **{**self.kwargs, **kwargs})
 
-    def build(
-        self, model: nn.Module | Iterable[Any], held: Callable[[Any], Any] = lambda given: given
-    ) -> Optimizer:
+    def build(self, model: nn.Module | Iterable[Any], held: Callable[[Any], Any] | None = None) -> Optimizer:
         """The optimizer over `model`'s trainable parameters, or over the given parameters or groups.
 
         Args:
             model: a model, or parameters or groups.
-            held: maps a parameter or a group to the part of it that this rank updates.
+            held: maps a parameter or a group to the part of it that this rank updates; None: to itself.
 
         Raises:
             InputError: one of torch's refuses the value of an option; a factory returns no optimizer, or one that does
                 not update all that it was given, or updates something else.
         """
-        groups = [held(group) for group in (self.groups(model) if isinstance(model, nn.Module) else model)]
+        if not isinstance(model, nn.Module):
+            groups = list(model)
+        elif self.params is not None:
+            groups = list(self.params(model))
+        else:
+            groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            if not groups:
+                raise InputError(
+                    f"OptimSpec: {type(model).__name__} has no parameter that requires a gradient"
+                )
+        if held is not None:
+            groups = list(map(held, groups))
         try:
             built: Any = self.cls(groups, **self.kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -137,9 +146,23 @@ class OptimSpec:
                 f"optimizer {self!r}: the factory returned {returned}: return a torch.optim.Optimizer over the "
                 "parameters that it gets"
             )
+        self._check_covers(built, model, groups, held)
+        return built
+
+    def _check_covers(
+        self,
+        built: Optimizer,
+        model: nn.Module | Iterable[Any],
+        groups: list[Any],
+        held: Callable[[Any], Any] | None,
+    ) -> None:
+        """Refuse an optimizer that leaves out parameters to train, or updates others."""
         covered = {id(each): each for group in built.param_groups for each in group["params"]}
         if isinstance(model, nn.Module):
-            named = [(repr(name), held(each), each.requires_grad) for name, each in model.named_parameters()]
+            parameters = model.named_parameters()
+            named = [
+                (repr(name), held(each) if held else each, each.requires_grad) for name, each in parameters
+            ]
         else:
             members = [each["params"] if isinstance(each, Mapping) else [each] for each in groups]
             named = [(f"parameter {n}", each, True) for n, each in enumerate(chain.from_iterable(members))]
@@ -157,16 +180,6 @@ class OptimSpec:
                 f"optimizer {self!r}: updates {format_count(len(foreign), 'parameter')}, one of shape "
                 f"{tuple(foreign[0].shape)}, that the model does not have: make it from the parameters that it gets"
             )
-        return built
-
-    def groups(self, model: nn.Module) -> list[Any]:
-        """Parameters or groups for the optimizer of `model`: the trainable ones, or those of `params`."""
-        if self.params is not None:
-            return list(self.params(model))
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trainable:
-            raise InputError(f"OptimSpec: {type(model).__name__} has no parameter that requires a gradient")
-        return trainable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OptimSpec):

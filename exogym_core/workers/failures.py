@@ -75,8 +75,7 @@ def run_rank(
 class FirstFailure:
     """The failure that explains a run's end: the first, unless a rank's own exception lies behind it."""
 
-    def __init__(self) -> None:
-        self.error: NetsimError | None = None
+    error: NetsimError | None = None
 
     def add(self, error: NetsimError) -> None:
         """Keep a failure, if it explains the end better."""

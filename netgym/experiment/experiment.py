@@ -626,7 +626,7 @@ def retimable(experiment: Experiment) -> dict[str, str]:
     common = training_of(experiment)
     del common["strategies"]
     if experiment.compute.is_measured:  # seconds are measured where it is trained
-        common["compute"] = experiment.compute.to_mapping()
+        common["compute"] = experiment.compute.model_dump()
 
     def waits_for_all(entry: StrategySettings) -> bool:
         strategy = experiment.build_strategy(entry)

@@ -419,7 +419,7 @@ def _named_model(
 def _refuse_measured(experiment: Experiment) -> None:
     """Raise InputError, with the option to set, where a step's time would have to be measured."""
     compute = experiment.compute
-    plain = {key: value for key, value in compute.to_mapping().items() if key != "updates"}
+    plain = {key: value for key, value in compute.model_dump().items() if key != "updates"}
     if plain.pop("measured", None) is not None:
         words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
         raise InputError(

@@ -352,17 +352,18 @@ class _Builder:
         names = sorted(self.paths, key=natural_key)
         machines = filter(self.hosts.__contains__, names)
         rank = dict(zip(names, itertools.count(), strict=False))
-        directions: dict[tuple[str, str], tuple[_Pipe, bool]] = {}
+        directions: dict[tuple[int, int], tuple[str, str, _Pipe, bool]] = {}
         for (one, other), (pipe, _) in pipes.items():
-            directions[one, other], directions[other, one] = (pipe, True), (pipe, False)
-        in_order = sorted(directions.items(), key=lambda each: (rank[each[0][0]], rank[each[0][1]]))
+            directions[rank[one], rank[other]] = one, other, pipe, True
+            directions[rank[other], rank[one]] = other, one, pipe, False
         net = make(
             name=self.file.name or name,
             source=self.file.source,
             hosts=tuple(Host(host, index, *self.hosts[host]) for index, host in enumerate(machines)),
             routers=tuple(node for node in names if node not in self.hosts),
             links=tuple(
-                pipe.link(index, *ends, is_up=is_up) for index, (ends, (pipe, is_up)) in enumerate(in_order)
+                pipe.link(index, source, target, is_up=is_up)
+                for index, (_, (source, target, pipe, is_up)) in enumerate(sorted(directions.items()))
             ),
             regions=tuple(sorted({region for region, *_ in self.hosts.values() if region}, key=natural_key)),
             protocol=self.file.protocol,

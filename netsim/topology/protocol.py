@@ -139,15 +139,19 @@ class Protocol:
         """
         if isinstance(spec, Protocol):
             return spec
-        if spec is None or isinstance(spec, str):
-            return _preset(_DEFAULT if spec is None else spec)
-        if not isinstance(spec, Mapping):
-            raise InputError(f"protocol: expected a name or a mapping, got {spec!r}")
-        settings = {str(key): value for key, value in spec.items()}
-        preset = settings.pop("preset", _DEFAULT)
+        settings: dict[str, Any] = {}
+        preset: Any = _DEFAULT if spec is None else spec
+        if isinstance(spec, Mapping):
+            settings = {str(key): value for key, value in spec.items()}
+            preset = settings.pop("preset", _DEFAULT)
         if not isinstance(preset, str):
-            raise InputError(f"protocol: preset must be a name, got {preset!r}")
-        base = _preset(preset)
+            what = "preset must be a name" if isinstance(spec, Mapping) else "expected a name or a mapping"
+            raise InputError(f"protocol: {what}, got {preset!r}")
+        if preset not in PRESETS:
+            raise unknown_name("protocol", preset, PRESETS)
+        base = PRESETS[preset]
+        if not settings:
+            return base
         changes: dict[str, Any] = {}
         unknown = [key for key in settings if key not in _SETTINGS]
         if unknown:
@@ -332,12 +336,6 @@ def mean_window_segments(loss: float, round_trip_seconds: float) -> float:
 
 MEAN_WINDOWS: Mapping[str, Callable[[float, float], float]] = {"cubic": mean_window_segments}
 """By congestion control (`netsim/network/tcp_NAME.py`): mean window in segments at a loss and a round trip."""
-
-
-def _preset(name: str) -> Protocol:
-    if name not in PRESETS:
-        raise unknown_name("protocol", name, PRESETS)
-    return PRESETS[name]
 
 
 _MOST_COUNT = 10**9

@@ -401,7 +401,8 @@ class RoundAveraging(Averaging, Buckets):
 
     def charged(self, strategy: Strategy) -> Self:
         """As `Averaging.charged`; refuses a store that is not there."""
-        self.through(strategy.comm)
+        if self.exchange != "direct":
+            self.through(strategy.comm)
         return super().charged(strategy)
 
     def steps(
