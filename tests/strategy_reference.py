@@ -274,7 +274,7 @@ def both(*exchanges: Callable[[int, list[nn.Module]], None]) -> Callable[[int, l
     return after_step
 
 
-# --- DeMo, with the momentum in the parameters' own space as the paper has it --------------------------------
+# --- blocks of matrices ---------------------------------------------------------------------------------------
 
 
 def divisor(size: int, limit: int) -> int:
@@ -287,66 +287,3 @@ def matrix_blocks(tensor: Tensor, chunk: int) -> list[Tensor]:
     matrix = tensor.view(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.view(1, -1)
     height, width = (divisor(size, chunk) for size in matrix.shape)
     return [block for row in matrix.split(height, 0) for block in row.split(width, 1)]
-
-
-def wave(frequency: int, size: int) -> Tensor:
-    """One basis vector of the orthonormal DCT-II."""
-    scale = math.sqrt((1 if frequency == 0 else 2) / size)
-    return torch.tensor(
-        [scale * math.cos(math.pi * (2 * n + 1) * frequency / (2 * size)) for n in range(size)],
-        dtype=torch.float64,
-    )
-
-
-def basis_image(frequency: tuple[int, int], shape: torch.Size) -> Tensor:
-    """One basis image of the transform of a matrix."""
-    return torch.outer(wave(frequency[0], shape[0]), wave(frequency[1], shape[1]))
-
-
-def dct(matrix: Tensor) -> Tensor:
-    """The amplitude of every basis image: their inner products with `matrix`."""
-    height, width = matrix.shape
-    rows = [[(basis_image((k, j), matrix.shape) * matrix).sum() for j in range(width)] for k in range(height)]
-    return torch.stack([torch.stack(row) for row in rows])
-
-
-def inverse_dct(frequencies: Tensor) -> Tensor:
-    """The sum of basis images."""
-    image = torch.zeros_like(frequencies)
-    for k, j in frequencies.nonzero().tolist():
-        image += frequencies[k, j] * basis_image((k, j), frequencies.shape)
-    return image
-
-
-def reference_demo(
-    model: nn.Module, batches: Batches, *, lr: float, decay: float, topk: int, chunk: int, weight_decay: float
-) -> list[nn.Module]:
-    """DeMo with values sent in fp32."""
-    parameters = list(model.parameters())
-    momenta = [[torch.zeros_like(p) for p in parameters] for _ in batches[0]]
-    for step in batches:
-        grads = [gradients(model, batch) for batch in step]
-        for index, parameter in enumerate(parameters):
-            for momentum, gradient in zip(momenta, grads, strict=True):
-                momentum[index].mul_(decay).add_(gradient[index], alpha=lr)
-            update = torch.zeros_like(parameter)
-            blocks = zip(*(matrix_blocks(m[index], chunk) for m in momenta), strict=True)
-            for target, block_of_ranks in zip(matrix_blocks(update, chunk), blocks, strict=True):
-                target.copy_(demo_exchange(list(block_of_ranks), topk))
-            with torch.no_grad():
-                parameter.mul_(1 - lr * weight_decay).sub_(lr * update.sign())
-    return [model] * len(batches[0])
-
-
-def demo_exchange(blocks: list[Tensor], topk: int) -> Tensor:
-    """What all ranks get for one block; what each sent is taken from its block in place."""
-    total, count = torch.zeros_like(blocks[0]), torch.zeros_like(blocks[0])
-    for block in blocks:
-        frequencies = dct(block)
-        sent = torch.zeros_like(frequencies)
-        for position in frequencies.abs().view(-1).argsort(descending=True)[:topk].tolist():
-            sent.view(-1)[position] = frequencies.view(-1)[position].float().double()
-            count.view(-1)[position] += 1
-        total += sent
-        block -= inverse_dct(sent)
-    return inverse_dct(total / count.clamp(min=1))

@@ -21,7 +21,6 @@ from exogym_core.strategy import (
     NoLoCoCommunicator,
     NoLoCoStrategy,
     SGPStrategy,
-    SlowMoStrategy,
 )
 
 if TYPE_CHECKING:
@@ -203,28 +202,6 @@ def desloc(
     return stepping(model, batches, make_optim, nothing, after)
 
 
-def slowmo(
-    model: nn.Module,
-    H: int,  # noqa: N803
-    rate: Callable[[int], float],
-    alpha: float = 1.0,
-    beta: float = 0.5,
-) -> Callable[[int, list[nn.Module]], None]:
-    """SlowMo's steps 6 to 8, at the local rate of the 1-based step."""
-    begun = reference.vector(model)
-    u = torch.zeros_like(begun)
-
-    def after_step(number: int, replicas: list[nn.Module]) -> None:
-        if number % H:
-            return
-        gamma = rate(number)
-        u.mul_(beta).add_((begun - rows(replicas).mean(0)) / gamma)
-        begun.sub_(alpha * gamma * u)
-        write(begun.expand(len(replicas), -1), replicas)
-
-    return after_step
-
-
 # --- rows of the table ---------------------------------------------------------------------------------------
 
 
@@ -268,12 +245,6 @@ ROWS: list[dict[str, Any]] = [
         "payload": lambda model, step, n: whole(model) + 8,
         "sent_factor": lambda n: n if n > 1 else 0,
         "apart": True,
-    },
-    {
-        "name": "SlowMo",
-        "make": lambda: SlowMoStrategy(sgd, H=2, outer_lr=0.9, outer_momentum=0.6),
-        "algorithm": local(lambda model: slowmo(model, 2, lambda _: 0.05, 0.9, 0.6), sgd),
-        "payload": sum_of_periods(2),
     },
     {
         "name": "GASLoC",

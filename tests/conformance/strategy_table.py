@@ -13,13 +13,13 @@ from typing import Any
 import compression_references as compression
 import mixing_references as mixing
 import outer_references as outer_rounds
-import recent_references as recent
 import strategy_reference as reference
 import torch
 from strategy_reference import DTYPE_BYTES, SEED, adamw, every, local, named_codec, num_values, sgd, whole
 from torch import Tensor, nn
 
 from exogym_core.strategy import (
+    ACCOStrategy,
     AllReduceStrategy,
     AsyncSPARTAStrategy,
     Chain,
@@ -29,9 +29,13 @@ from exogym_core.strategy import (
     DiLoCoCommunicator,
     DiLoCoStrategy,
     EagerDiLoCoStrategy,
+    EDiTStrategy,
     FedAvgStrategy,
+    GPAStrategy,
     LocalSGDStrategy,
     RandomIndexSelector,
+    SlowMoStrategy,
+    SNOOStrategy,
     SparseCommunicator,
     SPARTADiLoCoStrategy,
     SPARTAStrategy,
@@ -46,12 +50,14 @@ class Row:
     """One strategy: how to make it, its algorithm, and the payload of a 1-based step.
 
     `payload(model, step, num_ranks)` is in bytes per rank; `sent_factor(n)` turns it into bytes sent by all
-    `n` ranks together, or `sent` tells them by step. `apart` marks strategies whose replicas never are all alike.
+    `n` ranks together, or `sent` tells them by step. Without an `algorithm`, golden/ has the parameters of its authors'
+    code, of several ranks or of one that an equality extends to several. `apart` marks strategies whose replicas never
+    are all alike.
     """
 
     name: str
     make: Callable[[], Strategy]
-    algorithm: Callable[[nn.Module, reference.Batches], list[nn.Module]]
+    algorithm: Callable[[nn.Module, reference.Batches], list[nn.Module]] | None
     payload: Callable[[nn.Module, int, int], int]
     sent_factor: Callable[[int], int] = lambda n: 2 * (n - 1)
     sent: Callable[[nn.Module, int, int], int] | None = None
@@ -92,6 +98,10 @@ def demo_payload(topk: int, chunk: int, entry_bytes: int) -> Callable[[nn.Module
         return sum(min(topk, block.numel()) for block in blocks) * entry_bytes
 
     return payload
+
+
+def norms(model: nn.Module) -> int:
+    return 4 * len(list(model.parameters()))
 
 
 TABLE = [
@@ -153,9 +163,7 @@ TABLE = [
     Row(
         "DeMo",
         lambda: DeMoStrategy(lr=0.01, compression_topk=3, compression_chunk=4, weight_decay=0.1),
-        lambda model, batches: reference.reference_demo(
-            model, batches, lr=0.01, decay=0.999, topk=3, chunk=4, weight_decay=0.1
-        ),
+        None,
         demo_payload(3, 4, 12),
         sent_factor=lambda n: n * (n - 1),
     ),
@@ -219,5 +227,33 @@ TABLE = [
     ),
     *(Row(**row) for row in compression.ROWS),
     *(Row(**row) for row in mixing.ROWS),
-    *(Row(**row) for row in recent.ROWS),
+    Row(
+        "SlowMo",
+        lambda: SlowMoStrategy(sgd, H=2, outer_lr=0.9, outer_momentum=0.6),
+        None,
+        every(2, whole),
+    ),
+    Row(
+        "IsoLoCo",
+        lambda: DiLoCoStrategy(adamw, H=2, outer_lr=0.8, outer_momentum=0.7, aggregate="isotropic"),
+        None,
+        every(2, whole),
+    ),
+    Row("SNOO", lambda: SNOOStrategy(sgd, H=3, outer_lr=0.8, outer_momentum=0.5), None, every(1, whole)),
+    Row(
+        "GPA",
+        lambda: GPAStrategy(adamw, eval_interp_coeff=0.9, train_interp_coeff=0.6),
+        None,
+        every(1, whole),
+    ),
+    Row("ACCO", lambda: ACCOStrategy(adamw), None, every(1, whole)),
+    Row(
+        "EDiT",  # beside a model's bytes, 4 for the norm of each tensor
+        lambda: EDiTStrategy(adamw, H=2, clip_outer=0.02),
+        None,
+        every(2, lambda model: whole(model) + norms(model)),
+        sent=lambda model, step, n: (
+            2 * (n - 1) * every(2, whole)(model, step, n) + n * (n - 1) * every(2, norms)(model, step, n)
+        ),
+    ),
 ]

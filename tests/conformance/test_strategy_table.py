@@ -38,9 +38,10 @@ def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, probl
     """And replicas agree to the bit where rounds of 1, 2 and 3 steps have exchanged everything."""
     model, batches = reference.make_problem(*problem)
     run = reference.run_strategy(row.make(), model, batches, SEED)
-    expected = row.algorithm(copy.deepcopy(model), batches)
-    for got, replica in zip(run.results, expected, strict=True):
+    expected = row.algorithm(copy.deepcopy(model), batches) if row.algorithm else []
+    for got, replica in zip(run.results, expected, strict=bool(row.algorithm)):
         torch.testing.assert_close(got, reference.vector(replica), rtol=row.tolerance, atol=row.tolerance)
+    for got in run.results:
         assert row.apart or len(batches) % 6 or torch.equal(got, run.results[0])
     n = problem[0]
     payload = sum(row.payload(model, step, n) for step in range(1, len(batches) + 1))
