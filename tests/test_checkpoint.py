@@ -49,11 +49,9 @@ from exogym_core.strategy import (
     DiLoCoStrategy,
     FedAvgStrategy,
     OneBitAdamStrategy,
-    State,
     Strategy,
     build_strategy,
 )
-from exogym_core.strategy.parts.state import Stateful
 from exogym_core.workers.host import untimed_row
 from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Key, Mark, Post, Wait
@@ -742,23 +740,6 @@ def test_a_schedule_of_its_own_length_goes_on_as_unbroken(schedule: dict[str, An
 
 
 # --- state that a class declares ----------------------------------------------------------------------------
-
-
-class Kept(Stateful):
-    state = State("tensor", "plain")
-
-    def __init__(self) -> None:
-        self.tensor, self.plain = torch.zeros(4), {"of": [0]}
-
-
-def test_declared_state_is_a_copy_both_ways() -> None:
-    module, fresh = Kept(), Kept()
-    state = module.state_dict()
-    fresh.load_state_dict(state)
-    for each in (module, fresh):
-        each.tensor += 1
-        each.plain["of"].append(5)
-    assert (state["tensor"].tolist(), state["plain"]) == ([0] * 4, {"of": [0]})
 
 
 # --- parts on disks that rank 0 does not see ----------------------------------------------------------------

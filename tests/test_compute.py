@@ -715,25 +715,6 @@ def test_a_crash_leaves_its_core_to_the_others() -> None:
     assert run.compute_seconds == pytest.approx([10 / 3, 3.0, 10 / 3], abs=3 * GRID)
 
 
-@pytest.mark.parametrize(("num_cores", "seconds"), [(4, 0.02), (2, 0.04)])
-def test_devices_of_hosts_are_not_shared_as_well(num_cores: int, seconds: float) -> None:
-    """Two steps of 10 ms; two ranks on each host of one device."""
-    region = {"hosts": 1, "devices": 1, "nic": "10 Gbit/s"}
-    result = fit(
-        DiLoCoStrategy(H=3),
-        compute={"fixed": "10 ms", "shared_cores": num_cores},
-        num_nodes=4,
-        placement=["a.0", "a.0", "b.0", "b.0"],
-        topology={
-            "name": "two hosts",
-            "regions": {"a": region, "b": region},
-            "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "1 ms"}],
-        },
-        max_steps=2,
-    )
-    assert result.virtual_seconds == pytest.approx(seconds, abs=4 * GRID)
-
-
 def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:
     options: dict[str, Any] = {
         "compute": {"fixed": "10 ms", "jitter": 0.5, "shared_cores": 2}

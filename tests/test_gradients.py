@@ -489,16 +489,6 @@ def test_a_resumed_run_takes_the_size_that_was_found_then(
     assert resumed.history == stopped.history
 
 
-def test_an_error_of_the_model_comes_out_at_once() -> None:
-    class Broken(Wide):
-        def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
-            raise KeyError("labels")
-
-    trainer = Trainer(Broken(), WIDE_DATA, device="cpu")
-    with pytest.raises(InputError, match=r"^fit: a first batch fails: KeyError: 'labels'"):
-        trainer.fit(strategy=AllReduceStrategy(), num_nodes=2, minibatch_size="auto", workers="threads")
-
-
 class Normed(nn.Module):
     """A layer behind a BatchNorm whose means have forgotten little."""
 

@@ -206,23 +206,8 @@ def test_an_interrupted_plan_keeps_what_it_has(
 
 # --- sweeps of plans ----------------------------------------------------------------------------------------
 
-WORDS = (
-    "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "
-    "--device h100 --tokens 1B --protocol linux-tcp"
-)
 TOPOLOGY = "name: near\nregions:\n  here: {hosts: 4, nic: 10 Gbit/s, latency: 50 us}\n"
 LENGTH = "strategies.DiLoCo.H"
-
-
-def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A path is taken from the current folder, as of --topology; both at once are refused."""
-    words = WORDS.replace("--topology wan-4-regions ", "").replace("--strategy AllReduce ", "").split()
-    path = tmp_path / "near.yaml"
-    path.write_text(TOPOLOGY)
-    wan, near = json_of([*words, "--sweep", f"topology=wan-4-regions,{path}", "--json"], capsys)["plans"]
-    assert wan["seconds_per_round"] > near["seconds_per_round"] > 0
-    assert main([*words, "--topology", "wan-4-regions", "--sweep", f"topology={path}"]) == 2
-    assert "--sweep topology: --topology is given too: leave one of them out" in capsys.readouterr().err
 
 
 LOCAL = "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --workers 4 --device h100"

@@ -393,46 +393,6 @@ def test_sparta_takes_a_selector_of_ones_own() -> None:
 # --- gradients ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda: AllReduceStrategy(SGD), lambda: DeMoStrategy(lr=0.1)])
-def test_uneven_batches_are_weighted_by_samples(make: Any) -> None:
-    """Three samples on one rank and one on the other give what two and two give."""
-    torch.manual_seed(0)
-    model, samples = nn.Linear(4, 1, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
-
-    def train(cut: int) -> list[Tensor]:
-        def body(comm: Communicator) -> Tensor:
-            strategy, replica = make(), copy.deepcopy(model)
-            strategy.setup(replica, comm, 1, 0)
-            own = samples[:cut] if comm.rank == 0 else samples[cut:]
-            strategy.begin_step(StepContext(samples=len(own), samples_of=[cut, len(samples) - cut]))
-            strategy.before_backward(last_micro_batch=True)
-            replica(own).pow(2).mean().backward()
-            strategy.step()
-            return reference.vector(replica)
-
-        return run_ranks(body, 2).results
-
-    for even, uneven in zip(train(2), train(3), strict=True):
-        torch.testing.assert_close(even, uneven)
-
-
-def test_a_parameter_without_a_gradient_on_one_rank_counts_as_zero() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(2, 1, bias=False), "b": nn.Linear(2, 1, bias=False)})
-
-    def body(comm: Communicator) -> list[Tensor]:
-        replica = copy.deepcopy(model)
-        strategy = AllReduceStrategy(SGD, bucket_bytes=1)
-        strategy.setup(replica, comm, 1, 0)
-        strategy.before_backward(last_micro_batch=True)
-        replica["ab"[comm.rank]](torch.ones(1, 2)).sum().backward()
-        strategy.step()
-        return [replica["a"].weight.detach(), replica["b"].weight.detach()]
-
-    for weights in run_ranks(body, 2).results:
-        torch.testing.assert_close(weights[0], model["a"].weight.detach() - 0.05)
-        torch.testing.assert_close(weights[1], model["b"].weight.detach() - 0.05)
-
-
 class Odd(nn.Module):
     """What models have besides plain parameters: frozen, tied, unused and empty ones."""
 
