@@ -162,24 +162,16 @@ def served(
     make_optim: MakeOptim,
     H: int,  # noqa: N803
     rule: Callable[[Tensors], Callable[[Tensors], None]],
-    server_of: Callable[[int], int],
-    on_arrival: Callable[[int, Tensors], None] | None = None,
-    servers: dict[int, Tensors] | None = None,
-) -> tuple[list[nn.Module], dict[int, Tensors]]:
-    """Workers do H steps, send their displacement to their server and go on from its answer.
+    at: int,
+) -> tuple[list[nn.Module], Tensors]:
+    """Workers do H steps, send their displacement to the server `at` and go on from its answer.
 
-    Returns the replicas and the servers' parameters. `on_arrival` is told when a server has taken one in.
+    Returns the replicas and the server's parameters.
     """
     num_workers, size = len(batches[0]), sum(p.numel() for p in model.parameters())
-    servers = {} if servers is None else servers
-    rules: dict[int, Callable[[Tensors], None]] = {}
+    phi = values(model)
+    take = rule(phi)
     workers = [Worker(world, rank, model, batches, make_optim) for rank in range(num_workers)]
-    for rank in range(num_workers):
-        at = server_of(rank)
-        if at not in servers:
-            servers[at] = values(model)
-        if at not in rules:
-            rules[at] = rule(servers[at])
 
     def begin(worker: Worker, start: Tensors) -> None:
         left = [H]
@@ -189,17 +181,15 @@ def served(
             if left[0]:
                 worker.begin_step(stepped)
                 return
-            displacement, at = minus(start, values(worker.model)), server_of(worker.rank)
-            world.send(worker.rank, at, size + 2, lambda: arrived(worker, at, displacement))
+            displacement = minus(start, values(worker.model))
+            world.send(worker.rank, at, size + 2, lambda: arrived(worker, displacement))
 
         worker.begin_step(stepped)
 
-    def arrived(worker: Worker, at: int, displacement: Tensors) -> None:
-        rules[at](displacement)
-        answer = [p.clone() for p in servers[at]]
+    def arrived(worker: Worker, displacement: Tensors) -> None:
+        take(displacement)
+        answer = [p.clone() for p in phi]
         world.send(at, worker.rank, size + 1, lambda: answered(worker, answer))
-        if on_arrival is not None:
-            on_arrival(at, displacement)
 
     def answered(worker: Worker, answer: Tensors) -> None:
         write(worker.model, answer)
@@ -208,73 +198,7 @@ def served(
     for worker in workers:
         begin(worker, values(model))
     world.run()
-    return [worker.model for worker in workers], servers
-
-
-def halos(
-    world: World,
-    model: nn.Module,
-    batches: Batches,
-    make_optim: MakeOptim,
-    *,
-    H: int,  # noqa: N803
-    K: int,  # noqa: N803
-    regions: int,
-    local: tuple[float, float, int],
-    above: tuple[float, float, int],
-    merge: float,
-) -> tuple[list[nn.Module], Tensors]:
-    """Regional servers and a global one; K arrivals after the last merger a region sends what it has gained."""
-    num_workers, size = len(batches[0]), sum(p.numel() for p in model.parameters())
-    top = num_workers + regions
-    servers = {num_workers + region: values(model) for region in range(regions)}
-    bases = {at: [p.clone() for p in held] for at, held in servers.items()}
-    versions, merged_at = dict.fromkeys(servers, 0), dict.fromkeys(servers, 0)
-    is_away = dict.fromkeys(servers, False)
-    phi = values(model)
-    lr, beta, buffer = above
-    take = delayed_nesterov(phi, lr * buffer, beta, buffer, 0.0)
-
-    def rule(held: Tensors) -> Callable[[Tensors], None]:
-        return delayed_nesterov(held, local[0] * local[2], local[1], local[2], 0.0)
-
-    def send_up(at: int) -> None:
-        is_away[at] = True
-        gained = minus(bases[at], servers[at])
-        world.send(at, top, size + 2, lambda: at_top(at, gained))
-
-    def at_top(at: int, gained: Tensors) -> None:
-        take(gained)
-        answer = [p.clone() for p in phi]
-        world.send(top, at, size + 1, lambda: back(at, answer))
-
-    def back(at: int, answer: Tensors) -> None:
-        held = servers[at]
-        held[:] = [(1 - merge) * own + merge * theirs for own, theirs in zip(held, answer, strict=True)]
-        bases[at] = [p.clone() for p in held]
-        merged_at[at], is_away[at] = versions[at], False
-
-    def on_arrival(at: int, _: Tensors) -> None:
-        versions[at] += 1
-        if versions[at] >= merged_at[at] + K and not is_away[at]:
-            send_up(at)
-
-    replicas, _ = served(
-        world,
-        model,
-        batches,
-        make_optim,
-        H,
-        rule,
-        lambda rank: num_workers + rank * regions // num_workers,
-        on_arrival,
-        servers,
-    )
-    for at in servers:  # workers have ended: what has come since goes up, in order of ranks
-        if versions[at] > merged_at[at] and not is_away[at]:
-            send_up(at)
-            world.run()
-    return replicas, phi
+    return [worker.model for worker in workers], phi
 
 
 def decoupled(

@@ -99,8 +99,7 @@ SAMPLES = 4  # of a batch
 
 def of_one_server(n: int, H: int, strategy: Strategy, rule: Any) -> tuple[Strategy, Any]:  # noqa: N803
     def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
-        replicas, servers = events.served(world, model, batches, adamw, H, rule, lambda rank: n)
-        return replicas, servers[n]
+        return events.served(world, model, batches, adamw, H, rule, at=n)
 
     return strategy, run
 
@@ -115,16 +114,6 @@ def of_async(n: int, buffer: int | None, share: float, H: int) -> tuple[Strategy
 def of_heloco(n: int, confidence: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
     strategy = HeLoCoStrategy(adamw, H=H, outer_lr=0.4, outer_momentum=0.8, confidence=confidence)
     return of_one_server(n, H, strategy, lambda phi: events.heloco(phi, 0.4, 0.8, confidence))
-
-
-def of_halos(n: int, regions: int, K: int, buffer: int, H: int) -> tuple[Strategy, Any]:  # noqa: N803
-    strategy = HALoSStrategy(adamw, H=H, K=K, regions=regions, local_buffer=buffer, global_buffer=2)
-    options: dict[str, Any] = {"local": (0.2, 0.9, buffer), "above": (0.15, 0.5, 2), "merge": 0.25}
-
-    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
-        return events.halos(world, model, batches, adamw, H=H, K=K, regions=regions, **options)
-
-    return strategy, run
 
 
 def of_decoupled(n: int, P: int, quorum: int, grace: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
@@ -162,7 +151,7 @@ def greedily(sizes: list[int], count: int) -> list[list[int]]:
     return sorted(sorted(members) for members in cut)
 
 
-CASES = {
+CASES = {  # HALoS: golden/test_authors.py
     "AsyncDiLoCo": st.builds(
         lambda n, **options: (n, of_async(n, **options)),
         n=st.integers(1, 4),
@@ -175,14 +164,6 @@ CASES = {
         n=st.integers(1, 4),
         confidence=st.sampled_from([0.5, 3.0]),
         H=st.integers(1, 4),
-    ),
-    "HALoS": st.builds(
-        lambda n, **options: (n, of_halos(n, **{**options, "regions": min(options["regions"], n)})),
-        n=st.integers(1, 5),
-        regions=st.integers(1, 3),
-        K=st.integers(1, 4),
-        buffer=st.integers(1, 3),
-        H=st.integers(1, 3),
     ),
     "ADPSGD": st.builds(
         lambda n, **options: (n, of_ad_psgd(n, **options)), n=st.integers(1, 5), interval=st.integers(1, 3)
@@ -268,7 +249,8 @@ ORDERLESS: dict[str, tuple[int, int, Strategy]] = {
     "AsyncDiLoCo": (3, 4, AsyncDiLoCoStrategy(adamw, H=4)),
     "AsyncDiLoCo alone": (1, 8, AsyncDiLoCoStrategy(adamw, H=2)),
     "HeLoCo": (1, 8, HeLoCoStrategy(adamw, H=2)),
-    "HALoS": (1, 2, HALoSStrategy(adamw, H=2, K=1, regions=1, local_buffer=1)),
+    # The global server hears of a round that fills no K at the end.
+    "HALoS": (1, 2, HALoSStrategy(adamw, H=2, K=2, regions=1, local_buffer=1)),
     "DecoupledDiLoCo": (3, 3, DecoupledDiLoCoStrategy(adamw, H=3, num_fragments=1)),
 }
 
@@ -286,6 +268,7 @@ def test_real_sockets_change_no_outcome_that_does_not_hang_on_order(name: str) -
         run_ranks(body, n + strategy.num_servers, **options).results
         for options in ({}, {"transport": "gloo"})
     )
+    assert not torch.equal(simulated[-1], reference.vector(model))
     kept = (
         slice(None) if n == 1 else slice(n, None)
     )  # which answer a worker has at the end does hang on order
