@@ -176,16 +176,6 @@ def test_members_have_the_chains_replica_and_progress() -> None:
     assert result.results == [[(step, rank, 2) for step in range(3)] for rank in range(2)]
 
 
-def test_a_chain_without_modules_trains_alone() -> None:
-    model, batches = reference.make_problem(2, 3, 4, 6, seed=1)
-    run = reference.run_strategy(Chain(optim_spec=ADAMW), model, batches, SEED)
-    expected = reference.reference_local(model, batches, ADAMW, lambda *_: None)
-    for got, replica in zip(run.results, expected, strict=True):
-        torch.testing.assert_close(got, reference.vector(replica))
-    assert [traffic.bytes_sent for traffic in run.traffic] == [0, 0]
-    assert Chain().judged == "own"
-
-
 # --- files and mistakes ------------------------------------------------------------------------------------
 
 FILE = experiment(

@@ -84,17 +84,6 @@ def test_in_rounds_it_is_what_the_last_one_made_and_before_it_the_initial_model(
     assert all(same(mine[1], theirs[1]) for mine, theirs in zip(*ranks, strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name, judged in JUDGED.items() if judged in ("replica", "own")])
-def test_else_it_is_the_replica_at_every_step(name):
-    def body(comm):
-        strategy, replica = build_strategy(name), mlp()
-        strategy.setup(replica, comm, 2, 0)
-        return steps(comm, strategy, replica, 2)
-
-    for reported in run_ranks(body, 2).results:
-        assert [(version, judged) for version, judged, _ in reported] == [(1, None), (2, None)]
-
-
 def test_the_ranks_of_a_sharded_site_have_it_in_parts():
     def body(comm):
         strategy = DiLoCoStrategy(H=2, ranks_per_worker=2, sharding="FULL_SHARD", optim_spec="sgd", lr=0.1)

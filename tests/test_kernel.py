@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence
@@ -18,7 +17,7 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from netsim import Clock
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import on_grid
-from netsim.ranks import Advance, Call, Kernel, Key, Mark, Post, Request, StampedRow, Wait
+from netsim.ranks import Advance, Call, Kernel, Key, Post, Request, StampedRow, Wait
 
 GRID = 2.0**-30
 
@@ -83,17 +82,6 @@ def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: fl
     done = simulate([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
     assert done.kernel.seconds.end == [end, end]
     assert done.network.most_under_way == most
-
-
-def test_a_thousand_equal_steps_take_equal_time() -> None:
-    streams: list[list[Request]] = [[], []]
-    for step in range(1000):
-        for member, stream in enumerate(streams):
-            stream += [Advance(0.1), Post(key(step), member, REDUCE), Wait(key(step)), Mark({})]
-    done = simulate(streams, seconds=0.3)
-    ends = [row.virtual_seconds for row in done.rows if row.rank == 0]
-    assert {end - start for start, end in itertools.pairwise(ends)} == {ends[0]}
-    assert ends[0] == pytest.approx(0.4, abs=4 * GRID)
 
 
 def test_never_is_on_the_grid_and_no_time_is_not() -> None:

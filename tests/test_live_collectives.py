@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -319,19 +318,6 @@ def test_calls_of_a_repetition_end_as_those_of_ranks_that_call_in_turn(
     settings = {"protocol": protocol, "collectives": took.algorithm}
     ranks = run_ranks(program, len(took.rank_seconds), network, **settings).results
     np.testing.assert_allclose(took.rank_seconds, ranks, rtol=1e-7, atol=1e-8)
-
-
-def test_calls_in_a_row_overlap_along_a_chain() -> None:
-    """Each link of a line of five hosts carries 1 MB in 1 s, so a further call takes 1 s more."""
-    hosts = ["a", "b", "c", "d", "e"]
-    links = [{"between": list(pair), "bandwidth": "8 Mbit/s", "latency": "0 ms"} for pair in pairwise(hosts)]
-    given = {"num_bytes": 1_000_000, "algorithm": "nccl-ring", "protocol": "ideal"}
-    one, two, five = (
-        netsim.collective({"hosts": hosts, "links": links}, "broadcast", calls=n, **given).seconds
-        for n in (1, 2, 5)
-    )
-    assert one > 1.5
-    assert (two, five) == pytest.approx((one + 1, one + 4))
 
 
 def test_calls_without_messages_end_at_once() -> None:

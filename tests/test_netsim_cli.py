@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import sys
@@ -81,37 +80,6 @@ def test_unknown_devices_are_reported(tmp_path: Path, capsys: Capture) -> None:
 # --- import netsim ------------------------------------------------------------------------------------------
 
 PAIR = chain_form("ab", "10 Gbit/s", "20 ms")
-
-
-@pytest.mark.parametrize("how", ["name", "path", "mapping", "object"])
-def test_a_topology_in_any_form(how: str, tmp_path: Path) -> None:
-    loaded = netsim.Topology.from_mapping(PAIR)
-    path = tmp_path / "pair.yaml"
-    path.write_text(json.dumps(loaded.to_mapping()))
-    forms: dict[str, Any] = {"name": "lan", "path": path, "mapping": PAIR, "object": loaded}
-    took = netsim.collective(forms[how], "all_reduce", num_bytes=1000)
-    assert took.seconds == max(took.rank_seconds) >= took.bound_seconds > 0
-
-
-def test_a_line_of_python_says_what_the_command_says() -> None:
-    arguments = [
-        "collective",
-        "wan-4-regions",
-        "all_reduce",
-        "--bytes",
-        "25MB",
-        "--ranks",
-        "eu.0,us-west.1,asia.2",
-    ]
-    result = json.loads(CliRunner().invoke(cli.cli, [*arguments, "--json"]).output)
-    took = netsim.collective(
-        "wan-4-regions", "all_reduce", num_bytes=25_000_000, ranks=["eu.0", "us-west.1", "asia.2"]
-    )
-    assert result["seconds"] == took.repeat_seconds == [took.seconds]
-    assert result["rank_seconds"] == took.rank_seconds
-    assert result["link_bytes"] == took.link_bytes
-    assert result["algorithm"] == took.algorithm
-    assert result["lower_bound_seconds"] == took.bound_seconds
 
 
 def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:

@@ -249,23 +249,6 @@ class Declared(Own):
     round_steps = property(lambda self: self.every)
 
 
-@pytest.mark.parametrize(
-    ("kind", "every", "late"),
-    [(Own, 4, 1), (Own, 3, 2), (Own, 1, 0), (Declared, 4, 0), (Declared, 4, 3), (Declared, 3, 2)],
-)
-def test_plans_of_own_strategies_are_what_training_takes(
-    kind: type[Own], every: int, late: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is under way over the end of a step, a plan showed as hidden: with one sending step it took no time."""
-    monkeypatch.setattr("netgym.planning.measure._MOST_STEPS", 20)
-    made = as_trained(kind(every, late, lr=0.1), 5)
-    if kind is Declared:
-        assert made.plan.steps_per_round == every
-        assert made.plan.steady
-    else:
-        assert any("does not declare round_steps" in remark for remark in made.plan.remarks)
-
-
 @pytest.mark.parametrize("steps", [3, 38])  # less than a round, and more than the rounds that are simulated
 @pytest.mark.parametrize(
     "strategy",

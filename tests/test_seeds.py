@@ -229,7 +229,3 @@ class TestFailures:
         assert summary["Failing"]["seeds"] == [0], "it is not tried again"
         assert all("failed" not in one for name, one in summary.items() if name != "Failing")
         assert summary["FedAvg"]["seeds"] == [0, 1]
-
-    def test_the_only_strategy_s_error_is_the_run_s(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "failing.yaml", "--strategy", "Failing", "--out", "out"]) == 1
-        assert "boom" in capsys.readouterr().err.splitlines()[-2]

@@ -183,20 +183,6 @@ def test_points_of_an_edited_experiment_are_run_again(
 
 
 @pytest.mark.thorough
-def test_points_side_by_side_give_the_sweep_that_runs_one_after_the_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path, "sweep: {strategies.*.lr: [0.01, -1]}\n")
-    documents = []
-    for name, options in (("one", []), ("two", ["--jobs", "2"])):
-        assert main(["sweep", str(path), "--out", str(tmp_path / name), "--json", *options]) == 1
-        documents.append(json.loads(capsys.readouterr().out) | {"run_folder": ""})
-    assert documents[0] == documents[1]
-    assert main(["sweep", str(path), "--jobs", "2", "--on", "ray"]) == 2
-    assert "error: --jobs 2: is for this machine, and --on ray is not" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
 def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     arguments = [

@@ -96,26 +96,6 @@ def test_both_directions_full_leave_room_for_acknowledgements() -> None:
     assert num_bytes * 8 / there == pytest.approx(0.935 * 100e6, rel=2e-3)
 
 
-def test_longer_round_trips_get_smaller_shares() -> None:
-    link = {"bandwidth": "100 Mbit/s"}
-    topology = Topology.from_mapping(
-        {
-            "hosts": {"near": {}, "far": {}, "sink": {}},
-            "routers": ["switch"],
-            "links": [
-                {"between": ["near", "switch"], "latency": "5 ms", "bandwidth": "1 Gbit/s"},
-                {"between": ["far", "switch"], "latency": "100 ms", "bandwidth": "1 Gbit/s"},
-                {"between": ["switch", "sink"], "latency": "0 s"} | link,
-            ],
-            "protocol": "ideal",
-        }
-    )
-    near, far = time_flows(
-        topology, [(0.0, "near", "sink", 50e6), (0.0, "far", "sink", 50e6)], "linux-tcp"
-    ).tolist()
-    assert near < 7 < 8 < far
-
-
 @pytest.mark.parametrize(("loss", "round_trip"), [(1e-3, 0.1), (1e-4, 0.2), (1e-3, 0.01), (1e-2, 0.05)])
 def test_many_losses_come_to_the_response_function(loss: float, round_trip: float) -> None:
     """RFC 9438, equations 5 and 3: the mean window in segments."""
@@ -153,18 +133,6 @@ def test_a_hosts_own_line_holds_its_senders_back() -> None:
         assert last(flows, 10) == last(flows, 100_000), flows
         assert last(flows, 100_000, stated=10) > last(flows, 100_000), flows
     assert last(["ac", "bc"], 10) > last(["ac", "bc"], 100_000)
-
-
-@pytest.mark.parametrize("queue", [10, 100, 400, 1000, 3000])
-@pytest.mark.parametrize("mbit", [20, 200, 2000])
-def test_queues_lose_time_and_no_bytes(mbit: float, queue: int) -> None:
-    topology, protocol = pair(mbit), {"preset": "linux-tcp", "queue": queue}
-    least = 0.05 + 20_000_000 / (mbit * 1e6 / 8 * PAYLOAD)
-    assert least <= seconds(topology, 20_000_000, protocol) < math.inf
-    sizes = [3_000_000, 1, 0, 5_000_000, 700_000]
-    flows = [(0.7 * i, "a", "b", num_bytes) for i, num_bytes in enumerate(sizes)]
-    for (start, _, _, num_bytes), finish in zip(flows, time_flows(topology, flows, protocol), strict=True):
-        assert start + 0.05 + num_bytes / (mbit * 1e6 / 8) <= finish < 60
 
 
 def test_the_socket_takes_a_message_once_the_window_has_grown() -> None:
@@ -328,24 +296,6 @@ def test_bursts_that_end_as_the_queue_fills_are_over_or_not_once() -> None:
     began = 76.81458492140825
     lines = Burst(began, math.inf, 0, 432008670.6220366), Burst(began, 339585.545064094, 2, 432008670.6220366)
     assert meet([*lines], 565975.9084407757, 144002890.20734552)[1] == pytest.approx(339585.545, rel=1e-6)
-
-
-def test_a_burst_that_loses_its_end_is_repaired_in_doublings() -> None:
-    """Of 250 kB at once into shorter and shorter queues more is lost, and each doubling takes a round trip."""
-    lost = [send(warm(two_sites(queue), 250_000), [(0, 2, 250_000)])[0] for queue in (100, 50, 25)]
-    assert lost == sorted(lost)
-    assert lost[-1] > lost[0] + 0.24, "three round trips more"
-
-
-def test_acknowledgements_wait_behind_data_of_the_other_direction() -> None:
-    """Messages larger than the window, both ways at once, take longer than one way alone."""
-    alone = send(warm(two_sites(60), 400_000), [(0, 2, 2_000_000)])[0]
-    both = send(warm(two_sites(60), 400_000), [(0, 2, 2_000_000), (3, 1, 2_000_000)])[0]
-    free = [
-        send(warm(two_sites(None), 400_000), calls)[0]
-        for calls in ([(0, 2, 2_000_000)], [(0, 2, 2_000_000), (3, 1, 2_000_000)])
-    ]
-    assert both / alone > 1.03 * free[1] / free[0]
 
 
 @pytest.mark.parametrize("round_trip", [0.012, 0.1])

@@ -50,5 +50,6 @@ def test_no_answer_about_collectives_depends_on_what_was_asked_before(draw: rand
     assert not depends_on_order(network(draw), draw, 2)
 
 
-def test_plans_runs_checks_and_resumes_of_own_strategies_agree() -> None:
-    assert disagreements(2) == []
+@pytest.mark.parametrize("number", [2, 11, 12])
+def test_plans_runs_checks_and_resumes_of_own_strategies_agree(number: int) -> None:
+    assert disagreements(number) == []
