@@ -268,7 +268,7 @@ def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> 
     assert all(torch.equal(run.results[0], result) for result in run.results)
 
 
-def test_real_sockets_and_other_processes_change_neither_result_nor_bytes() -> None:
+def test_real_sockets_change_neither_result_nor_bytes() -> None:
     model, batches = reference.make_problem(4, 6, 4, 6, seed=1)
     strategy = DiLoCoStrategy(
         ADAMW,
@@ -280,14 +280,9 @@ def test_real_sockets_and_other_processes_change_neither_result_nor_bytes() -> N
         sharding="FULL_SHARD",
     )
     simulated = reference.run_strategy(strategy, model, batches, SEED)
-    apart = reference.run_strategy(
-        strategy, model, batches, SEED, workers={"kind": "processes", "processes": 2}
-    )
     real = reference.run_strategy(strategy, model, batches, SEED, transport="gloo")
-    for ours, same, theirs in zip(simulated.results, apart.results, real.results, strict=True):
-        assert torch.equal(ours, same)
+    for ours, theirs in zip(simulated.results, real.results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert simulated.traffic == apart.traffic
     for ours, theirs in zip(simulated.traffic, real.traffic, strict=True):
         assert (ours.bytes_sent, ours.payload_bytes) == (theirs.bytes_sent, theirs.payload_bytes)
 

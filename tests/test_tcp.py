@@ -239,33 +239,6 @@ def warm(topology: Topology, num_bytes: int = 200_000) -> Network:
     return network
 
 
-def test_a_note_waits_behind_the_data_of_others() -> None:
-    """a1's note that it is ready for b1 comes behind what a0 has just sent to b0."""
-    alone = send(warm(two_sites(100_000)), [(3, 1, 4)])[0]
-    free = send(warm(two_sites(None)), [(0, 2, 200_000), (3, 1, 4)])[1]
-    queued = send(warm(two_sites(100_000)), [(0, 2, 200_000), (3, 1, 4)])[1]
-    assert free == pytest.approx(alone, rel=1e-3), "without a queue nothing waits"
-    assert queued == pytest.approx(alone, rel=1e-3), (
-        "a0's data come a round trip after its note, and so after a1's"
-    )
-    network = warm(two_sites(100_000))
-    clock = network.env
-    ends: list[float] = []
-    large = schedule("sendrecv", 2, num_bytes=200_000, algorithm="gloo", element_bytes=4)
-    small = schedule("sendrecv", 2, num_bytes=4, algorithm="gloo", element_bytes=4)
-    one = start_collective(network, large, (0, 2), group="all", on_done=lambda member: None)
-    two = start_collective(network, small, (3, 1), group="all", on_done=lambda member: ends.append(clock.now))
-    one.arrive(0)
-    one.arrive(1)
-    clock.run(until=clock.now + 0.06)  # b0's note has arrived, 200 kB stand in the queue
-    began = clock.now
-    two.arrive(0)
-    two.arrive(1)
-    clock.run()
-    waited = max(ends) - began - alone
-    assert 0.3 * 200_000 / RATE < waited < 200_000 / RATE
-
-
 def test_a_burst_that_overruns_the_queue_is_sent_again_and_its_window_falls() -> None:
     """A warm window of 200 kB after a pause meets a queue of 50 packets; one of 1,000 packets holds it."""
     held = send(warm(two_sites(1_000)), [(0, 2, 200_000)])[0]

@@ -6,7 +6,6 @@ import itertools
 import json
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 import pytest
 import yaml
@@ -86,39 +85,6 @@ def test_routes(example: Topology) -> None:
     assert stops(example, "us.1", "home") == ["us", "exchange", "home"]
     assert stops(example, "eu.0", "eu.0") == []
     assert example.route_latency_seconds(0, 0) == 0
-
-
-def test_of_routes_of_equal_latency_and_length_the_first_by_names_is_taken() -> None:
-    width, latencies = 4, itertools.cycle(["1 ms", "1 ms", "2 ms", "1 ms", "0 s"])
-    places = list(itertools.product(range(width), repeat=2))
-    steps = [(x, y, x + dx, y + dy) for x, y in places for dx, dy in ((1, 0), (0, 1))]
-    links = [
-        {"between": [f"h{a}{b}", f"h{c}{d}"], "bandwidth": "1 Gbit/s", "latency": next(latencies)}
-        for a, b, c, d in steps
-        if max(c, d) < width
-    ]
-    grid = Topology.from_mapping({"hosts": [f"h{x}{y}" for x, y in places], "links": links})
-    graph = nx.DiGraph()
-    for link in grid.links:
-        graph.add_edge(link.source, link.target, cost=round(link.latency_seconds * 1e3) * 1000 + 1)
-    for source, target in itertools.permutations(grid.hosts, 2):
-        best = min(nx.all_shortest_paths(graph, source.name, target.name, weight="cost"))
-        assert [grid.links[link].target for link in grid.route(source.index, target.index)] == best[1:]
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "hosts"),
-    [
-        (1, [0]),
-        (3, [0, 12, 13]),
-        (5, [0, 1, 12, 13, 14]),
-        (11, [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16]),
-        (17, list(range(17))),
-        (18, [*range(12), 0, *range(12, 17)]),
-    ],
-)
-def test_placement(example: Topology, num_workers: int, hosts: list[int]) -> None:
-    assert example.place(num_workers) == tuple(hosts)
 
 
 def test_placement_by_name(example: Topology) -> None:

@@ -64,30 +64,12 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-@pytest.mark.parametrize("weather", [{}, WEATHER], ids=["calm", "weather"])
-def test_law_6_tracing_changes_no_virtual_time(
-    tmp_path: Path, protocol: str, weather: dict[str, Any]
-) -> None:
-    topology = two_sites(**weather)
-    plain = run_ranks(body, 4, topology, protocol=protocol)
-    traced = run_ranks(body, 4, topology, protocol=protocol, trace=tmp_path / "t.json.gz")
-    assert traced.rank_virtual_seconds == plain.rank_virtual_seconds
-    assert traced.exposed_seconds == plain.exposed_seconds
-    assert [row.virtual_seconds for row in traced.rows] == [row.virtual_seconds for row in plain.rows]
-
-
 def test_equal_runs_write_equal_bytes(tmp_path: Path) -> None:
-    for name, workers in (("one", "threads"), ("two", "threads"), ("three", "processes")):
+    for name, workers in (("one", "threads"), ("two", "processes")):
         run_ranks(body, 4, two_sites(**WEATHER), workers=workers, trace=tmp_path / f"{name}.json.gz")
     one = (tmp_path / "one.json.gz").read_bytes()
     assert one == (tmp_path / "two.json.gz").read_bytes()
-    assert one == (tmp_path / "three.json.gz").read_bytes()
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [
-        "one.json.gz",
-        "three.json.gz",
-        "two.json.gz",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json.gz", "two.json.gz"]
 
 
 def test_a_run_shows_ranks_rows_links_and_arrows(tmp_path: Path) -> None:

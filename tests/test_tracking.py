@@ -18,7 +18,7 @@ from experiments import samples
 import netgym
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
-from netgym.experiment.comparison import flat_config, open_loggers
+from netgym.experiment.comparison import open_loggers
 from netgym.experiment.experiment import Experiment
 from netgym.tasks import build_model, build_task
 from netsim.errors import InputError, UnknownNameError
@@ -28,26 +28,6 @@ from netsim.files.documents import parse_document
 def experiment(loggers: str) -> Experiment:
     text = f"task: digits\nworkers: {{count: 2}}\nsteps: 1\nstrategies: [AllReduce]\nloggers: {loggers}\n"
     return Experiment.from_document(parse_document(text))
-
-
-def test_a_run_has_one_flat_configuration_of_its_own() -> None:
-    """MLflow had neither rate nor strategy nor network; W&B's runs had all strategies each."""
-    text = """
-task: digits
-workers: {count: 2}
-steps: 1
-topology: lan
-compute: {fixed: 50 ms, jitter: 0.1}
-strategies: [AllReduce, {name: DiLoCo, H: 4, lr: 0.01}]
-seeds: 2
-"""
-    whole = Experiment.from_document(parse_document(text))
-    for label, seeded in (("DiLoCo", whole), ("DiLoCo.seed-1", whole.with_seed(1))):
-        config = flat_config(seeded, label)
-        assert (config["strategy.name"], config["strategy.H"], config["strategy.lr"]) == ("DiLoCo", 4, 0.01)
-        assert (config["topology"], config["compute.jitter"], config["steps"]) == ("lan", 0.1, 1)
-        assert not any(isinstance(value, dict) for value in config.values())
-    assert flat_config(whole, "AllReduce")["strategy.name"] == "AllReduce"
 
 
 @pytest.mark.thorough
