@@ -393,6 +393,27 @@ def test_sparta_takes_a_selector_of_ones_own() -> None:
 # --- gradients ---------------------------------------------------------------------------------------------
 
 
+def test_uneven_batches_are_weighted_by_samples_in_demo() -> None:
+    """Three samples on one rank and one on the other give what two and two give; AllReduce: test_trainer.py."""
+    torch.manual_seed(0)
+    model, samples = nn.Linear(4, 1, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+
+    def train(cut: int) -> list[Tensor]:
+        def body(comm: Communicator) -> Tensor:
+            strategy, replica = DeMoStrategy(lr=0.1), copy.deepcopy(model)
+            strategy.setup(replica, comm, 1, 0)
+            own = samples[:cut] if comm.rank == 0 else samples[cut:]
+            strategy.begin_step(StepContext(samples=len(own), samples_of=[cut, len(samples) - cut]))
+            replica(own).pow(2).mean().backward()
+            strategy.step()
+            return reference.vector(replica)
+
+        return run_ranks(body, 2).results
+
+    for even, uneven in zip(train(2), train(3), strict=True):
+        torch.testing.assert_close(even, uneven)
+
+
 class Odd(nn.Module):
     """What models have besides plain parameters: frozen, tied, unused and empty ones."""
 
