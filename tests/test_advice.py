@@ -16,6 +16,7 @@ import pytest
 from experiments import json_of
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import star
 
 from exogym_core.cost.compute import Compute
 from exogym_core.stages.options import Stages
@@ -186,16 +187,8 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     monkeypatch.setattr(advise_module, "STAGED", (("AllReduce", {}), ("DiLoCo", {"H": 3})))
     compute = Compute.parse({"flops": {"device": "a100"}})
     model = planned_model("llama-2m", 16, num_layers=4)
-    network = {
-        "routers": ["exchange"],
-        "hosts": {f"home{i}": {} for i in range(4)},
-        "links": [
-            {"between": [f"home{i}", "exchange"], "bandwidth": "100 Mbit/s", "latency": f"{5 + i} ms"}
-            for i in range(4)
-        ],
-        "protocol": "ideal",
-    }
-    where = Setting(model, Topology.from_mapping(network), compute, 4, 4, 1e7)
+    network = star(4, "100 Mbit/s", {f"h{i}": f"{5 + i} ms" for i in range(4)})
+    where = Setting(model, network, compute, 4, 4, 1e7)
     states = memory_states(build_strategy("AllReduce"), where)
     room = 0.9 * where.memory_of(states)["total"]
     monkeypatch.setattr(Setting, "memory_available", lambda self: room)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from experiments import VERDICTS, check_verdict, entry, fitted, mlp, samples
 from rich.console import Console
-from worlds import chain_form
+from worlds import chain_form, regions_form
 
 from exogym_core.names import visible
 from exogym_core.results.fit_result import FitResult
@@ -186,14 +186,8 @@ class TestPage:
             monkeypatch.setattr(
                 page_module, "draw_pictures", lambda *_: {"loss_against_time": Picture(b"wide", b"narrow")}
             )
-        nic = {"hosts": 1, "nic": "1 Gbit/s"}
-        network = {
-            "name": "".join(filter(str.isprintable, payload)),
-            "source": "".join(filter(str.isprintable, payload)),
-            "regions": {"a": nic, "b": dict(nic)},
-            "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
-            "protocol": "ideal",
-        }
+        printable = "".join(filter(str.isprintable, payload))
+        network = regions_form({"a": 1, "b": 1}, name=printable, source=printable, protocol="ideal")
         entries = [entry("AllReduce"), entry(payload, strategy="DiLoCo")]
         folder = run_folder(tmp_path, entries, name=payload, task={"name": payload}, topology=network)
         page = write_report(folder).read_text(encoding="utf-8")
@@ -285,12 +279,9 @@ class TestPage:
         self, tmp_path: Path, count: int, stages: int | None, on_hosts: str
     ) -> None:
         """Compute, protocol, jitter, seeds, placement and collectives were not on the page."""
-        network = {
-            "name": "two",
-            "regions": {"us": {"hosts": 1, "nic": "1 Gbit/s"}, "eu": {"hosts": 2, "nic": "1 Gbit/s"}},
-            "wan": [{"between": ["us", "eu"], "bandwidth": "800 Mbit/s", "rtt": "80 ms"}],
-            "protocol": "ideal",
-        }
+        network = regions_form(
+            {"us": 1, "eu": 2}, latency="0 s", wan="800 Mbit/s", rtt="80 ms", protocol="ideal"
+        )
         entries = [
             entry("AllReduce", judged="replica", collectives={"all_reduce": "tree"}, computing_seconds=10.0,
                   network_seconds=80.0, waiting_seconds=10.0),

@@ -42,6 +42,11 @@ def train(
     return fit(model, data, strategy, stages, **(about | options))
 
 
+def eight_layers() -> nn.Module:
+    torch.manual_seed(5)
+    return Batches(nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)), Mean()))
+
+
 @pytest.mark.parametrize(
     ("make", "count", "schedule", "crashes"),
     [
@@ -73,8 +78,7 @@ def test_whoever_is_lost_values_are_those_of_an_undisturbed_run(
 @pytest.mark.parametrize(("rank", "slots"), [(2, 2 * 4), (3, 2 * 4 + 1)])
 def test_a_loss_and_a_return_take_the_time_and_bytes_that_they_take_by_hand(rank: int, slots: int) -> None:
     """The third step is repeated after its time-out, the fourth without the rank, the fifth with it again."""
-    torch.manual_seed(5)
-    model = Batches(nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)), Mean()))
+    model = eight_layers()
     result, _ = train(
         model,
         TensorDataset(torch.randn(96, 16)),
@@ -108,8 +112,7 @@ def test_a_loss_and_a_return_take_the_time_and_bytes_that_they_take_by_hand(rank
 
 def test_a_rank_that_cannot_download_is_not_waited_for() -> None:
     """Its link is cut to the end: all steps from the third on are those of the others."""
-    torch.manual_seed(5)
-    model = Batches(nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)), Mean()))
+    model = eight_layers()
     cut = {"at": "1 s", "link": ["h3", "switch"], "down": True, "for": "20 s"}
     strategy = AllReduceStrategy(optim_spec=SGD, **WAITS)
     data, stages = TensorDataset(torch.randn(96, 16)), {"count": 2, "microbatches": 4}
@@ -145,8 +148,7 @@ def test_a_position_without_ranks_is_waited_for() -> None:
     """Rank 1 is lost for ever; rank 3 then does its work alone, and the others wait while it is away."""
     stages, strategy = {"count": 2, "microbatches": 4}, AllReduceStrategy(optim_spec=SGD, **WAITS)
     events = [lost(1, 0.1), lost(3, 3.0, 5)]
-    torch.manual_seed(5)
-    model = Batches(nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)), Mean()))
+    model = eight_layers()
     data = TensorDataset(torch.randn(96, 16))
     result, _ = train(model, data, events, stages, strategy, val_size=0, max_steps=2)
     # In the second step rank 3 has waited for a first forward pass and taken one; it begins again after its last call.

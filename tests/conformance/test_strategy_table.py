@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_table import SEED, TABLE, Row
 from torch import Tensor, nn
+from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
@@ -231,11 +232,9 @@ def both_ways(
         )
 
     hosts = [f"h{rank}" for rank in range(num_ranks)]
-    links = [
-        {"between": [host, "hub"], "bandwidth": "1 Gbit/s", "latency": f"{seconds} s"}
-        for host, seconds in zip(hosts, latencies, strict=True)
-    ]
-    topology = {"hosts": hosts, "routers": ["hub"], "links": links}
+    topology = star_form(
+        hosts, "1 Gbit/s", dict(zip(hosts, (f"{each} s" for each in latencies), strict=True))
+    )
     results = run_ranks(body, num_ranks, topology=topology, placement=hosts).results
     replicas, phi = algorithm(events.World(latencies, durations), copy.deepcopy(model), batches)
     expected = [reference.vector(replica) for replica in replicas]

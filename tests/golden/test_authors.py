@@ -16,6 +16,7 @@ import pytest
 import strategy_reference as reference
 import torch
 from torch import Tensor, nn
+from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
@@ -150,16 +151,10 @@ def test_halos_servers_end_where_their_authors_code_does() -> None:
         return None
 
     hosts = [f"h{rank}" for rank in range(7)]
-    links = [
-        {"between": [host, "hub"], "bandwidth": "1 Gbit/s", "latency": f"{seconds} s"}
-        for host, seconds in zip(hosts, latencies, strict=True)
-    ]
-    run = run_ranks(
-        body,
-        7,
-        topology={"hosts": hosts, "routers": ["hub"], "links": links, "protocol": "ideal"},
-        placement=hosts,
+    topology = star_form(
+        hosts, "1 Gbit/s", dict(zip(hosts, (f"{each} s" for each in latencies), strict=True))
     )
+    run = run_ranks(body, 7, topology=topology, placement=hosts)
     numbers_of = NUMBERS["HALoS"]
     for got, numbers in zip(run.results[4:], [*numbers_of["local"], numbers_of["global"]], strict=True):
         assert got is not None

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_reference import SEED, adamw, named_codec, num_values, whole
+from worlds import chain
 
 from exogym_core.communicator.base import Communicator
 from exogym_core.strategy import (
@@ -39,7 +40,6 @@ from exogym_core.strategy.parts.codecs import CODECS
 from exogym_core.strategy.parts.selectors import slice_bounds
 from exogym_core.workers.run import run_ranks
 from netsim.errors import InputError
-from netsim.topology.topology import Topology
 
 WIRE_CODECS = sorted(name for name, codec in CODECS.items() if codec is not None)
 
@@ -140,11 +140,9 @@ def test_rounds_through_a_store_have_equal_values_and_each_rank_sends_its_own_on
 
 def a_round(strategy: Strategy, protocol: str, **options: Any) -> Any:
     """A round of two ranks on a link of 8 Mbit/s and 10 ms."""
-    link = {"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}
-    topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": protocol})
     model, batches = reference.make_problem(2, 1, 60, 50, seed=0)
     assert [each.numel() for each in model.parameters()] == [3000, 50, 300, 1]
-    return reference.run_strategy(strategy, model, batches, topology=topology, **options)
+    return reference.run_strategy(strategy, model, batches, topology=chain(protocol=protocol), **options)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +162,7 @@ def test_buckets_overlap_like_calls_that_are_posted_at_once_and_waited_for_in_or
             handle.wait()
 
     run = a_round(DiLoCoStrategy(adamw, H=1, buckets="parameter"), "gloo")
-    link = {"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}
-    topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "gloo"})
-    assert run.virtual_seconds == run_ranks(by_hand, 2, topology).virtual_seconds
+    assert run.virtual_seconds == run_ranks(by_hand, 2, chain(protocol="gloo")).virtual_seconds
     in_turn = a_round(DiLoCoStrategy(adamw, H=1, buckets="parameter", averaging_timeout=9), "gloo")
     assert run.virtual_seconds == in_turn.virtual_seconds
 
