@@ -28,7 +28,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.generators import shared_generator
 
-
 # --- PowerSGD ----------------------------------------------------------------------------------------------
 
 
