@@ -17,21 +17,13 @@ from torch.utils.data import TensorDataset
 from worlds import finished, regions_form, star_form
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.simulated.meeting_requests import Arrival, Join, Met
+from exogym_core.communicator.simulated.reach import largest_mesh
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.errors import DeadlockError, InputError
-from netsim.ranks import (
-    Advance,
-    Answer,
-    Arrival,
-    Join,
-    Kernel,
-    Key,
-    Met,
-    Request,
-    largest_mesh,
-)
+from netsim.ranks import Advance, Answer, Kernel, Key, Request
 
 MEGABYTE = 250_000  # of fp32 values
 

@@ -235,12 +235,11 @@ FRONTS = {
         "Recorder Topology Trace Weather collective flows schedule shipped_topologies start_collective"
     ),
     "netsim.ranks": (
-        "Advance Answer Arrival ArrivalDelays Ask Await Call CallEnding Cancel Confirm Deadline Enter Exit "
-        "FROM_ROOT Fetch Fetched FirstSent Gathered GroupPart HEARTBEAT_SECONDS HoldUntil "
-        "Join JoinNext Keep Kernel Key MailboxMessage Mark MessageGroup Met Post Progress Publish Put "
-        "Question RankSink RankSource Reach Request SLOW_TIMES StampedRow Take Wait Withdraw call_at gives_time "
-        "group_of largest_mesh "
-        "needs_nobody on_grid start_at_once "
+        "Advance Answer Ask Await Call CallEnding Cancel Enter Exit "
+        "FROM_ROOT FirstSent GroupPart HoldUntil "
+        "Kernel Key MailboxMessage Mark MessageGroup Post Progress Put "
+        "Question RankSink RankSource Request StampedRow Take Wait Withdraw call_at gives_time "
+        "group_of needs_nobody on_grid start_at_once "
     ),
     "exogym_core": (
         "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer load_runs"

@@ -18,6 +18,8 @@ from torch import nn
 from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.deadlines import ArrivalDelays, Deadline
+from exogym_core.communicator.simulated.meeting_requests import Join
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run.loop import take_step
 from exogym_core.run.trainer import Trainer
@@ -40,7 +42,7 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.base import StepContext
 from netsim.errors import InputError
-from netsim.ranks import Advance, ArrivalDelays, Deadline, Join, Request
+from netsim.ranks import Advance, Request
 
 HOSTS = ("a", "b", "c")
 WAITS: dict[str, Any] = {"averaging_timeout": 9, "timeout_waiting_for_peers": 3}

@@ -18,10 +18,10 @@ from torch import nn
 from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.simulated.meetings import HEARTBEAT_SECONDS
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from netsim import HostEvent
 from netsim.errors import InputError
-from netsim.ranks import HEARTBEAT_SECONDS
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import storms

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from exogym_core.communicator.simulated.meetings import MeetingKernel
 from netsim import Topology
 from netsim.collectives import start
 from netsim.network import network
 from netsim.network.build import MODULES, load_sources
-from netsim.ranks import Answer, Exit, Kernel, RankSink, RankSource, Request, StampedRow
+from netsim.ranks import Answer, Exit, RankSink, RankSource, Request, StampedRow
 
 Form = dict[str, Any]
 
@@ -116,10 +117,10 @@ class Ports(RankSource, RankSink):
         self.log[rank].append(request)
 
 
-def finished(streams: Sequence[Sequence[Request]], **options: Any) -> tuple[Kernel, Ports]:
+def finished(streams: Sequence[Sequence[Request]], **options: Any) -> tuple[MeetingKernel, Ports]:
     """A kernel that has run these streams to their end; `options` are its own."""
     ports = Ports(len(streams))
-    kernel = Kernel(len(streams), ports, ports, **options)
+    kernel = MeetingKernel(len(streams), ports, ports, **options)
     for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend([*requests, Exit()])
     kernel.run()

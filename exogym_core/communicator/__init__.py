@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.base import Communicator, Handle, Traffic
+from exogym_core.communicator.base import Communicator, Deadline, Handle, Traffic
 
 if TYPE_CHECKING:
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Communicator",
+    "Deadline",
     "GlooCommunicator",
     "Handle",
     "RunResult",

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.deadlines import Deadline
 from exogym_core.communicator.exchange import caller, copy_values, signature_of
 from exogym_core.plain import packed, unpacked
 from netsim.errors import InputError, UnknownNameError, unknown_name
-from netsim.ranks.deadlines import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,7 @@ __all__ = [
     "CallState",
     "CollectiveCall",
     "Communicator",
+    "Deadline",
     "Delivery",
     "Handle",
     "JointWork",
@@ -527,8 +528,8 @@ class Communicator(ABC):
     ) -> tuple[NextMeeting | None, T | None]:
         """Run `work` in the next meeting of this group with this rank, again without ranks that then stop answering.
 
-        Meetings are formed of whoever comes, see `netsim.ranks.JoinNext`; ranks take part from their first
-        `keep_state`. `work(peers, meeting)` is as for `among_present`.
+        Meetings are formed of whoever comes, as `JoinNext` in `simulated/meeting_requests.py` says. Ranks take part
+        from their first `keep_state`. `work(peers, meeting)` is as for `among_present`.
 
         Args:
             work: is done among the meeting's ranks, perhaps several times.
@@ -881,9 +882,8 @@ class Communicator(ABC):
         elif not 0 < weight < math.inf:
             problem = f"weight={weight!r}; give a finite number above 0"
         elif not isinstance(deadline, Deadline):
-            problem = (
-                f"deadline={deadline!r}; give a Deadline of netsim.ranks, such as Deadline(median=1, mad=3)"
-            )
+            made = "Deadline(median=1, mad=3) of exogym_core.communicator"
+            problem = f"deadline={deadline!r}; give a Deadline, such as {made}"
         if problem:
             raise self._wrong("average_present", problem)
 

@@ -20,22 +20,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.simulated.meeting_requests import (
+    Confirm,
+    Fetch,
+    Join,
+    JoinNext,
+    Keep,
+    Publish,
+)
 from exogym_core.events import Saved, from_record, to_record
 from netsim.errors import InputError
 from netsim.ranks import (
     Advance,
     Call,
-    Confirm,
-    Fetch,
     FirstSent,
     HoldUntil,
-    Join,
-    JoinNext,
-    Keep,
     Key,
     Mark,
     Post,
-    Publish,
     Put,
     Request,
     Take,

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import CollectiveCall, Communicator, Delivery
+    from exogym_core.communicator.deadlines import Deadline
     from netsim.files.signed import PeerAddress
-    from netsim.ranks.deadlines import Deadline
 
 __all__ = [
     "ElasticCommunicator",

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING
 
+from exogym_core.communicator.simulated.reach import largest_mesh
 from netgym.sites.listener import SignedListener
 from netgym.sites.site_info import names_of
 from netsim.files.signed import PeerError, connect_peer
-from netsim.ranks import largest_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Collection

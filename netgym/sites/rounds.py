@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import FIXED
+from exogym_core.communicator.deadlines import ArrivalDelays, Deadline
+from exogym_core.communicator.simulated.meetings import SLOW_TIMES
 from exogym_core.names import visible
 from netgym.sites.pairs import PairTest, test_seconds
 from netgym.sites.site_info import START, Lateness, SiteInfo, names_of, progress_of
-from netsim.ranks import SLOW_TIMES, ArrivalDelays, Deadline
 from netsim.units import format_count
 
 if TYPE_CHECKING:

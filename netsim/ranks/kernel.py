@@ -23,27 +23,19 @@ from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.network.trace import Span
 from netsim.ranks.calls import Calls, OnProgress, Progress, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
-from netsim.ranks.meetings import Meetings, Reach
 from netsim.ranks.requests import (
     Advance,
     Answer,
     Ask,
     Await,
     CallEnding,
-    Confirm,
     Exit,
-    Fetch,
     FirstSent,
-    Gathered,
     HoldUntil,
-    Join,
-    JoinNext,
-    Keep,
     Key,
     MailboxMessage,
     Mark,
     Post,
-    Publish,
     Put,
     Request,
     Take,
@@ -53,7 +45,7 @@ from netsim.ranks.requests import (
 from netsim.units import format_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Hashable, Sequence
+    from collections.abc import Callable, Generator, Hashable, Sequence
 
     import simpy
 
@@ -66,8 +58,6 @@ T = TypeVar("T")
 _MOST_NAMED = 8  # ranks in one line
 _PAUSE = "pause"  # cause of an interrupt
 _ROUNDING = 2.0**-31  # seconds, half of the grid's
-
-_TimedQuestion = Join | JoinNext | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 
 
 class StampedRow(NamedTuple):
@@ -171,7 +161,7 @@ class _Uptime:
         paused: ranks whose hosts are down.
         lost: ranks that others have gone on without, for ever.
         hosts_down: hosts that are down.
-        unkept: of ranks that keep their state at times (`Keep`), the seconds computed since.
+        unkept: of ranks that keep their state at times, the seconds computed since.
         to_redo: of these, the seconds that a crash has lost, to be computed again.
         on_lost: called with such a rank at a crash.
     """
@@ -378,9 +368,6 @@ class RankSink:
     def undone(self, key: Key) -> None:
         """Record that a call has ended undone, since a member has ended."""
 
-    def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
-        """Keep only these numbers of a group's published state: the newest, and older ones in flight."""
-
 
 class Kernel:
     """Serves the ranks' request streams on one clock.
@@ -398,7 +385,6 @@ class Kernel:
             help a rank that waits, else returns None; called before each step. By default any event can.
         downtime: downtimes of hosts: their ranks pause, and the work that they were computing begins again.
         hosts: the host of each rank, with `downtime`.
-        reach: reachability between ranks, and downloads; None: every rank reaches every other, in no time.
         shared_cores: cores of the one machine on which all ranks compute, each on one; None: all have their own.
 
     Attributes:
@@ -419,7 +405,6 @@ class Kernel:
         find_stop: Callable[[], str | None] | None = None,
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
-        reach: Reach | None = None,
         shared_cores: int | None = None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
@@ -435,9 +420,10 @@ class Kernel:
         self._uptime = _Uptime(self.clock, downtime, hosts, self._spans, cores)
         self._calls = Calls(self.clock, start, collectives_in_flight, sink, self.seconds.network)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
-        reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
-        self._meetings = Meetings(self.clock, reach, self._calls, sink)
-        self._uptime.on_lost = self._meetings.crashed
+        self._idle: set[int] = set()  # ranks whose computing is skipped
+        self._passed: dict[
+            Hashable, int
+        ] = {}  # the last point that a rank of a group passed before `Ask.until`
         self._ranks = _Ranks(set(range(num_ranks)), {}, {})
         self._failure: BaseException | None = None
         self._handlers = _Handlers(
@@ -445,8 +431,6 @@ class Kernel:
                 Post: self._calls.post,
                 Mark: self._mark,
                 Ask: self._ask,
-                Publish: self._meetings.publish,
-                Keep: self._keep,
                 Put: lambda rank, request: self._mailboxes.put(request),
             },
             in_time={
@@ -457,11 +441,7 @@ class Kernel:
                 ),
             },
             questions={
-                Join: lambda rank, request: self._meetings.join(request),
-                JoinNext: self._join_next,
-                Confirm: self._meetings.confirm,
-                Fetch: self._meetings.fetch,
-                Take: self._mailboxes.take,
+                Take: self._take,
                 FirstSent: lambda rank, request: self._calls.sent.first(request.box),
                 Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
                 Await: self._await,
@@ -502,26 +482,17 @@ class Kernel:
                 raise self._failure
 
     def give_up(self, reason: str) -> None:
-        """Resolve a state in which nothing can finish what ranks wait for.
+        """Let ranks go on for which nothing can ever happen.
 
-        Joint work has a time-out of its own. Where other ranks have ended without all that are left, these are lost:
-        they continue alone. Else this raises DeadlockError with the reason and the ranks that wait.
+        Raises:
+            DeadlockError: they cannot; `reason` and the ranks that wait.
         """
-        if self._meetings.is_under_way or self._mailboxes.let_one_go():
-            return
-        ended = set(range(len(self.streams))) - self._ranks.running - self._uptime.lost
-        if (
-            ended
-            and self._meetings.have_met
-            and self._uptime.paused | self._meetings.waiting == self._ranks.running
-        ):
-            self._uptime.lost |= self._meetings.waiting
-            for rank in sorted(self._uptime.paused):
-                self._uptime.lost.add(rank)
-                self._uptime.processes[rank].interrupt()
-            self._meetings.give_up()
-            return
-        raise DeadlockError(self._deadlock_report(reason))
+        if not self._can_go_on():
+            raise DeadlockError(self._deadlock_report(reason))
+
+    def _can_go_on(self) -> bool:
+        """Let ranks go on that wait in vain; False: none can."""
+        return self._mailboxes.let_one_go()
 
     def _deadlock_report(self, reason: str) -> str:
         """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
@@ -553,10 +524,6 @@ class Kernel:
         """Break a group whose connection is given up, if a member has given its calls a time-out; else return False."""
         return self._calls.lose(group)
 
-    def network_changed(self) -> None:
-        """Retry what was out of reach: links have changed at this instant."""
-        self._meetings.look_again()
-
     def _read(self, rank: int) -> Request | None:
         """The next request of a rank whose stream is empty, blocking in host time until it is there.
 
@@ -586,25 +553,27 @@ class Kernel:
                 yield from uptime.restart(rank)
             kind = type(request)
             if kind in questions:
-                yield from self._question(rank, cast("_TimedQuestion", request))
+                yield from self._question(rank, request)
                 continue
             if kind is Exit:
-                self.seconds.end[rank] = self.clock.now
-                if self._calls.on_progress is not None:
-                    self._calls.on_progress(rank, Progress.STOPS, None, self.clock.now, 0.0)
-                self._ranks.running.discard(rank)
-                self._calls.gone(rank)
-                self._uptime.unkept.pop(rank, None)
-                self._meetings.leave(rank)
+                self._end(rank)
                 return
             if kind is not Ask:  # which changes nothing
                 served(rank, request)
             if kind in at_once:
                 at_once[kind](rank, request)
-                if kind is Ask and request.key is None:  # type: ignore[union-attr]
+                if isinstance(request, Ask) and request.key is None:
                     yield self.clock.at(self.clock.now)  # others that ask at this instant are answered, too
             else:
                 yield from in_time[kind](rank, request)
+
+    def _end(self, rank: int) -> None:
+        self.seconds.end[rank] = self.clock.now
+        if self._calls.on_progress is not None:
+            self._calls.on_progress(rank, Progress.STOPS, None, self.clock.now, 0.0)
+        self._ranks.running.discard(rank)
+        self._calls.gone(rank)
+        self._uptime.unkept.pop(rank, None)
 
     def _mark(self, rank: int, mark: Mark) -> None:
         times = (self.clock.now, self.seconds.compute[rank], self.seconds.exposed[rank])
@@ -616,12 +585,15 @@ class Kernel:
         elif ask.until is None:
             self._sink.answer(rank, self._calls.is_done(rank, ask.key))
         else:
-            self._sink.answer(rank, self._meetings.ends_at(ask.key, ask.until))
+            group, number = ask.key.group, cast("int", ask.key.number)
+            if self.clock.now < ask.until:
+                self._passed[group] = max(self._passed.get(group, number), number)
+            self._sink.answer(rank, number > self._passed.get(group, -1))
 
     def _compute(self, rank: int, advance: Advance) -> Generator[simpy.Event, None, None]:
         if not 0 <= advance.seconds < math.inf:
             raise InputError(f"rank {rank}: advance: got {advance.seconds} seconds; give a finite time")
-        if rank in self._meetings.undone:
+        if rank in self._idle:
             return
         seconds = on_grid(advance.seconds)
         self.seconds.compute[rank] += seconds
@@ -630,43 +602,27 @@ class Kernel:
             if rank in self._uptime.unkept:
                 self._uptime.unkept[rank] += seconds
 
-    def _keep(self, rank: int, keep: Keep) -> None:
-        self._uptime.unkept[rank] = 0.0
-        self._meetings.take_part(rank, keep.group)
-
-    def _question(self, rank: int, question: _TimedQuestion) -> Generator[simpy.Event, None, None]:
+    def _question(self, rank: int, question: Any) -> Generator[simpy.Event, None, None]:
         self._sink.served(rank, question._replace(is_past=True))
-        name = type(question).__name__.lower()
-        if isinstance(question, Await):
-            name = self._calls.op(question.key)
+        key = question.key if isinstance(question, Await) else None
+        name = self._calls.op(key) if key is not None else type(question).__name__.lower()
         self._ranks.asking[rank] = f"in {name}"
-        begin, in_flight = self.clock.now, self._mailboxes.seconds_in_flight(rank)
         waiting = self._handlers.questions[type(question)](rank, question)
-        answer = yield from self._wait(
-            rank, name, waiting, question.key if isinstance(question, Await) else None
-        )
-        if isinstance(question, Fetch):
-            self.seconds.network[rank] += self.clock.now - begin
-        elif isinstance(question, Take):  # while its message was in flight, or one to it
-            self.seconds.network[rank] += self._mailboxes.seconds_in_flight(rank) - in_flight
-            self._sink.taken(rank, question, cast("tuple[MailboxMessage, ...]", answer))
+        answer = yield from self._wait(rank, name, waiting, key)
         del self._ranks.asking[rank]
-        if answer is None:  # of a Fetch
-            self._uptime.lost.add(rank)
         if not question.is_past:
             self._sink.answer(rank, answer)
         # All ranks that one event answers have their answers before the kernel reads the first of them again, which
         # may need the others off the clock.
         yield self.clock.at(self.clock.now)
 
-    def _join_next(self, rank: int, join: JoinNext) -> Generator[simpy.Event, None, Gathered | None]:
-        """Join the next meeting of a group, after a crash once more; None: the others have ended without this rank."""
-        while rank not in self._uptime.lost:
-            gathered = yield from self._meetings.join_next(rank, join)
-            if gathered is not None:
-                return gathered
-            yield from self._uptime.restart(rank)
-        return None
+    def _take(self, rank: int, take: Take) -> Generator[simpy.Event, None, tuple[MailboxMessage, ...]]:
+        """Take messages; the wait is the network's while one from or to the rank is in flight."""
+        before = self._mailboxes.seconds_in_flight(rank)
+        messages = yield from self._mailboxes.take(rank, take)
+        self.seconds.network[rank] += self._mailboxes.seconds_in_flight(rank) - before
+        self._sink.taken(rank, take, messages)
+        return messages
 
     def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
         yield from self._calls.wait(rank, question.key, question.seconds)

@@ -30,6 +30,17 @@ from exogym_core.communicator.base import (
     write_first,
 )
 from exogym_core.communicator.exchange import Part, own_value
+from exogym_core.communicator.simulated.meeting_requests import (
+    Confirm,
+    Fetch,
+    Fetched,
+    Gathered,
+    Join,
+    JoinNext,
+    Keep,
+    Met,
+    Publish,
+)
 from exogym_core.communicator.simulated.simulation import load_of
 from netsim.collectives.schedules.direct import STORE
 from netsim.errors import BrokenCallError, InputError
@@ -39,23 +50,14 @@ from netsim.ranks import (
     Await,
     Call,
     CallEnding,
-    Confirm,
     Exit,
-    Fetch,
-    Fetched,
     FirstSent,
-    Gathered,
     GroupPart,
     HoldUntil,
-    Join,
-    JoinNext,
-    Keep,
     Key,
     Mark,
     MessageGroup,
-    Met,
     Post,
-    Publish,
     Put,
     Take,
     Wait,
@@ -67,9 +69,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from exogym_core.communicator.base import CollectiveCall, Delivery
+    from exogym_core.communicator.deadlines import Deadline
     from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.simulated.meeting_requests import Arrival
     from exogym_core.events import Marked
-    from netsim.ranks import Answer, Arrival, Deadline, Question, Request
+    from netsim.ranks import Answer, Question, Request
 
 __all__ = ["InFlight", "Port", "RankState", "ScheduleBook", "SimulatedCommunicator", "SimulatedHandle"]
 
@@ -689,7 +693,7 @@ class SimulatedCommunicator(Communicator):
     def instant(self) -> float:
         """Virtual time of the rank's last request: `now` without the seconds that it has computed since."""
         self.state.reads.add("clock")
-        return self._port.ask(Ask(None))  # type: ignore[return-value]
+        return self._port.ask(Ask(None))  # type: ignore[no-any-return]
 
     @property
     def pending_seconds(self) -> float:

@@ -13,16 +13,18 @@ import numpy as np
 
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
+from exogym_core.communicator.simulated.meetings import MeetingKernel
+from exogym_core.communicator.simulated.reach import Reach
 from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
 from netsim.collectives.choice import Choices, parse_collectives
 from netsim.collectives.schedules.direct import store_exchange
 from netsim.collectives.start import start_all_to_all
-from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach
+from netsim.ranks import Call, RankSink, RankSource
 from netsim.topology.graph import Storage
 from netsim.topology.protocol import WindowLimit, window_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from numpy import float64
     from numpy.typing import NDArray
@@ -330,13 +332,14 @@ class Simulation(RankSource, RankSink):
             }
         self.on_span = recorder.spans.append if recorder is not None else None
         in_flight, cores = world.protocol.collectives_in_flight, world.shared_cores
-        self.kernel = Kernel(
+        self.kernel = MeetingKernel(
             world.num_ranks,
             self,
             self,
             clock=clock,
             collectives_in_flight=in_flight,
             shared_cores=cores,
+            outdated=self.exchange.forget,
             **on_network,
         )
         if faults is not None:
@@ -376,10 +379,6 @@ class Simulation(RankSource, RankSink):
     def undone(self, key: Key) -> None:
         """End the call in the exchange."""
         self.exchange.break_call(key)
-
-    def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
-        """Forget published state that no rank can fetch."""
-        self.exchange.forget(group, numbers)
 
     def can_run(self, rank: int) -> bool:
         """True if the rank waits for nothing off the clock."""

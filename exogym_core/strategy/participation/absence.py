@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator, JointWork
+    from exogym_core.communicator.base import Communicator, Deadline, JointWork
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.participation.options import Patience
     from exogym_core.strategy.parts.outer import SharedModel
-    from netsim.ranks.deadlines import Deadline
 
 __all__ = ["Absence", "StepAbsence"]
 

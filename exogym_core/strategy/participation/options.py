@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from exogym_core.communicator.base import FIXED
+from exogym_core.communicator.base import FIXED, Deadline
 from exogym_core.strategy.options import Options, flag, fraction, number, one_of, option, positive_int, share
 from exogym_core.strategy.participation.absence import Absence, StepAbsence
 from exogym_core.strategy.participation.rejoining import Rejoining
 from exogym_core.strategy.participation.sampling import Sampling
 from exogym_core.strategy.participation.site import Everyone
 from netsim.errors import InputError, locate_errors, unknown_name
-from netsim.ranks.deadlines import Deadline
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:

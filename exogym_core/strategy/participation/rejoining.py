@@ -26,7 +26,7 @@ __all__ = ["Rejoining"]
 class Rejoining(Absence):
     """Membership of rounds as in torchft's DiLoCo, with synchronous quorums: whoever comes is in the next one.
 
-    At the end of its `H` steps a rank joins the next meeting (see `netsim.ranks.JoinNext`). Ranks that answer do not
+    At the end of its `H` steps a rank joins the next meeting (see `Communicator.among_next`). Ranks that answer do not
     wait for one that is away, and a rank that is alone commits alone. A rank with fewer rounds behind it than others of
     the meeting is healed there, before the mean: it downloads the state of the first rank with most, which is the
     global parameters, the outer optimizer's state, and that rank's own parameters after its local steps. So it gives
