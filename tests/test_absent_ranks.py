@@ -205,7 +205,7 @@ def arriving(delays: Sequence[float], seconds: float) -> list[list[Request]]:
 
 
 def present(*members: int, alive: int) -> Met:
-    return Met(tuple(Arrival(member, 1.0) for member in members), alive)
+    return Met(tuple(Arrival(member, 1.0) for member in members), alive, 0)
 
 
 def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> None:

@@ -528,7 +528,7 @@ class Communicator(ABC):
     ) -> tuple[NextMeeting | None, T | None]:
         """Run `work` in the next meeting of this group with this rank, again without ranks that then stop answering.
 
-        Meetings are formed of whoever comes, as `JoinNext` in `simulated/meeting_requests.py` says. Ranks take part
+        Meetings are formed of whoever comes, as `Join` in `simulated/meeting_requests.py` says. Ranks take part
         from their first `keep_state`. `work(peers, meeting)` is as for `among_present`.
 
         Args:

@@ -24,7 +24,6 @@ from exogym_core.communicator.simulated.meeting_requests import (
     Confirm,
     Fetch,
     Join,
-    JoinNext,
     Keep,
     Publish,
 )
@@ -289,7 +288,6 @@ _LOGGED = (
     Confirm,
     Fetch,
     Join,
-    JoinNext,
     Keep,
     Mark,
     Post,
@@ -344,6 +342,8 @@ def request_from_record(record: list[Any]) -> Request:
         ValueError, TypeError, KeyError: it is none.
     """
     name, *values = record
+    if name == "joinnext":  # of earlier logs
+        name, values[0], values[6:6] = "join", [values[0], None], [None]
     kind = _KINDS[name]
     values = list(map(from_record if kind is Mark else tuples_of, values))
     if kind in (Post, Wait):

@@ -34,9 +34,7 @@ from exogym_core.communicator.simulated.meeting_requests import (
     Confirm,
     Fetch,
     Fetched,
-    Gathered,
     Join,
-    JoinNext,
     Keep,
     Met,
     Publish,
@@ -547,16 +545,22 @@ class SimulatedCommunicator(Communicator):
         deadline: Deadline = FIXED,
         num_positions: int = 1,
     ) -> SimulatedJointWork:
-        self._check_present(seconds, averaging_seconds, weight, deadline)
-        self._check_on_clock("average_present")
-        group = self._states
-        key = self._next_key(group) if number is None else Key(group, number)
+        key = self._next_key(self._states) if number is None else Key(self._states, number)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
-        about = (seconds, averaging_seconds, weight, wanted)
-        join = Join(key, self.rank, self._ranks, *about, deadline=deadline, num_positions=num_positions)
-        met: Met = self._ask(join)
-        self.state.num_alive = met.num_alive
+        about = (seconds, averaging_seconds, weight)
+        met = self._join("average_present", key, about, deadline, awaited=wanted, num_positions=num_positions)
         return SimulatedJointWork(self, key, met.present, averaging_seconds)
+
+    def _join(
+        self, call: str, key: Key, about: tuple[float, float, float], deadline: Deadline, **more: Any
+    ) -> Any:
+        """The `Met` of a meeting, see `Join`; `about` are its seconds, averaging seconds and weight."""
+        self._check_present(*about, deadline)
+        self._check_on_clock(call)
+        met: Met | None = self._ask(Join(key, self.rank, self._ranks, *about, deadline=deadline, **more))
+        if met is not None:
+            self.state.num_alive = met.num_alive
+        return met
 
     def among_next(
         self,
@@ -566,28 +570,24 @@ class SimulatedCommunicator(Communicator):
         weight: float = 1.0,
         deadline: Deadline = FIXED,
     ) -> tuple[NextMeeting | None, T | None]:
-        self._check_present(seconds, averaging_seconds, weight, deadline)
-        self._check_on_clock("among_next")
-        about = (seconds, averaging_seconds, weight)
-        join = JoinNext(self._states, self.rank, self._ranks, *about, deadline=deadline)
-        gathered: Gathered | None = self._ask(join)
-        if gathered is None:
+        met = self._join(
+            "among_next", Key(self._states, None), (seconds, averaging_seconds, weight), deadline
+        )
+        if met is None:
             return None, None
-        self.state.num_alive = gathered.num_alive
         formed: NextMeeting | None = None
 
         def work_on(peers: Communicator, weights: list[float]) -> T:
             nonlocal formed
             ranks = gathering.members
-            sources = [place for place, rank in enumerate(ranks) if self._ranks[rank] in gathered.sources]
+            sources = [place for place, rank in enumerate(ranks) if rank in met.sources]
             # Where all of them have gone, one of those that are left leads the others.
             sources = sources or [weights.index(max(weights))]
-            about = (gathered.is_newest, gathered.since_last)
-            formed = NextMeeting(gathered.number, ranks, weights, sources, *about)
+            formed = NextMeeting(met.number, ranks, weights, sources, met.is_newest, met.since_last)
             return work(peers, formed)
 
-        key = Key(self._states, gathered.number)
-        gathering = SimulatedJointWork(self, key, gathered.present, averaging_seconds)
+        key = Key(self._states, met.number)
+        gathering = SimulatedJointWork(self, key, met.present, averaging_seconds)
         result = gathering.run(work_on)
         return formed, result
 

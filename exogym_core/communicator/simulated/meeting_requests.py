@@ -17,9 +17,7 @@ __all__ = [
     "Confirm",
     "Fetch",
     "Fetched",
-    "Gathered",
     "Join",
-    "JoinNext",
     "Keep",
     "Met",
     "Publish",
@@ -34,19 +32,27 @@ class Arrival(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Ask which of `ranks` join `key` within `seconds` of the first, once that is settled.
+    """Join a meeting; ask which ranks are present, once that is settled. The answer is a `Met`.
 
-    It is settled when all awaited ranks have joined and reach each other, else at the deadline. Ranks that join at
-    that very instant are included; ranks out of reach of the others are not. Later ones are answered at once. The
-    answer is a `Met`.
+    A meeting with a number is settled when all awaited ranks have joined and reach each other, else `seconds` after the
+    first has joined. Ranks that join at that very instant are included; ranks out of reach of the others are not. Later
+    ones are answered at once.
+
+    Without a number it is the next meeting of the group with this rank, formed as torchft's lighthouse forms quorums:
+    as soon as all members of the one before are there; else when more than half of the members that answer are, and
+    all of these or `seconds` have passed since the first came. A member answers until it has been down, paused or cut
+    off for `HEARTBEAT_SECONDS`. Who comes later is in the next one. A crash takes back what the rank has asked; once
+    it is up, and has computed again what it has lost, it asks again. None is the answer to a rank without which the
+    others have ended.
 
     Attributes:
-        key: the name of the meeting.
+        key: the group of the meeting, and its number or None.
         member: the arriving rank, by its position among `ranks`.
         ranks: all that may join.
         seconds: time that the others have from the first arrival, whose value counts.
         averaging_seconds: time-out of their joint work, until all have sent `Confirm`.
-        weight: reported to all that are present, with the member.
+        weight: reported to all that are present, with the member; without a number it is that of the rank's state, and
+            grows from meeting to meeting.
         awaited: ranks to wait for; None: all. Ranks that fetched the group's state of this number are, too.
         is_past: it was answered in an earlier part of the run, and is not asked again.
         deadline: learned deadline, quorum and grace; its first member's counts.
@@ -71,58 +77,24 @@ class Join(NamedTuple):
 
 
 class Met(NamedTuple):
-    """A meeting that is settled: the members present, and the number of those that were alive then.
-
-    Alive is a member that has been awaited or has come before, whose host is up and has a link that is up.
-    """
-
-    present: tuple[Arrival, ...]
-    num_alive: int
-
-
-class JoinNext(NamedTuple):
-    """Ask for the next meeting of a group with this rank; meetings are formed as torchft's lighthouse forms quorums.
-
-    One is formed as soon as all members of the one before are there; else when more than half of the members that
-    answer are, and all of these or `seconds` have passed since the first came. A member answers until it has been
-    down, paused or cut off for `HEARTBEAT_SECONDS`. Who comes later is in the next one. A crash takes back what the
-    rank has asked; once it is up, and has computed again what it has lost, it asks again. A meeting has the quorum of
-    `deadline` at least.
+    """A meeting that is settled.
 
     Attributes:
-        group: whose meeting.
-        member, ranks, seconds, averaging_seconds, weight, is_past, deadline: as for `Join`; the weight grows from
-            meeting to meeting of one state.
-    """
-
-    group: Hashable
-    member: int
-    ranks: tuple[int, ...]
-    seconds: float
-    averaging_seconds: float
-    weight: float
-    is_past: bool = False
-    deadline: Deadline = Deadline()
-
-
-class Gathered(NamedTuple):
-    """A meeting that has been formed.
-
-    Attributes:
-        number: of the meeting, from 0.
-        present: its members.
-        sources: those with the newest state, of the greatest weight; of states of equal weight the last to have met.
+        present: its members, in order.
+        num_alive: members that were alive then: they have been awaited or have come before, and their hosts are up and
+            have a link that is up.
+        number: of the meeting; counted from 0 where ranks have joined the next one, for which the others are:
+        sources: members with the newest state, of the greatest weight; of equal weights the last to have met.
         is_newest: no meeting before had this weight; else these members repeat what others have done without them.
-        num_alive: members that were alive then.
         since_last: seconds since the last meeting was formed, or since the start.
     """
 
-    number: int
     present: tuple[Arrival, ...]
-    sources: tuple[int, ...]
-    is_newest: bool
     num_alive: int
-    since_last: float
+    number: int
+    sources: tuple[int, ...] = ()
+    is_newest: bool = True
+    since_last: float = 0.0
 
 
 class Keep(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from exogym_core.communicator.deadlines import ArrivalDelays, Deadline
 from exogym_core.communicator.simulated.meeting_requests import (
@@ -13,9 +14,7 @@ from exogym_core.communicator.simulated.meeting_requests import (
     Confirm,
     Fetch,
     Fetched,
-    Gathered,
     Join,
-    JoinNext,
     Keep,
     Met,
     Publish,
@@ -40,17 +39,18 @@ SLOW_TIMES = 10
 #: A member that has been silent for so long does not answer (torchft's lighthouse: `heartbeat_timeout_ms`).
 HEARTBEAT_SECONDS = 5.0
 
+_Present = dict[int, Arrival]  # by rank, in the order of members
+
 
 @dataclass(slots=True, eq=False)
 class _Meeting:
-    """Ranks at a `Join`; the event `settled` happens when `present` is final."""
+    """Ranks that have come to a meeting with a number; the event `settled` happens when it is closed."""
 
     first: Join
     settled: simpy.Event
     opened: float
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrived: _Present = field(default_factory=dict)
     met: Met | None = None  # once it is settled
-    num_come: int = 0  # including those that came to a later one instead
     due: float = math.inf  # when its time was over
     lacks: bool = False  # its time is over, and it waits for a quorum
 
@@ -87,7 +87,7 @@ class _Series:
 
     members: set[int] = field(default_factory=set)
     silent: dict[int, float] = field(default_factory=dict)
-    arrived: dict[int, tuple[JoinNext, simpy.Event]] = field(default_factory=dict)
+    arrived: dict[int, tuple[Join, simpy.Event]] = field(default_factory=dict)
     since: float = 0.0
     last: frozenset[int] = frozenset()
     number: int = 0
@@ -103,25 +103,27 @@ class _Team:
     """Ranks present, until all have sent `Confirm` or their time is over; `left` are those that then remain."""
 
     join: Join
+    key: Key
     attempt: int
-    present: tuple[Arrival, ...]
+    present: _Present
     ended: simpy.Event
-    left: tuple[Arrival, ...] = ()
+    since: float  # when its time began: at its beginning, or the end of a member's last download
+    left: _Present = field(default_factory=dict)
     num_confirmed: int = 0
     num_asked: int = 0
     is_overdue: bool = False  # its time is over, and no member is up
-    since: float = 0.0  # when its time began: at its beginning, or the end of a member's last download
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(self.join.ranks[arrival.member] for arrival in self.present)
+    def group(self) -> Hashable:
+        """Group of their calls."""
+        return self.key.group, tuple(self.present)
 
 
 @dataclass(slots=True, eq=False)
 class _State:
     """Published state of a group: its newest number, its holders, and events of ranks that wait for a newer one.
 
-    Also its meetings' members so far, and the delays of their arrivals.
+    Of a whole group also its meetings with a number.
     """
 
     newest: int = -1
@@ -137,7 +139,9 @@ class _State:
     slow: dict[int, tuple[int, float]] = field(
         default_factory=dict
     )  # rank -> averages too slow, not awaited until
-    members: set[int] = field(default_factory=set)
+    members: set[int] = field(default_factory=set)  # awaited by a meeting so far, or come to one
+    meetings: dict[int, _Meeting] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)  # rank -> the last meeting that it came to
     arrivals: ArrivalDelays = field(default_factory=ArrivalDelays)
 
 
@@ -152,7 +156,7 @@ class Meetings:
         outdated: called with a group and the numbers of its state that may be asked for yet.
 
     Attributes:
-        waiting: ranks that wait for a state.
+        waiting: ranks that wait for a state, or for the next meeting.
         have_met: whether any rank has joined a meeting, or waits for the state of one that may end without it.
         undone: ranks whose joint work has ended undone, until they confirm it: they compute no more of it.
     """
@@ -169,18 +173,16 @@ class Meetings:
         self.undone: set[int] = set()
         self._clock, self._reach = clock, reach
         self._calls, self._outdated = calls, outdated
-        self._meetings: dict[Key, _Meeting] = {}
-        self._last: dict[tuple[Hashable, int], int] = {}  # (group, member) -> the last meeting it came to
+        self._series: defaultdict[Hashable, _Series] = defaultdict(_Series)
         self._teams: dict[tuple[Key, int], _Team] = {}
-        self._states: dict[Hashable, _State] = {}
-        self._overdue: list[Callable[[], None]] = []  # calls that wait until a member is up
-        self._series: dict[Hashable, _Series] = {}
+        self._overdue: list[_Team] = []
+        self._states: defaultdict[Hashable, _State] = defaultdict(_State)
 
     # --- meetings of whoever comes next -----------------------------------------------------------------
 
     def take_part(self, rank: int, group: Hashable) -> None:
         """Count a rank among those that the meetings of a group wait for."""
-        self._series.setdefault(group, _Series()).members.add(rank)
+        self._series[group].members.add(rank)
         self._form(group)
 
     def leave(self, rank: int) -> None:
@@ -197,103 +199,99 @@ class Meetings:
             if rank in series.arrived:
                 series.arrived.pop(rank)[1].succeed(None)
 
-    def join_next(self, rank: int, join: JoinNext) -> Generator[simpy.Event, None, Gathered | None]:
+    def join_next(self, rank: int, join: Join) -> Generator[simpy.Event, None, Met | None]:
         """Join the next meeting of a group; None: the rank has crashed meanwhile, or the others have ended."""
         self.have_met = True
-        series, formed = self._series[join.group], self._clock.event()
+        group = join.key.group
+        series, formed = self._series[group], self._clock.event()
         if not series.arrived:
             series.since = self._clock.now
-            self._at_end(self._series_seconds(series, join), partial(self._form, join.group))
+            self._at_end(self._series_seconds(series, join), partial(self._form, group))
         series.arrivals.add(series.number, self._clock.now - series.since)
         series.arrived[rank] = (join, formed)
-        self._form(join.group)
+        self._form(group)
         self.waiting.add(rank)
-        gathered: Gathered | None = yield formed
+        met: Met | None = yield formed
         self.waiting.discard(rank)
-        return gathered
+        return met
 
     @staticmethod
-    def _series_seconds(series: _Series, join: JoinNext) -> float:
+    def _series_seconds(series: _Series, join: Join) -> float:
         deadline = Deadline(*join.deadline)
         return series.arrivals.seconds(deadline, join.seconds, series.number) + deadline.grace_seconds
 
     def _form(self, group: Hashable) -> None:
         """Form the next meeting of a group if those that are there suffice."""
         series, now = self._series[group], self._clock.now
-        answering = set(self._reach.answering(series.members))
-        silent = series.members - answering
-        for rank in silent - series.silent.keys():
+        answering, before = set(self._reach.answering(series.members)), series.silent
+        series.silent = {rank: before.get(rank, now) for rank in series.members - answering}
+        if series.silent.keys() - before.keys():
             self._at_end(HEARTBEAT_SECONDS, partial(self._form, group))
-            series.silent[rank] = now
-        series.silent = {rank: since for rank, since in series.silent.items() if rank in silent}
         here = sorted(answering & series.arrived.keys())
-        awaited = answering | {
-            rank for rank, since in series.silent.items() if now < since + on_grid(HEARTBEAT_SECONDS)
-        }
         if not here:
             return
-        first = series.arrived[here[0]][0]
+        first, _ = series.arrived[here[0]]
         deadline = Deadline(*first.deadline)
-        grace = deadline.grace_seconds
         if len(here) < min(deadline.quorum, len(first.ranks)):
             series.enough = math.inf
             return
         if series.enough == math.inf:
             series.enough = now
-            if grace:
-                self._at_end(grace, partial(self._form, group))
+            if deadline.grace_seconds:
+                self._at_end(deadline.grace_seconds, partial(self._form, group))
         is_again = bool(series.last) and series.last & series.members <= set(here)
-        due = max(series.since + on_grid(self._series_seconds(series, first)), series.enough + on_grid(grace))
-        is_due = now >= due
-        if not is_again and not (2 * len(here) > len(awaited) and (len(here) == len(awaited) or is_due)):
+        due = max(
+            series.since + on_grid(self._series_seconds(series, first)),
+            series.enough + on_grid(deadline.grace_seconds),
+        )
+        hidden = (since for since in series.silent.values() if now < since + on_grid(HEARTBEAT_SECONDS))
+        num_awaited = len(answering) + sum(1 for _ in hidden)
+        if not is_again and not (2 * len(here) > num_awaited and (len(here) == num_awaited or now >= due)):
             return
         asked = [series.arrived.pop(rank) for rank in here]
-        joins = [join for join, _ in asked]
-        newest = max((join.weight, series.met.get(rank, -1)) for rank, join in zip(here, joins, strict=True))
-        sources = [
-            join.member
-            for rank, join in zip(here, joins, strict=True)
-            if (join.weight, series.met.get(rank, -1)) == newest
-        ]
-        present = tuple(sorted(Arrival(join.member, join.weight) for join in joins))
-        is_newest = newest[0] > series.weight
-        num_alive = len(self._reach.alive(series.members))
-        with_times = (is_newest, num_alive, now - series.formed)
-        gathered = Gathered(series.number, present, tuple(sorted(sources)), *with_times)
+        joins = {rank: join for rank, (join, _) in zip(here, asked, strict=True)}
+        states = {rank: (join.weight, series.met.get(rank, -1)) for rank, join in joins.items()}
+        newest = max(states.values())
+        present = {
+            rank: Arrival(joins[rank].member, joins[rank].weight) for rank in first.ranks if rank in joins
+        }
+        met = Met(
+            tuple(present.values()),
+            len(self._reach.alive(series.members)),
+            series.number,
+            tuple(present[rank].member for rank in present if states[rank] == newest),
+            newest[0] > series.weight,
+            now - series.formed,
+        )
         series.last, series.weight = frozenset(here), max(newest[0], series.weight)
         series.met.update(dict.fromkeys(here, series.number))
+        self._begin(first, Key(group, series.number), 0, present)
         series.number, series.since, series.enough, series.formed = series.number + 1, now, math.inf, now
-        first = joins[0]
-        if first.averaging_seconds < math.inf:
-            key = Key(group, gathered.number)
-            about = Join(key, first.member, first.ranks, first.seconds, first.averaging_seconds)
-            self._begin(about, 0, present)
         for _, formed in asked:
-            formed.succeed(gathered)
+            formed.succeed(met)
 
     # --- presence ---------------------------------------------------------------------------------------
 
-    def join(self, join: Join) -> Generator[simpy.Event, None, Met]:
+    def join(self, rank: int, join: Join) -> Generator[simpy.Event, None, Met]:
         """Join a meeting; return the ranks present."""
         self.have_met = True
-        state, number = self._states.setdefault(join.key.group, _State()), join.key.number
-        assert isinstance(number, int)
-        meeting = self._meetings.get(join.key)
+        state, number = self._states[join.key.group], cast("int", join.key.number)
+        meeting = state.meetings.get(number)
         if meeting is None:
-            meeting = self._meetings[join.key] = _Meeting(join, self._clock.event(), self._clock.now)
+            meeting = state.meetings[number] = _Meeting(join, self._clock.event(), self._clock.now)
             state.members.update(join.ranks if join.awaited is None else join.awaited)
             seconds = state.arrivals.seconds(meeting.deadline, join.seconds, number)
             self._at_end(seconds, partial(self._is_over, meeting))
-        state.members.add(join.ranks[join.member])
+        state.members.add(rank)
         state.arrivals.add(number, self._clock.now - meeting.opened)
-        meeting.num_come += 1
-        self._pass_over(join)
+        state.last[rank] = number
         if not meeting.settled.triggered:
-            meeting.arrivals.append(Arrival(join.member, join.weight))
-            self._settle_if_complete(meeting)
-            if meeting.lacks:
-                self._is_over(meeting)
-        self._forget_if_over(meeting)
+            meeting.arrived[rank] = Arrival(join.member, join.weight)
+            self._update(meeting)
+        if len(state.last) == len(join.ranks):  # forget meetings that all have come to, or omitted
+            oldest = min(state.last.values())
+            while (first := next(iter(state.meetings), oldest + 1)) <= oldest and state.meetings[first].met:
+                del state.meetings[first]
         if not meeting.settled.processed:
             yield meeting.settled
         assert meeting.met is not None
@@ -302,61 +300,59 @@ class Meetings:
     def look_again(self) -> None:
         """Retry, after a change of the network, what was out of reach."""
         overdue, self._overdue = self._overdue, []
-        for call in overdue:
-            call()
+        for team in overdue:
+            self._end(team)
         for group in self._series:
             self._form(group)
-        for meeting in list(self._meetings.values()):
-            self._settle_if_complete(meeting)
-            if meeting.lacks:
-                self._is_over(meeting)
+        for state in self._states.values():
+            for meeting in list(state.meetings.values()):
+                self._update(meeting)
         self._reach.look_again()
+
+    def _update(self, meeting: _Meeting) -> None:
+        """Close a meeting when all are there that it waits for; begin its grace if it lacks a quorum no more."""
+        if meeting.settled.triggered:
+            return
+        wanted = self._returning(meeting)
+        if meeting.due == math.inf:
+            first = meeting.first
+            wanted.update(first.ranks if first.awaited is None else first.awaited)
+        if wanted <= meeting.arrived.keys():
+            together = self._reach.together(sorted(meeting.arrived))
+            # Past the deadline some may have crashed since, or be cut off from the others.
+            if meeting.can_begin(together) and (meeting.due < math.inf or wanted.issubset(together)):
+                self._settle(meeting, together)
+        if meeting.lacks:
+            self._is_over(meeting)
 
     def _is_over(self, meeting: _Meeting) -> None:
         """Begin the grace of a meeting whose deadline has passed, once a quorum is there."""
         if meeting.settled.triggered:
             return
-        come = _ranks(meeting.first, meeting.arrivals)
         needs_others = meeting.quorum > 1 or meeting.first.num_positions > 1
-        meeting.lacks = needs_others and not meeting.can_begin(self._reach.together(come))
+        meeting.lacks = needs_others and not meeting.can_begin(self._reach.together(sorted(meeting.arrived)))
         if meeting.lacks:
             return
-        grace = meeting.deadline.grace_seconds
-        if grace:
-            self._at_end(grace, partial(self._is_due, meeting))
+        if meeting.deadline.grace_seconds:
+            self._at_end(meeting.deadline.grace_seconds, partial(self._is_due, meeting))
         else:
             self._is_due(meeting)
 
     def _is_due(self, meeting: _Meeting) -> None:
         """Close the meeting to all but ranks that return."""
         meeting.due = self._clock.now
-        for _, later in self._back(meeting.first):
-            self._at_end(later, partial(self._settle_if_complete, meeting))
-        self._settle_if_complete(meeting)
+        for later in self._back(meeting.first.key).values():
+            self._at_end(later, partial(self._update, meeting))
+        self._update(meeting)
 
-    def _settle_if_complete(self, meeting: _Meeting) -> None:
-        if meeting.settled.triggered:
-            return
-        come = _ranks(meeting.first, meeting.arrivals)
-        if meeting.due < math.inf:
-            if self._returning(meeting).issubset(come):
-                self._settle(meeting)
-            return
-        wanted = {*(meeting.first.ranks if meeting.first.awaited is None else meeting.first.awaited)}
-        wanted |= self._returning(meeting)
-        if wanted.issubset(come):
-            together = self._reach.together(come)
-            if wanted.issubset(together) and meeting.can_begin(together):
-                self._settle(meeting)
-
-    def _back(self, join: Join) -> list[tuple[int, float]]:
+    def _back(self, key: Key) -> dict[int, float]:
         """Ranks that got the state of this number by downloading it, and how much later than the others."""
-        return [
-            (rank, later)
-            for state in self._states_of(join.key.group)
+        return {
+            rank: later
+            for state in self._states_of(key.group)
             for rank, (number, later) in state.fetched.items()
-            if number == join.key.number
-        ]
+            if number == key.number
+        }
 
     def _states_of(self, group: Hashable) -> list[_State]:
         """Published states of a group and its parts."""
@@ -368,57 +364,27 @@ class Meetings:
         They are waited for longer than others, by as much as they got the state later.
         """
         group, number = meeting.first.key
-        found = {rank for rank, later in self._back(meeting.first) if self._clock.now < meeting.due + later}
-        found |= {
-            rank
-            for state in self._states_of(group)
-            for rank, theirs in state.in_use.items()
-            if theirs == number and self._reach.is_downloading(rank)
-        }
-        # A download that begins at this instant: the state has just been published.
-        found |= {
-            rank
-            for state in self._states_of(group)
-            if state.newest == number
-            for rank, at_least in state.wanted.items()
-            if at_least <= number
-        }
-        slow = self._states[group].slow
-        return {rank for rank in found if self._clock.now >= slow.get(rank, (0, 0.0))[1]}
+        now, slow = self._clock.now, self._states[group].slow
+        found = {rank for rank, later in self._back(meeting.first.key).items() if now < meeting.due + later}
+        for state in self._states_of(group):
+            found |= {
+                rank
+                for rank, theirs in state.in_use.items()
+                if theirs == number and self._reach.is_downloading(rank)
+            }
+            if state.newest == number:  # a download that begins at this instant: it has just been published
+                found |= {rank for rank, at_least in state.wanted.items() if at_least <= number}
+        return {rank for rank in found if now >= slow.get(rank, (0, 0.0))[1]}
 
-    def _settle(self, meeting: _Meeting) -> None:
+    def _settle(self, meeting: _Meeting, together: Collection[int]) -> None:
         """Close the meeting: later ranks are late."""
-        if meeting.settled.triggered:
-            return
-        together = self._reach.together(_ranks(meeting.first, meeting.arrivals))
-        if not meeting.can_begin(together):  # crashed since, or cut off from each other
-            self._overdue.append(partial(self._settle, meeting))
-            return
-        present = self._kept(meeting.first, meeting.arrivals, together)
-        members = self._states[meeting.first.key.group].members
-        meeting.met = Met(present, len(self._reach.alive(members)))
-        meeting.arrivals.clear()
+        present = {rank: meeting.arrived[rank] for rank in meeting.first.ranks if rank in together}
+        key, members = meeting.first.key, self._states[meeting.first.key.group].members
+        number = cast("int", key.number)
+        meeting.met = Met(tuple(present.values()), len(self._reach.alive(members)), number)
+        meeting.arrived.clear()
         meeting.settled.succeed()
-        self._forget_if_over(meeting)
-        if meeting.first.averaging_seconds < math.inf:
-            self._begin(meeting.first, 0, present)
-
-    def _pass_over(self, join: Join) -> None:
-        """Count a rank as having skipped all earlier meetings."""
-        group, number = join.key
-        assert isinstance(number, int)
-        last = self._last.get((group, join.member), -1)
-        self._last[group, join.member] = number
-        if number == last + 1:
-            return
-        for key, missed in list(self._meetings.items()):
-            if key.group == group and last < key.number < number:  # type: ignore[operator]
-                missed.num_come += 1
-                self._forget_if_over(missed)
-
-    def _forget_if_over(self, meeting: _Meeting) -> None:
-        if meeting.settled.triggered and meeting.num_come == len(meeting.first.ranks):
-            self._meetings.pop(meeting.first.key, None)
+        self._begin(meeting.first, key, 0, present)
 
     # --- joint work ------------------------------------------------------------------------------
 
@@ -431,77 +397,75 @@ class Meetings:
             if team.num_confirmed == len(team.present):
                 team.left = team.present
                 team.ended.succeed()
-                for rank in team.ranks:
-                    self._states.setdefault(team.join.key.group, _State()).slow.pop(rank, None)
+                for each in team.present:
+                    self._states[team.key.group].slow.pop(each, None)
         if team.num_asked == len(team.present):
             del self._teams[confirm.key, confirm.attempt]
-            self._calls.assemble(
-                (team.join.key.group, team.ranks)
-            )  # no post of theirs can come late any more
+            self._calls.assemble(team.group)  # no post of theirs can come late any more
         if not team.ended.processed:
             yield team.ended
         self.undone.discard(rank)
-        return team.left
+        return tuple(team.left.values())
 
-    def _begin(self, join: Join, attempt: int, present: tuple[Arrival, ...]) -> None:
-        team = self._teams[join.key, attempt] = _Team(join, attempt, present, self._clock.event())
-        team.since = self._clock.now
-        self._calls.assemble((join.key.group, team.ranks))
+    def _begin(self, join: Join, key: Key, attempt: int, present: _Present) -> None:
+        """Begin the joint work of the ranks of a meeting; without a time-out it has no end to be found."""
+        if join.averaging_seconds == math.inf:
+            return
+        team = _Team(join, key, attempt, present, self._clock.event(), self._clock.now)
+        self._teams[key, attempt] = team
+        self._calls.assemble(team.group)
         self._at_end(join.averaging_seconds, partial(self._end, team))
 
     def _end(self, team: _Team) -> None:
         """Time out: drop unreachable ranks, else the slowest; the others may continue."""
         if team.ended.triggered:
             return
-        if any(map(self._reach.is_downloading, team.ranks)):
+        join, ranks = team.join, tuple(team.present)
+        if any(map(self._reach.is_downloading, ranks)):
             team.since = self._clock.now
-        due = team.since + on_grid(team.join.averaging_seconds)
+        due = team.since + on_grid(join.averaging_seconds)
         if self._clock.now < due:
             self._at_end(due - self._clock.now, partial(self._end, team))
             return
-        left = self._reach.together(team.ranks)
-        if team.is_overdue and len(left) == len(team.present) and team.join.num_positions > 1:
+        left = self._reach.together(ranks)
+        if team.is_overdue and len(left) == len(ranks) and join.num_positions > 1:
             # The only rank of a position is back, and goes on with what it was doing.
             team.is_overdue, team.since = False, self._clock.now
-            self._at_end(team.join.averaging_seconds, partial(self._end, team))
+            self._at_end(join.averaging_seconds, partial(self._end, team))
             return
-        team.is_overdue = not team.join.has_all_positions(left)
+        team.is_overdue = not join.has_all_positions(left)
         if team.is_overdue:
-            self._overdue.append(partial(self._end, team))
+            self._overdue.append(team)
             return
-        if len(left) == len(team.present):
-            left = self._reach.without_slowest(team.ranks)
-            left = left if team.join.has_all_positions(left) else ()
-            self._are_slow(team.join, set(team.ranks) - set(left))
-        team.left = self._kept(team.join, team.present, left)
-        self._calls.dissolve((team.join.key.group, team.ranks))
-        self.undone.update(team.ranks)
+        if len(left) == len(ranks):
+            left = self._reach.without_slowest(ranks)
+            left = left if join.has_all_positions(left) else ()
+            self._are_slow(team, set(ranks) - set(left))
+        team.left = {rank: arrival for rank, arrival in team.present.items() if rank in left}
+        self._calls.dissolve(team.group)
+        self.undone.update(ranks)
         if team.left:
-            self._begin(team.join, team.attempt + 1, team.left)
+            self._begin(join, team.key, team.attempt + 1, team.left)
         team.ended.succeed()
 
-    def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
+    def _are_slow(self, team: _Team, ranks: Collection[int]) -> None:
         """Ignore downloads of ranks that were too slow twice, for a while: they would delay all others."""
-        state = self._states.setdefault(join.key.group, _State())
-        fetched = {
-            rank: got for each in self._states_of(join.key.group) for rank, got in each.fetched.items()
-        }
+        slow, fetched = self._states[team.key.group].slow, dict[int, float]()
+        for state in self._states_of(team.key.group):
+            fetched |= {rank: later for rank, (_, later) in state.fetched.items()}
         for rank in ranks:
-            num_slow, later = state.slow.get(rank, (0, 0.0))[0], fetched.get(rank, (0, 0.0))[1]
-            held_off = SLOW_TIMES * (join.averaging_seconds + later) if num_slow else 0.0
-            state.slow[rank] = (num_slow + 1, self._clock.now + held_off)
-
-    @staticmethod
-    def _kept(join: Join, arrivals: Collection[Arrival], ranks: Collection[int]) -> tuple[Arrival, ...]:
-        return tuple(sorted(arrival for arrival in arrivals if join.ranks[arrival.member] in ranks))
+            num_slow, _ = slow.get(rank, (0, 0.0))
+            held_off = (
+                SLOW_TIMES * (team.join.averaging_seconds + fetched.get(rank, 0.0)) if num_slow else 0.0
+            )
+            slow[rank] = (num_slow + 1, self._clock.now + held_off)
 
     # --- published states ----------------------------------------------------------------------------------
 
     def publish(self, rank: int, publish: Publish) -> None:
         """Record that `rank` has a state from now on."""
-        group, number = publish.key
-        state = self._states.setdefault(group, _State())
-        assert isinstance(number, int)
+        group, number = publish.key.group, cast("int", publish.key.number)
+        state = self._states[group]
         if number < state.newest:
             return
         if number > state.newest:
@@ -513,22 +477,14 @@ class Meetings:
 
     def fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
         """Download a state; returns which, or None if no holder can ever be reached."""
-        state = self._states.setdefault(fetch.group, _State())
         self.have_met |= fetch.source is not None
-        self.waiting.add(rank)
-        fetched = yield from self._fetched(rank, fetch, state)
-        self.waiting.discard(rank)
-        return fetched
-
-    def _fetched(
-        self, rank: int, fetch: Fetch, state: _State
-    ) -> Generator[simpy.Event, None, Fetched | None]:
+        state, whole = self._states[fetch.group], group_of(fetch.group)
         source: int | None = AGAIN
         while source == AGAIN:
             while (
                 state.newest < fetch.at_least
                 or fetch.source not in (None, *state.holders)
-                or (fetch.is_open and self._is_under_way(group_of(fetch.group), state.newest))
+                or (fetch.is_open and self._is_under_way(Key(whole, state.newest)))
             ):
                 event = self._clock.event()
                 state.awaited.append(event)
@@ -542,33 +498,29 @@ class Meetings:
             done = self._clock.event()
             sources = tuple(state.holders) if fetch.source is None else (fetch.source,)
             self._reach.download(rank, sources, num_bytes, done.succeed)
-            meeting = self._meetings.get(Key(group_of(fetch.group), number))
+            meeting = self._states[whole].meetings.get(number)
             if meeting is not None and not done.triggered:
-                self._settle_if_complete(meeting)  # where the download cannot begin
+                self._update(meeting)  # where the download cannot begin
             source = yield done
             yield self._clock.at(on_grid(self._clock.now))
             del state.in_use[rank]
-            meeting = self._meetings.get(Key(group_of(fetch.group), number))
+            meeting = self._states[whole].meetings.get(number)
             if source is not None and source != AGAIN:
                 for team in self._teams.values():
-                    if rank in team.ranks and team.join.key.group == group_of(fetch.group):
+                    if rank in team.present and team.key.group == whole:
                         team.since = self._clock.now
                 later = self._clock.now - published
                 state.fetched[rank] = (number, later)
                 if meeting is not None and meeting.due < math.inf:
                     left = max(meeting.due + later - self._clock.now, 0.0)
-                    self._at_end(left, partial(self._settle_if_complete, meeting))
+                    self._at_end(left, partial(self._update, meeting))
             if meeting is not None:
-                self._settle_if_complete(meeting)
-        if source is None:
-            return None
-        return Fetched(number, source, num_bytes)
+                self._update(meeting)
+        return None if source is None else Fetched(number, source, num_bytes)
 
-    def _is_under_way(self, group: Hashable, number: int) -> bool:
-        """True if members work together that have met at this number."""
-        return any(
-            key == (group, number) and not team.ended.triggered for (key, _), team in self._teams.items()
-        )
+    def _is_under_way(self, key: Key) -> bool:
+        """True if ranks that have met at `key` work together."""
+        return any(team.key == key and not team.ended.triggered for team in self._teams.values())
 
     @property
     def is_under_way(self) -> bool:
@@ -593,9 +545,8 @@ class Meetings:
 
     def _at_end(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` after `seconds`, last in its instant; never if infinite."""
-        if seconds == math.inf:
-            return
-        call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)
+        if seconds < math.inf:
+            call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)
 
 
 class MeetingKernel(Kernel):
@@ -621,14 +572,7 @@ class MeetingKernel(Kernel):
         self._idle = meetings.undone
         self._uptime.on_lost = meetings.crashed
         self._handlers.at_once.update({Publish: meetings.publish, Keep: self._keep})
-        self._handlers.questions.update(
-            {
-                Join: lambda rank, request: meetings.join(request),
-                JoinNext: self._join_next,
-                Confirm: meetings.confirm,
-                Fetch: self._fetch,
-            }
-        )
+        self._handlers.questions.update({Join: self._join, Confirm: meetings.confirm, Fetch: self._fetch})
 
     def network_changed(self) -> None:
         """Retry what was out of reach: links have changed at this instant."""
@@ -638,18 +582,22 @@ class MeetingKernel(Kernel):
         self._uptime.unkept[rank] = 0.0
         self._meetings.take_part(rank, keep.group)
 
-    def _join_next(self, rank: int, join: JoinNext) -> Generator[simpy.Event, None, Gathered | None]:
-        """Join the next meeting of a group, after a crash once more; None: the others have ended without this rank."""
+    def _join(self, rank: int, join: Join) -> Generator[simpy.Event, None, Met | None]:
+        """Join a meeting, the next one after a crash once more; None: the others have ended without this rank."""
+        if join.key.number is not None:
+            return (yield from self._meetings.join(rank, join))
         while rank not in self._uptime.lost:
-            gathered = yield from self._meetings.join_next(rank, join)
-            if gathered is not None:
-                return gathered
+            met = yield from self._meetings.join_next(rank, join)
+            if met is not None:
+                return met
             yield from self._uptime.restart(rank)
         return None
 
     def _fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
         begin = self.clock.now
+        self._meetings.waiting.add(rank)
         fetched = yield from self._meetings.fetch(rank, fetch)
+        self._meetings.waiting.discard(rank)
         self.seconds.network[rank] += self.clock.now - begin
         if fetched is None:
             self._uptime.lost.add(rank)
@@ -677,7 +625,3 @@ class MeetingKernel(Kernel):
             uptime.processes[rank].interrupt()
         meetings.give_up()
         return True
-
-
-def _ranks(join: Join, arrivals: Collection[Arrival]) -> list[int]:
-    return sorted(join.ranks[arrival.member] for arrival in arrivals)
