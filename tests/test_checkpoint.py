@@ -35,6 +35,8 @@ from exogym_core.checkpoints import checkpoint, files, writing
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint, run_identity
 from exogym_core.checkpoints.files import LogWriter, decode, encode, read_logs, read_state, write_state
 from exogym_core.checkpoints.writing import VARIABLE, CheckpointWriter, OwnParts, RankCheckpoints, mark_of
+from exogym_core.communicator.deadlines import Deadline
+from exogym_core.communicator.simulated.meeting_requests import Join
 from exogym_core.events import (
     EvaluationPoint,
     EvaluationTaken,
@@ -53,8 +55,9 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.workers.host import untimed_row
+from exogym_core.workers.journal import request_from_record
 from netsim.errors import InputError
-from netsim.ranks import Advance, Call, Key, Mark, Post, Wait
+from netsim.ranks import Advance, Call, Key, Mark, MessageGroup, Post, Take, Wait
 from netsim.units import format_bytes
 
 NUM_NODES, NUM_STEPS = 2, 5
@@ -189,6 +192,9 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
         [Advance(0.1), Advance(0.1), Post(key, 1, call), Wait(key), Mark({"loss": math.inf, "to": [None]})],
         [Mark(done), Mark(EvaluationTaken(EvaluationPoint(Grid.END), None))],
     ]
+    message = Post(Key(MessageGroup(0, 1, 0, 7), 3), 1, Call("sendrecv", (1, 0), 8))
+    join = Join(Key(("present", 0), None), 1, (0, 1), 2.0, deadline=Deadline(median=1))
+    streams[0] += [message, join, Take((0, 1, "box"), is_past=True, seconds=math.inf)]
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for path in (first, second, third):
         path.mkdir()
@@ -196,13 +202,13 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
     added = [(rank, request) for rank, stream in enumerate(streams) for request in stream]
     for each in added:
         log.add(*each)
-    parts = log.link_into(first, [5, 2], (0, 0))
+    parts = log.link_into(first, [8, 2], (0, 0))
     log.add(1, Advance(7.0))
-    more = log.link_into(second, [5, 3], (0, 0))
+    more = log.link_into(second, [8, 3], (0, 0))
     log.close()
     # The file goes on behind what belongs to the first checkpoint: who reads that does not see it.
     assert (first / parts[0].name).stat().st_ino == (second / more[0].name).stat().st_ino, "written once"
-    assert read_logs(first, parts, 2)[0] == streams
+    assert repr(read_logs(first, parts, 2)[0]) == repr(streams), "with all classes"
     # After a restart it goes on in another file, and what is replayed is not written again.
     again = LogWriter(tmp_path, 2, [(second, part) for part in more])
     for each in [*added, (1, Advance(7.0)), (1, Advance(1e-300))]:
@@ -212,6 +218,15 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
     assert read_logs(third, last, 2)[0][1] == [*streams[1], Advance(7.0), Advance(1e-300)]
     with pytest.raises(InputError, match=r"^rank 0, checkpoint: the row .* cannot be kept"):
         log.add(0, Mark({"tensor": torch.ones(1)}))
+
+
+def test_requests_of_earlier_logs_are_read() -> None:
+    group, about = ["present", 0], [1, [0, 1], 2.0, 9.0, 3.0]
+    assert request_from_record(["take", [0, 1, "box"], "inf", True]) == Take((0, 1, "box"), math.inf, True)
+    found = request_from_record(["joinnext", group, *about, True, [0.0, 0.0, 0.5, 0.0, 2]])
+    about[1] = (0, 1)
+    deadline = Deadline(quantile=0.5, quorum=2)
+    assert found == Join(Key(("present", 0), None), *about, is_past=True, deadline=deadline)
 
 
 # --- what never loads --------------------------------------------------------------------------------------

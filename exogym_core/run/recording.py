@@ -19,7 +19,13 @@ from exogym_core.communicator.exchange import Outcome, combine
 from exogym_core.communicator.simulated.abridged import Abridged
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.workers.journal import Journal, tuples_of
+from exogym_core.workers.journal import (
+    Computing,
+    Journal,
+    request_from_record,
+    request_to_record,
+    tuples_of,
+)
 from exogym_core.workers.run import RunResult, run_ranks
 from exogym_core.workers.streams import Replay
 from netsim.errors import InputError
@@ -60,13 +66,6 @@ T = TypeVar("T")
 
 class ClockReadError(InputError):
     """Requests of a rank depend on the time, so they differ on another network."""
-
-
-class Computing(NamedTuple):
-    """A share of a step's computing, whose duration depends on the rank's host."""
-
-    step: int
-    share: float
 
 
 class _Alone:
@@ -117,8 +116,6 @@ class _Alone:
             return 0.0  # it is the first instant, and no call is completed
         raise ClockReadError("a rank alone has no clock to ask")
 
-
-_STORED = (Post, Wait, Advance, Mark, Computing)  # requests of recordings that can be stored
 
 #: Requests of a rank.
 Stream: TypeAlias = "Sequence[Request | Computing]"
@@ -202,18 +199,11 @@ class Recording:
     reads: frozenset[str] = frozenset()
 
     def to_plain(self) -> list[Any] | None:
-        """Plain values for `of_plain`; None for long recordings, and for requests other than calls and computing."""
-        requests = [request for stream in self.streams for request in stream]
-        if (
-            self.asks_for_time
-            or self.with_few_copies is not None
-            or len(requests) > _MOST_STORED
-            or not all(isinstance(request, _STORED) for request in requests)
-        ):
+        """Plain values for `of_plain`; None for long recordings, and for those of one network."""
+        is_long = self.with_few_copies is not None or sum(map(len, self.streams)) > _MOST_STORED
+        if self.asks_for_time or is_long:
             return None
-        streams = [
-            [(_STORED.index(type(request)), *request) for request in stream] for stream in self.streams
-        ]
+        streams = [list(map(request_to_record, stream)) for stream in self.streams]
         return [self.num_ranks, streams, self.kinds, self.groups, sorted(self.reads)]
 
     @classmethod
@@ -221,22 +211,10 @@ class Recording:
         """Recording of the values of `to_plain`, read from JSON.
 
         Raises:
-            ValueError, TypeError: they are no recording.
+            ValueError, TypeError, KeyError: they are no recording.
         """
-
-        def request_of(number: int, *values: Any) -> Request | Computing:
-            match _STORED[number], values:
-                case kind, (key, member, call, seconds) if kind is Post:
-                    return Post(Key(*tuples_of(key)), member, Call(*tuples_of(call)), seconds)
-                case kind, (key,) if kind is Wait:
-                    return Wait(Key(*tuples_of(key)))
-                case kind, (seconds, work) if kind is Advance:
-                    return Advance(seconds, tuples_of(work))
-                case kind, _:
-                    return kind(*values)
-
         num_ranks, streams, kinds, groups, reads = plain
-        requests = [[request_of(*values) for values in stream] for stream in streams]
+        requests = [list(map(request_from_record, stream)) for stream in streams]
         return cls(num_ranks, requests, kinds=kinds, groups=tuples_of(groups), reads=frozenset(reads))
 
     def stream(self, rank: int) -> Iterator[Request | Computing]:

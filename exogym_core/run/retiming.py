@@ -159,7 +159,7 @@ class RecordedTraining:
             for name in ("step_flops", "minibatch_size", "averaging_algorithm"):
                 about[name] = getattr(self, name)
             rounds = self.first_rounds
-            about["first_rounds"] = None if rounds is None else rounds.to_plain()
+            about["rounds"] = None if rounds is None else rounds.to_plain()
             self._content = self.streams.to_bytes(about)
         return self._content
 
@@ -177,7 +177,7 @@ class RecordedTraining:
             content = read_bytes(path)
             streams, about = Streams.from_bytes(content)
             asked, compute = (None if each is None else Compute.parse(each) for each in about["compute"])
-            rounds = about.get("first_rounds")
+            rounds = about.get("rounds")  # earlier files have them by another name, in another form
             return cls(
                 streams,
                 list(map(from_record, about["findings"])),

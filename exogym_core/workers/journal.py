@@ -15,11 +15,12 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.deadlines import Deadline
 from exogym_core.communicator.simulated.meeting_requests import (
     Confirm,
     Fetch,
@@ -28,6 +29,7 @@ from exogym_core.communicator.simulated.meeting_requests import (
     Publish,
 )
 from exogym_core.events import Saved, from_record, to_record
+from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
 from netsim.ranks import (
     Advance,
@@ -36,6 +38,7 @@ from netsim.ranks import (
     HoldUntil,
     Key,
     Mark,
+    MessageGroup,
     Post,
     Put,
     Request,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from netsim.ranks import MailboxMessage, Request
 
 __all__ = [
+    "Computing",
     "Held",
     "Journal",
     "MessageName",
@@ -60,6 +64,7 @@ __all__ = [
     "message_name",
     "request_from_record",
     "request_to_line",
+    "request_to_record",
     "tuples_of",
 ]
 
@@ -282,9 +287,17 @@ class Journal:
         ]
 
 
-# Requests that are logged; a program alone asks others, and keeps no log.
+class Computing(NamedTuple):
+    """A share of a step's computing, whose duration depends on the rank's host; recordings alone have it."""
+
+    step: int
+    share: float
+
+
+# Requests that are logged or recorded; a program alone asks others, and keeps no log.
 _LOGGED = (
     Advance,
+    Computing,
     Confirm,
     Fetch,
     Join,
@@ -311,8 +324,7 @@ def request_to_line(rank: int, request: Request) -> str:
         InputError: a marked row holds something other than numbers, text, lists and mappings.
     """
     try:
-        line = [rank, _NAMES[type(request)], *_fields(request)]
-        return json.dumps(line, separators=(",", ":"))
+        return json.dumps([rank, *request_to_record(request)], separators=(",", ":"))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"rank {rank}, checkpoint: the row {request!r} cannot be kept ({error}); "
@@ -320,23 +332,26 @@ def request_to_line(rank: int, request: Request) -> str:
         ) from None
 
 
-def _fields(request: Request) -> list[Any]:
+def request_to_record(request: Request) -> list[Any]:
+    """The request in values that JSON can hold, its kind first; KeyError for one that is not logged."""
+    name = _NAMES[type(request)]
     match request:
-        case Advance(work=()):
-            return [request.seconds]
         case Post():
-            return [*request.key, request.member, request.call]  # without a time-out: only programs give one
+            return [
+                name,
+                *request.key,
+                request.member,
+                request.call,
+            ]  # without a time-out: only programs give one
         case Wait():
-            return [*request.key]
+            return [name, *request.key]
         case Mark():
-            return [to_record(request.row)]
-        case Take():
-            return [request.box, str(request.seconds), request.is_past]  # JSON has no infinity
-    return [*request]
+            return [name, to_record(request.row)]
+    return [name, *request]
 
 
 def request_from_record(record: list[Any]) -> Request:
-    """The request of a line, without the rank.
+    """The request of a record that went through JSON.
 
     Raises:
         ValueError, TypeError, KeyError: it is none.
@@ -348,12 +363,16 @@ def request_from_record(record: list[Any]) -> Request:
     values = list(map(from_record if kind is Mark else tuples_of, values))
     if kind in (Post, Wait):
         values[:2] = [values[:2]]
-    if kind._fields[0] == "key":
-        values[0] = Key(*values[0])
     if "call" in kind._fields:
         values[-1] = Call(*values[-1])
+    if kind is Post and OPERATIONS[values[-1].op].is_message:
+        values[0][0] = MessageGroup(*values[0][0])
+    if kind._fields[0] == "key":
+        values[0] = Key(*values[0])
+    if kind is Join:
+        values[8] = Deadline(*values[8])
     if kind is Take:
-        values[1] = float(values[1])
+        values[1] = float(values[1])  # of earlier logs it is text
     return kind(*values)  # type: ignore[no-any-return]
 
 

@@ -22,10 +22,9 @@ from netgym.launch.recording import RECORDING, RECORDING_FORMAT
 from netgym.launch.report import print_launch, read_launch, report_of, write_launch
 from netgym.launch.run import Launch, Script
 from netsim import Topology
-from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
-from netsim.ranks import Exit, Key, Mark, MessageGroup, Post
+from netsim.ranks import Exit, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,9 +43,6 @@ def _recorded(lines: bytes) -> Iterator[Request]:
         request = request_from_record(json.loads(line)[1:])
         if isinstance(request, Mark):  # a mapping of numbers, names and groups
             request = Mark({name: tuples_of(value) for name, value in request.row.items()})
-        elif isinstance(request, Post) and OPERATIONS[request.call.op].is_message:
-            (group, number) = request.key
-            request = request._replace(key=Key(MessageGroup(*group), number))  # type: ignore[misc]
         yield request
     yield Exit()
 

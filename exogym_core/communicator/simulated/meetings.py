@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from exogym_core.communicator.deadlines import ArrivalDelays, Deadline
+from exogym_core.communicator.deadlines import ArrivalDelays
 from exogym_core.communicator.simulated.meeting_requests import (
     Arrival,
     Confirm,
@@ -55,12 +55,8 @@ class _Meeting:
     lacks: bool = False  # its time is over, and it waits for a quorum
 
     @property
-    def deadline(self) -> Deadline:
-        return Deadline(*self.first.deadline)  # of a journal it is a tuple
-
-    @property
     def quorum(self) -> int:
-        return min(self.deadline.quorum, len(self.first.ranks))
+        return min(self.first.deadline.quorum, len(self.first.ranks))
 
     def can_begin(self, ranks: Collection[int]) -> bool:
         """True if these ranks are a quorum, with one at each position."""
@@ -217,8 +213,8 @@ class Meetings:
 
     @staticmethod
     def _series_seconds(series: _Series, join: Join) -> float:
-        deadline = Deadline(*join.deadline)
-        return series.arrivals.seconds(deadline, join.seconds, series.number) + deadline.grace_seconds
+        learned = series.arrivals.seconds(join.deadline, join.seconds, series.number)
+        return learned + join.deadline.grace_seconds
 
     def _form(self, group: Hashable) -> None:
         """Form the next meeting of a group if those that are there suffice."""
@@ -231,7 +227,7 @@ class Meetings:
         if not here:
             return
         first, _ = series.arrived[here[0]]
-        deadline = Deadline(*first.deadline)
+        deadline = first.deadline
         if len(here) < min(deadline.quorum, len(first.ranks)):
             series.enough = math.inf
             return
@@ -280,7 +276,7 @@ class Meetings:
         if meeting is None:
             meeting = state.meetings[number] = _Meeting(join, self._clock.event(), self._clock.now)
             state.members.update(join.ranks if join.awaited is None else join.awaited)
-            seconds = state.arrivals.seconds(meeting.deadline, join.seconds, number)
+            seconds = state.arrivals.seconds(join.deadline, join.seconds, number)
             self._at_end(seconds, partial(self._is_over, meeting))
         state.members.add(rank)
         state.arrivals.add(number, self._clock.now - meeting.opened)
@@ -333,8 +329,8 @@ class Meetings:
         meeting.lacks = needs_others and not meeting.can_begin(self._reach.together(sorted(meeting.arrived)))
         if meeting.lacks:
             return
-        if meeting.deadline.grace_seconds:
-            self._at_end(meeting.deadline.grace_seconds, partial(self._is_due, meeting))
+        if grace := meeting.first.deadline.grace_seconds:
+            self._at_end(grace, partial(self._is_due, meeting))
         else:
             self._is_due(meeting)
 
