@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Empty",
     "Exchange",
-    "Outcome",
     "Part",
     "Reduce",
     "Signature",
@@ -54,18 +53,6 @@ __all__ = [
     "reduce_tensors",
     "signature_of",
 ]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Values for members: `shared` goes to everyone, `own[member]` to that member alone (instead)."""
-
-    shared: tuple[Tensor, ...] = ()
-    own: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-
-    def of(self, member: int) -> tuple[Tensor, ...]:
-        """The tensors for one member; they belong to the exchange, so take copies."""
-        return self.own.get(member, self.shared)
 
 
 Reduce = Callable[[Sequence[Any], str], Any]
@@ -173,43 +160,41 @@ def combine(
     reduce_op: str,
     root: int,
     reduce: Reduce = reduce_tensors,
-) -> Outcome:
-    """The outcome of collective `name` over every member's input tensors, in member order.
+) -> list[tuple[Any, ...]]:
+    """Values of each member after collective `name` over every member's input tensors, all in member order.
 
     `reduce_scatter`, `scatter` (root only) and `all_to_all` take one tensor a member; the rest take one.
-    `message` is member 0's tensor for member 1.
+    Of `sendrecv` that is member 0's tensor for member 1. Members with the same values have one tuple.
     """
     firsts = map(itemgetter(0), inputs)  # of members with one tensor each
     match name:
         case "all_reduce":
-            return Outcome(shared=(reduce(list(firsts), reduce_op),))
-        case "reduce":
-            return Outcome(own={root: (reduce(list(firsts), reduce_op),)})
+            return [(reduce(list(firsts), reduce_op),)] * len(inputs)
         case "broadcast":
-            return Outcome(shared=(inputs[root][0],))
+            return [(inputs[root][0],)] * len(inputs)
         case "all_gather":
-            return Outcome(shared=tuple(firsts))
-        case "gather":
-            return Outcome(own={root: tuple(firsts)})
+            return [tuple(firsts)] * len(inputs)
+        case "reduce" | "gather":
+            of_root = tuple(firsts) if name == "gather" else (reduce(list(firsts), reduce_op),)
+            return [of_root if member == root else () for member in range(len(inputs))]
         case "scatter":
-            return Outcome(own={member: (part,) for member, part in enumerate(inputs[root])})
+            return [(part,) for part in inputs[root]]
         case "reduce_scatter":
-            parts = enumerate(zip(*inputs, strict=True))
-            return Outcome(own={member: (reduce(part, reduce_op),) for member, part in parts})
+            return [(reduce(part, reduce_op),) for part in zip(*inputs, strict=True)]
         case "all_to_all":
-            return Outcome(own=dict(enumerate(zip(*inputs, strict=True))))
+            return list(zip(*inputs, strict=True))
         case "sendrecv":
-            return Outcome(own={1: (inputs[0][0],)})
+            return [(), (inputs[0][0],)]
         case "barrier":
-            return Outcome()
+            return [()] * len(inputs)
     raise AssertionError(f"no collective is called {name}")
 
 
 def own_value(signature: Signature, tensors: Sequence[Any], member: int, size: int) -> tuple[Any, ...]:
     """Value of a member that needs no other (`netsim.ranks.needs_nobody`), from its own inputs."""
-    if signature.name in ("reduce", "gather") and member != signature.root:
+    if signature.name in ("reduce", "gather", "scatter") and member != signature.root:
         return ()
-    return combine(signature.name, [tensors] * size, signature.reduce_op, signature.root).of(member)
+    return combine(signature.name, [tensors] * size, signature.reduce_op, signature.root)[member]
 
 
 # Code between a user and a call: ours, and torch's own where it calls us as a backend of torch.distributed.
@@ -326,7 +311,7 @@ class Slot:
     """A call, until its last member has posted.
 
     Attributes:
-        outcome: the values of `served` members.
+        values: of each member; those of `served` members are final.
         error: raised in `served` members instead.
         ends_run: the error is not for members, some of which had gone on before all had posted.
         served: members that can take their values; those that need no other are never among them.
@@ -338,7 +323,7 @@ class Slot:
     signatures: list[Signature | None]
     inputs: list[Sequence[Tensor]]
     missing: set[int]
-    outcome: Outcome | None = None
+    values: list[tuple[Tensor, ...]] = field(default_factory=list)
     error: NetsimError | None = None
     ends_run: bool = False
     is_over: bool = False
@@ -419,14 +404,14 @@ class Exchange:
             first = calls[0]
             odd = [call for call in calls if call is not first and call.agreed() != first.agreed()]
             if not odd:
-                slot.outcome = slot.outcome or self._outcome(first, slot)
+                slot.values = slot.values or self._values(first, slot)
             else:
                 agreed, shown = [call.agreed() for call in calls], list(map(str, calls))
                 slot.error = mismatch_error(ranks, agreed, shown)
                 slot.ends_run = any(call.needs_nobody(each) for each, call in enumerate(calls))
             self._finish(slot)
         elif signature.name in FROM_ROOT and (members := slot.servable(member)):
-            slot.outcome = slot.outcome or self._outcome(signature, slot)
+            slot.values = slot.values or self._values(signature, slot)
             self._serve(slot, members)
             slot.waiters = [waiter for waiter in slot.waiters if waiter[1] not in slot.served]
         return slot
@@ -477,11 +462,12 @@ class Exchange:
         slot.error = BrokenCallError(f"Connection closed by peer: {why}")
         self._finish(slot)
 
-    def _outcome(self, first: Signature, slot: Slot) -> Outcome:
+    def _values(self, first: Signature, slot: Slot) -> list[tuple[Tensor, ...]]:
+        none: list[tuple[Tensor, ...]] = [()] * len(slot.ranks)
         is_given = first.name in (*FROM_ROOT, "sendrecv")
         givers = [slot.signatures[first.root]] if is_given else slot.signatures
         if not all(giver is not None and giver.has_values for giver in givers):
-            return Outcome()  # nobody knows them, though others may have given theirs
+            return none  # nobody knows them, though others may have given theirs
         if first.name not in ("publish", "fetch", "put", "taken", "forget"):
             return combine(first.name, slot.inputs, first.reduce_op, first.root, self._reduce)
         assert isinstance(slot.key.group, tuple)
@@ -489,12 +475,12 @@ class Exchange:
         if first.name == "forget":
             self._slots.pop(slot.key.group[1:], None)  # type: ignore[call-overload]
         elif first.name == "taken":
-            return Outcome(shared=self.stored.pop(name))
+            return [self.stored.pop(name)]
         elif first.name == "fetch":
-            return Outcome(shared=self.stored[name])
+            return [self.stored[name]]
         elif name not in self.stored:
             self.stored[name] = tuple(tensor.clone() for tensor in slot.inputs[0])
-        return Outcome()
+        return none
 
     # --- messages ------------------------------------------------------------------------------------------
 

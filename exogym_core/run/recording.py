@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from exogym_core.communicator.exchange import Outcome, combine
+from exogym_core.communicator.exchange import combine
 from exogym_core.communicator.simulated.abridged import Abridged
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
@@ -80,7 +80,7 @@ class _Alone:
     def request(self, request: Request) -> None:
         self.requests.append(request)
 
-    def post(self, part: Part, waits: bool = False) -> Outcome:
+    def post(self, part: Part, waits: bool = False) -> list[Tensor]:
         _, ranks, member, signature, tensors = part
         if signature.name == "sendrecv":
             raise InputError("a rank alone has no other to send to")
@@ -89,20 +89,19 @@ class _Alone:
         name = signature.name
         if name == "publish":  # for ranks that come later, at times of their own
             raise ClockReadError("a rank alone has nobody that takes its state")
-        if name == "all_to_all":
-            return Outcome(own={member: (tensors[member],) * len(ranks)})
-        if name == "reduce_scatter":
-            return Outcome(own={member: (tensors[member],)})
-        num = 1 if name in ("all_reduce", "reduce") else len(ranks)  # a sum is as large as each of its terms
-        return combine(name, [tensors] * num, signature.reduce_op, signature.root)
+        if name in ("all_to_all", "reduce_scatter"):
+            return [tensors[member]] * (len(ranks) if name == "all_to_all" else 1)
+        if name in ("all_reduce", "reduce"):  # a sum is as large as each of its terms
+            ranks, member = ranks[:1], 0
+        return list(combine(name, [tensors] * len(ranks), signature.reduce_op, signature.root)[member])
 
-    def take(self, ticket: Outcome, member: int, deliver: Delivery[T]) -> T:
-        return deliver(ticket.of(member))
+    def take(self, ticket: list[Tensor], member: int, deliver: Delivery[T]) -> T:
+        return deliver(ticket)
 
-    def ready(self, ticket: Outcome, member: int) -> bool:
+    def ready(self, ticket: list[Tensor], member: int) -> bool:
         return True
 
-    def forget(self, ticket: Outcome, member: int) -> None:
+    def forget(self, ticket: list[Tensor], member: int) -> None:
         """Do nothing: no calls are stored."""
 
     def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:

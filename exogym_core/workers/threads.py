@@ -487,8 +487,7 @@ class _ThreadPort:
         if ticket.error is not None:
             # One object a rank: each gets a traceback of its own.
             raise type(ticket.error)(*ticket.error.args)
-        assert ticket.outcome is not None
-        return deliver(ticket.outcome.of(member))
+        return deliver(ticket.values[member])
 
     def ready(self, ticket: Slot, member: int) -> bool:
         return member in ticket.served

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exogym_core.communicator.exchange import Outcome, Part, Reduce, reduce_tensors
+from exogym_core.communicator.exchange import Part, Reduce, reduce_tensors
 from exogym_core.events import step_of
 from exogym_core.workers.host import Runner, SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
@@ -230,18 +230,14 @@ class ProcessRunner(Runner):
         by_process: dict[int, list[int]] = {}
         for member in members:
             by_process.setdefault(self._process_of[slot.ranks[member]], []).append(member)
-        outcome = slot.outcome if slot.outcome is not None else Outcome()
-        shared = [self._store.put(tensor) for tensor in outcome.shared]
-        own = {
-            member: [self._store.put(tensor) for tensor in outcome.own[member]]
-            for member in members
-            if member in outcome.own
-        }
         assert isinstance(slot.error, MismatchError | BrokenCallError | None)
+        values = slot.values or [()] * len(slot.ranks)
+        distinct = {id(values[member]): values[member] for member in members}
+        refs = {name: [self._store.put(tensor) for tensor in each] for name, each in distinct.items()}
         done = []
         for index, local in by_process.items():
-            theirs = {member: own[member] for member in local if member in own} if own else own
-            done.append((index, Done(slot.key, tuple(local), shared, theirs, slot.error, [])))
+            theirs = {member: refs[id(values[member])] for member in local}
+            done.append((index, Done(slot.key, theirs, slot.error, [])))
             self._leases.lend(done[-1][1].blocks)
         if slot.is_over:
             self._leases.give_back(self._given.pop(slot.key, []))

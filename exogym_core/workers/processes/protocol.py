@@ -234,22 +234,21 @@ class Freed(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The values of a call for some `members` that live in one process; `own` where they differ.
+    """The values of a call, by member, for those that live in one process; members with the same have one list.
 
     `freed` are parts of the arena that this process may use again.
     """
 
     key: Key
-    members: tuple[int, ...]
-    shared: list[TensorRef]
-    own: dict[int, list[TensorRef]]
+    values: dict[int, list[TensorRef]]
     error: MismatchError | BrokenCallError | None
     freed: list[Block]
 
     @property
     def blocks(self) -> list[Block]:
         """The parts of the arena that these values lie in."""
-        return blocks_in([*self.shared, *(ref for refs in self.own.values() for ref in refs)])
+        distinct = {id(refs): refs for refs in self.values.values()}
+        return blocks_in([ref for refs in distinct.values() for ref in refs])
 
 
 class Answered(NamedTuple):

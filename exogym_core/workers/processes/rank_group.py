@@ -208,8 +208,8 @@ class RankGroup:
             case Done():
                 if message.freed:
                     self.arena.free(message.freed)
-                given = _Given(message, len(message.members))
-                for member in message.members:
+                given = _Given(message, len(message.values))
+                for member in message.values:
                     ticket = self.tickets.pop((message.key, member))
                     ticket.given = given
                     if ticket.waiter is not None:
@@ -304,8 +304,7 @@ class _PipePort:
         done = ticket.given.done
         if done.error is not None:
             raise done.error
-        refs = done.own.get(member, done.shared)
-        result = deliver(tuple(self._group.arena.get(ref) for ref in refs))
+        result = deliver(tuple(self._group.arena.get(ref) for ref in done.values[member]))
         ticket.given.num_left -= 1
         if not ticket.given.num_left and done.blocks:  # after the last member the parent reuses their memory
             self._group.queue(Freed(done.blocks))
