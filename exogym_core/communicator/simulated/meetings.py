@@ -314,7 +314,7 @@ class Meetings:
             first = meeting.first
             wanted.update(first.ranks if first.awaited is None else first.awaited)
         if wanted <= meeting.arrived.keys():
-            together = self._reach.together(sorted(meeting.arrived))
+            together = self._reach.together(meeting.arrived)
             # Past the deadline some may have crashed since, or be cut off from the others.
             if meeting.can_begin(together) and (meeting.due < math.inf or wanted.issubset(together)):
                 self._settle(meeting, together)
@@ -326,7 +326,7 @@ class Meetings:
         if meeting.settled.triggered:
             return
         needs_others = meeting.quorum > 1 or meeting.first.num_positions > 1
-        meeting.lacks = needs_others and not meeting.can_begin(self._reach.together(sorted(meeting.arrived)))
+        meeting.lacks = needs_others and not meeting.can_begin(self._reach.together(meeting.arrived))
         if meeting.lacks:
             return
         if grace := meeting.first.deadline.grace_seconds:

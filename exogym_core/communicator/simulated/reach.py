@@ -8,9 +8,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from netsim.network.network import Network, Waiting
+    from netsim.topology.graph import Link
 
 __all__ = ["AGAIN", "Reach", "largest_mesh"]
 
@@ -50,36 +51,34 @@ class Reach:
             network.on_give_up = partial(self._given_up, network, network.on_give_up)
 
     def answering(self, ranks: Collection[int]) -> tuple[int, ...]:
-        """`together` of those of `ranks` whose hosts have a link that is up, or no links."""
-        return self.together(self._linked(ranks))
+        """`together` of those of `ranks` that are `alive`."""
+        return self.together(self.alive(ranks))
 
     def alive(self, ranks: Collection[int]) -> list[int]:
         """Ranks among `ranks` on hosts that are up and have a link that is up, or no links; they may meet or not."""
+        up, network = self._up(ranks), self._network
+        if network is None or not network.dead_links:
+            return up
+        topology, dead = network.topology, network.dead_links
+
+        def ends(links: Iterable[Link]) -> set[str]:
+            return {name for link in links for name in (link.source, link.target)}
+
+        cut_off = ends(topology.links) - ends(link for link in topology.links if link.index not in dead)
+        return [rank for rank in up if topology.hosts[self._hosts[rank]].name not in cut_off]
+
+    def _up(self, ranks: Collection[int]) -> list[int]:
         network = self._network
         if network is None:
             return sorted(ranks)
-        return [rank for rank in self._linked(ranks) if network.downtime.since(self._hosts[rank]) is None]
+        return sorted(rank for rank in ranks if network.downtime.since(self._hosts[rank]) is None)
 
-    def _linked(self, ranks: Collection[int]) -> list[int]:
-        network = self._network
-        if network is None or not network.dead_links:
-            return sorted(ranks)
-        dead, links = network.dead_links, network.topology.links
-        names = {rank: network.topology.hosts[self._hosts[rank]].name for rank in ranks}
-        at = {
-            name: {link.index for link in links if name in (link.source, link.target)}
-            for name in names.values()
-        }
-        return [rank for rank in sorted(ranks) if not at[names[rank]] or at[names[rank]] - dead]
-
-    def together(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def together(self, ranks: Collection[int]) -> tuple[int, ...]:
         """The largest set of `ranks` on hosts that are up in which each reaches each other; () if there is none."""
-        if self._network is None:
-            return tuple(ranks)
-        dead, downtime = self._network.dead_links, self._network.downtime
-        up = sorted(rank for rank in ranks if downtime.since(self._hosts[rank]) is None)
-        if not dead:
+        up = self._up(ranks)
+        if self._network is None or not self._network.dead_links:
             return tuple(up)
+        dead = self._network.dead_links
         broken: dict[int, set[int]] = {rank: set() for rank in up}
         for one, other in combinations(up, 2):
             if not self._is_open(one, other, dead):
