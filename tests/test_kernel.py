@@ -113,7 +113,7 @@ def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> Non
         return requests
 
     kernel, _ = finished([rank(0), rank(1)])
-    calls = kernel._calls
+    calls = kernel.calls
     assert kernel.seconds.end == [200.0, 200.0]
     assert (len(calls._in_flight), len(calls._queues), len(calls.sent._keys), len(calls._asleep)) == (
         0,

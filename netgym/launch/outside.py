@@ -169,7 +169,7 @@ class OutsideMeetings(ProcessRunner):
     def _seconds_before_alarm(self) -> float:
         """Host seconds to wait for ranks that are away, where the next event is a time-out of others; else 0."""
         kernel = self.kernel
-        alarm = kernel.seconds_to_alarm
+        alarm = kernel.calls.seconds_to_alarm
         is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
         return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
 

@@ -55,8 +55,8 @@ class _RetimedLaunch(Replay):
         super().__init__(world)
         self.sites.book = self.schedules
         self.recorded = list(map(_recorded, streams))
-        self.kernel.close_at_ends()
-        self.kernel.follow(self.sites.take_progress)
+        self.kernel.calls.ends_close = True
+        self.kernel.calls.on_progress = self.sites.take_progress
 
     def row(self, row: StampedRow) -> None:
         """Count the waiting before a row."""

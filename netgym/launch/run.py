@@ -282,9 +282,9 @@ class LaunchedRun(OutsideMeetings):
         super().__init__(world, blocks, arena, sinks, partial(reduce_as_gloo, empty=arena.empty))
         self._sites.book = self.schedules
         self.kernel.until_seconds = launch.until_seconds
-        self.kernel.close_at_ends()
+        self.kernel.calls.ends_close = True
         self.exchange.ends_close = True
-        self.kernel.follow(self._sites.take_progress)
+        self.kernel.calls.on_progress = self._sites.take_progress
 
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)

@@ -21,7 +21,7 @@ from simpy import Interrupt
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.network.trace import Span
-from netsim.ranks.calls import Calls, OnProgress, Progress, StartCall, start_at_once
+from netsim.ranks.calls import Calls, Progress, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.requests import (
     Advance,
@@ -390,6 +390,7 @@ class Kernel:
     Attributes:
         streams: one queue of requests a rank; the source appends to them.
         seconds: of each rank.
+        calls: those in flight.
         until_seconds: `run` returns before the first event after this instant.
     """
 
@@ -418,7 +419,7 @@ class Kernel:
         if shared_cores is not None and shared_cores < num_ranks:
             cores = _SharedCores(self.clock, shared_cores)
         self._uptime = _Uptime(self.clock, downtime, hosts, self._spans, cores)
-        self._calls = Calls(self.clock, start, collectives_in_flight, sink, self.seconds.network)
+        self.calls = Calls(self.clock, start, collectives_in_flight, sink, self.seconds.network)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         self._idle: set[int] = set()  # ranks whose computing is skipped
         self._passed: dict[
@@ -428,13 +429,13 @@ class Kernel:
         self._failure: BaseException | None = None
         self._handlers = _Handlers(
             at_once={
-                Post: self._calls.post,
+                Post: self.calls.post,
                 Mark: self._mark,
                 Ask: self._ask,
                 Put: lambda rank, request: self._mailboxes.put(request),
             },
             in_time={
-                Wait: lambda rank, wait: self._wait(rank, "", self._calls.wait(rank, wait.key), wait.key),
+                Wait: lambda rank, wait: self._wait(rank, "", self.calls.wait(rank, wait.key), wait.key),
                 Advance: self._compute,
                 HoldUntil: lambda rank, hold: self._wait(
                     rank, "others", _until(self.clock.at(on_grid(hold.until)))
@@ -442,15 +443,11 @@ class Kernel:
             },
             questions={
                 Take: self._take,
-                FirstSent: lambda rank, request: self._calls.sent.first(request.box),
-                Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
+                FirstSent: lambda rank, request: self.calls.sent.first(request.box),
+                Withdraw: lambda rank, request: _immediate(self.calls.withdraw(request.key)),
                 Await: self._await,
             },
         )
-
-    def follow(self, on_progress: OnProgress) -> None:
-        """Report calls that begin and end, and ranks that wait and continue; to be called before `run`."""
-        self._calls.on_progress = on_progress
 
     def run(self) -> None:
         """Serve every stream to its `Exit`, or all up to `until_seconds`.
@@ -496,12 +493,12 @@ class Kernel:
 
     def _deadlock_report(self, reason: str) -> str:
         """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
-        doing = self._calls.waiting()
+        doing = self.calls.waiting()
         doing |= dict.fromkeys(self._uptime.paused, "on a crashed host")
         doing |= self._ranks.asking
         doing |= dict.fromkeys(self._ranks.held, "off the clock")
         if not doing:  # all compute while their calls are in flight
-            doing = self._calls.unfinished()
+            doing = self.calls.unfinished()
         ranks = sorted(doing)
         text = format_list([f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks], _MOST_NAMED)
         wait = "waits" if len(doing) == 1 else "wait"
@@ -510,19 +507,6 @@ class Kernel:
         else:
             line = f"deadlock: {text} {wait} for an event that cannot happen"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
-
-    def close_at_ends(self) -> None:
-        """Fail calls that wait for a rank which has ended; to be called before `run`."""
-        self._calls.ends_close = True
-
-    @property
-    def seconds_to_alarm(self) -> float:
-        """Seconds until the first time-out of a call; infinity without one."""
-        return self._calls.seconds_to_alarm
-
-    def connection_lost(self, group: Hashable) -> bool:
-        """Break a group whose connection is given up, if a member has given its calls a time-out; else return False."""
-        return self._calls.lose(group)
 
     def _read(self, rank: int) -> Request | None:
         """The next request of a rank whose stream is empty, blocking in host time until it is there.
@@ -569,10 +553,10 @@ class Kernel:
 
     def _end(self, rank: int) -> None:
         self.seconds.end[rank] = self.clock.now
-        if self._calls.on_progress is not None:
-            self._calls.on_progress(rank, Progress.STOPS, None, self.clock.now, 0.0)
+        if self.calls.on_progress is not None:
+            self.calls.on_progress(rank, Progress.STOPS, None, self.clock.now, 0.0)
         self._ranks.running.discard(rank)
-        self._calls.gone(rank)
+        self.calls.gone(rank)
         self._uptime.unkept.pop(rank, None)
 
     def _mark(self, rank: int, mark: Mark) -> None:
@@ -583,7 +567,7 @@ class Kernel:
         if ask.key is None:
             self._sink.answer(rank, float(self.clock.now))
         elif ask.until is None:
-            self._sink.answer(rank, self._calls.is_done(rank, ask.key))
+            self._sink.answer(rank, self.calls.is_done(rank, ask.key))
         else:
             group, number = ask.key.group, cast("int", ask.key.number)
             if self.clock.now < ask.until:
@@ -605,7 +589,7 @@ class Kernel:
     def _question(self, rank: int, question: Any) -> Generator[simpy.Event, None, None]:
         self._sink.served(rank, question._replace(is_past=True))
         key = question.key if isinstance(question, Await) else None
-        name = self._calls.op(key) if key is not None else type(question).__name__.lower()
+        name = self.calls.op(key) if key is not None else type(question).__name__.lower()
         self._ranks.asking[rank] = f"in {name}"
         waiting = self._handlers.questions[type(question)](rank, question)
         answer = yield from self._wait(rank, name, waiting, key)
@@ -625,19 +609,19 @@ class Kernel:
         return messages
 
     def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
-        yield from self._calls.wait(rank, question.key, question.seconds)
-        return self._calls.ending(rank, question.key)
+        yield from self.calls.wait(rank, question.key, question.seconds)
+        return self.calls.ending(rank, question.key)
 
     def _wait(
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T], key: Key | None = None
     ) -> Generator[simpy.Event, None, T]:
         """Run `waiting` as exposed time of the rank: for the call `key`, or else for `name`."""
-        seconds, spans, on_progress = self.seconds, self._spans, self._calls.on_progress
+        seconds, spans, on_progress = self.seconds, self._spans, self.calls.on_progress
         start, network = self.clock.now, seconds.network[rank]
         if on_progress is not None:
             on_progress(rank, Progress.STOPS, key, start, 0.0)
         if spans is not None:
-            spans.begin(rank, "wait", name if key is None else self._calls.op(key))
+            spans.begin(rank, "wait", name if key is None else self.calls.op(key))
         seconds.waiting_since[rank] = start
         result = yield from waiting
         del seconds.waiting_since[rank]
@@ -660,12 +644,12 @@ class Kernel:
         since = self.seconds.waiting_since.get(rank)
         if since is None:
             return exposed, network
-        return exposed + instant - since, network + self._calls.network_seconds(rank, since, instant)
+        return exposed + instant - since, network + self.calls.network_seconds(rank, since, instant)
 
     def unfinished_spans(self) -> list[Span]:
         """Spans of ranks that are open at this instant, for a run that ends here."""
         spans = self._spans.unfinished() if self._spans is not None else []
-        return spans + self._calls.unfinished_spans()
+        return spans + self.calls.unfinished_spans()
 
 
 def _immediate(answer: Answer) -> Generator[simpy.Event, None, Answer]:

@@ -553,6 +553,9 @@ class MeetingKernel(Kernel):
         reach: reachability between ranks, and downloads; None: every rank reaches every other, in no time.
         outdated: called with a group, and the only numbers of its published states that can be asked for yet.
         options: of `Kernel`.
+
+    Attributes:
+        meetings: those of its ranks.
     """
 
     def __init__(
@@ -564,26 +567,22 @@ class MeetingKernel(Kernel):
     ) -> None:
         super().__init__(*about, **options)
         reach = reach if reach is not None else Reach(None, (), lambda links: False)
-        meetings = self._meetings = Meetings(self.clock, reach, self._calls, outdated)
+        meetings = self.meetings = Meetings(self.clock, reach, self.calls, outdated)
         self._idle = meetings.undone
         self._uptime.on_lost = meetings.crashed
         self._handlers.at_once.update({Publish: meetings.publish, Keep: self._keep})
         self._handlers.questions.update({Join: self._join, Confirm: meetings.confirm, Fetch: self._fetch})
 
-    def network_changed(self) -> None:
-        """Retry what was out of reach: links have changed at this instant."""
-        self._meetings.look_again()
-
     def _keep(self, rank: int, keep: Keep) -> None:
         self._uptime.unkept[rank] = 0.0
-        self._meetings.take_part(rank, keep.group)
+        self.meetings.take_part(rank, keep.group)
 
     def _join(self, rank: int, join: Join) -> Generator[simpy.Event, None, Met | None]:
         """Join a meeting, the next one after a crash once more; None: the others have ended without this rank."""
         if join.key.number is not None:
-            return (yield from self._meetings.join(rank, join))
+            return (yield from self.meetings.join(rank, join))
         while rank not in self._uptime.lost:
-            met = yield from self._meetings.join_next(rank, join)
+            met = yield from self.meetings.join_next(rank, join)
             if met is not None:
                 return met
             yield from self._uptime.restart(rank)
@@ -591,9 +590,9 @@ class MeetingKernel(Kernel):
 
     def _fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
         begin = self.clock.now
-        self._meetings.waiting.add(rank)
-        fetched = yield from self._meetings.fetch(rank, fetch)
-        self._meetings.waiting.discard(rank)
+        self.meetings.waiting.add(rank)
+        fetched = yield from self.meetings.fetch(rank, fetch)
+        self.meetings.waiting.discard(rank)
         self.seconds.network[rank] += self.clock.now - begin
         if fetched is None:
             self._uptime.lost.add(rank)
@@ -601,7 +600,7 @@ class MeetingKernel(Kernel):
 
     def _end(self, rank: int) -> None:
         super()._end(rank)
-        self._meetings.leave(rank)
+        self.meetings.leave(rank)
 
     def _can_go_on(self) -> bool:
         """Let ranks go on that wait in vain.
@@ -609,9 +608,9 @@ class MeetingKernel(Kernel):
         Joint work has a time-out of its own. Where other ranks have ended without all that are left, these are lost:
         they continue alone.
         """
-        if self._meetings.is_under_way or super()._can_go_on():
+        if self.meetings.is_under_way or super()._can_go_on():
             return True
-        running, uptime, meetings = self._ranks.running, self._uptime, self._meetings
+        running, uptime, meetings = self._ranks.running, self._uptime, self.meetings
         ended = set(range(len(self.streams))) - running - uptime.lost
         if not (ended and meetings.have_met and uptime.paused | meetings.waiting == running):
             return False

@@ -343,7 +343,7 @@ class Simulation(RankSource, RankSink):
             **on_network,
         )
         if faults is not None:
-            faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
+            faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.meetings.look_again
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
@@ -351,7 +351,7 @@ class Simulation(RankSource, RankSink):
 
     def _given_up(self, otherwise: Callable[[Waiting], None], waiting: Waiting) -> None:
         """End calls over a lost connection: with a time-out they end undone, without one the run ends."""
-        if not self.kernel.connection_lost(waiting.connection):
+        if not self.kernel.calls.lose(waiting.connection):
             otherwise(waiting)
 
     # -- for subclasses --------------------------------------------------------------------------------------
