@@ -52,13 +52,13 @@ def test_errors(name: str, tolerance: float) -> None:
 
 
 def test_shaped_collectives_of_pytorch() -> None:
-    """Times of gloo within a fifth, of broadcast within 6 %; NCCL's sliced ring within 1.1 %."""
+    """Times of gloo within a fifth, of broadcast within 6 %; NCCL's sliced ring within 1.1 %, of four hosts 3.7 %."""
     cells = cells_of("pytorch-shaped")
     assert len(cells) == 48
     for cell in cells:
         backend, op = cell["what"].split(",")[0].split()
         if backend == "NCCL":
-            assert abs(cell["error"]) < 0.011
+            assert abs(cell["error"]) < (0.037 if ", 4 hosts" in cell["what"] else 0.011)
         else:
             assert abs(cell["error"]) < (0.06 if op == "broadcast" else 0.18)
 

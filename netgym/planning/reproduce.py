@@ -116,7 +116,7 @@ class Cell(Simulated):
         cause: known causes of the error; {other} is the figure with `other`'s keys, {other_error} its error,
             {over_other} the prediction relative to it.
         other: keys that differ in a second simulation.
-        plus: a figure that is added, by its own keys.
+        plus: figures that are added, each by its own keys: one, or a list.
     """
 
     what: str | None = None
@@ -125,7 +125,7 @@ class Cell(Simulated):
     first: float | None = None
     cause: str = ""
     other: dict[str, Any] = Field({})
-    plus: Simulated | None = None
+    plus: Simulated | list[Simulated] = Field([])
 
 
 class CellGroup(Cell):
@@ -262,11 +262,9 @@ class _Simulation:
             )
         place = of_cell if "experiment" in own.model_fields_set else of_group
         predicted, cause = self._figure(cell, place), cell.cause
-        if cell.plus is not None:
-            plus = cell.plus.model_copy(
-                update={"unit": cell.unit, "network": cell.plus.network or cell.network}
-            )
-            predicted += self._figure(plus, (*place, "plus"))
+        for plus in cell.plus if isinstance(cell.plus, list) else [cell.plus]:
+            keys = {"unit": cell.unit, "network": plus.network or cell.network}
+            predicted += self._figure(plus.model_copy(update=keys), (*place, "plus"))
         error = _error(predicted, cell.measured)
         if cell.other:
             other = self._figure(Cell.model_validate({**given, **cell.other}), place)

@@ -211,7 +211,8 @@ def _ring_seconds(phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, rout
     delivered = np.full(len(src), -np.inf)
     for index in range(phase.num_steps):
         num_bytes = phase.num_bytes(index)
-        delivered = np.maximum(done[index % phase.window] + latency, delivered) + num_bytes / rate
+        gate = done[(phase.gate(index) - 1) % phase.window]
+        delivered = np.maximum(gate + latency, delivered) + num_bytes / rate
         both = np.maximum(delivered, delivered[into])
         # Steps are done in order: a later one is not done before an earlier one.
         done[index % phase.window] = np.maximum(both, done[index % phase.window - 1])

@@ -4,7 +4,8 @@ Facts from NVIDIA/nccl (2.8.4 to 2.29.7), protocol Simple: src/device/all_reduce
 slices, order of sends), src/graph/trees.cc, src/enqueue.cc (chunk sizes), src/include/collectives.h (steps). With one
 network card NCCL has two channels, each of which carries a part of the tensor over connections of its own. A
 connection's buffer of 4 MiB (NCCL_BUFFSIZE) has eight steps (NCCL_STEPS); a ring's chunk of four steps travels in two
-slices, and a slice is passed on as soon as it has come. Trees and chains pass on single steps, up to eight at once.
+slices, and a slice is passed on as soon as it has come. A channel's kernel takes slices in order, so the first chunk of
+a loop leaves when the last one before it has come whole. Trees and chains pass on single steps, up to eight at once.
 
 Members are ordered by rank, one a host. Not here: the protocols LL and LL128 (LL doubles the bytes of small
 tensors), chains of several GPUs inside a host, and PAT, by which recent versions gather and scatter small tensors.

@@ -78,6 +78,13 @@ class RingPhase(Phase):
         number, piece = divmod(rest, width)
         return number, (loop * width + piece) % self.pieces
 
+    def gate(self, index: int) -> int:
+        """With `loops`, one begins when the last round of the one before has come whole, in all slices of a channel."""
+        if self._loops == 1 or index < self.window or self._place(index)[0]:
+            return super().gate(index)
+        place = index % self.window
+        return index - place - self.num_channels + place % self.num_channels + 1
+
     def reduces(self, index: int) -> bool:
         """Return whether receivers add what comes in step `index`."""
         return self.reduce and (self._num_reducing is None or self._place(index)[0] < self._num_reducing)

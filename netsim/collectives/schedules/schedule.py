@@ -81,6 +81,10 @@ class Phase(ABC):
     def step(self, index: int) -> Step:
         """The messages of step `index`, 0 <= index < num_steps, made when asked for."""
 
+    def gate(self, index: int) -> int:
+        """How many steps of the phase a member must have done before it posts step `index`."""
+        return max(index - self.window + 1, 0)
+
     def reduces(self, index: int) -> bool:
         """Return whether receivers add what comes in step `index`."""
         return self.reduce
@@ -193,7 +197,7 @@ class Schedule:
         gates: list[int] = []
         for phase in self.phases:
             first = len(gates)
-            gates.extend(max(first, first + index - phase.window + 1) for index in range(phase.num_steps))
+            gates.extend(first + phase.gate(index) for index in range(phase.num_steps))
         return gates
 
     @cached_property
