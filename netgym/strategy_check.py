@@ -442,10 +442,27 @@ def _runs(trials: _Trials) -> str | None:
         return f"no parameter changed in {steps}: call self.optimizer_step() in step(), or leave step() out"
     payload = sum(traffic.payload_bytes for traffic in trials.plain.traffic)
     if trials.num_ranks > 1 and not payload:
+        if uncalled := _uncalled(trials):
+            return f"nothing was sent: step() never calls self.{uncalled[0]}(); call it there, or leave step() out"
         steps, period = format_count(len(trials.problem.batches), "step"), trials.strategy.round_steps
         declared = f", and round_steps is {period}" if period is not None and period > 1 else ""
         return f"nothing was sent in {steps}{declared}: shorten the round (H=5), or raise --steps"
     return None
+
+
+def _uncalled(trials: _Trials) -> list[str]:
+    """Exchanges that the strategy's class defines and its step() does not call."""
+    kind, called = type(trials.strategy), set[str]()
+    own = [
+        name
+        for name in ("before_update", "communicate")
+        if getattr(kind, name) is not getattr(Strategy, name)
+    ]
+    noting: Any = {name: lambda strategy, *_, name=name: called.add(name) for name in own}
+    noted = copy.deepcopy(trials.strategy)
+    noted.__class__ = type(kind.__name__, (kind,), noting)
+    _Trials(noted, trials.problem, has_network=False).run()
+    return [name for name in own if name not in called]
 
 
 def _agrees(trials: _Trials) -> str | None:

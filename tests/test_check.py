@@ -69,6 +69,11 @@ class Silent(Momentum):
         return flat
 
 
+class NeverCommunicates(Silent):
+    def communicate(self, step: int) -> None:
+        super().mean(self.gradient())
+
+
 class Drifts(Momentum):
     def gradient(self) -> Tensor:
         return super().gradient() + 0.1 * self.rank
@@ -224,6 +229,7 @@ class NeedsAModel(Silent):
 PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
     (Silent, "runs", "nothing was sent in 5 steps: "),
+    (NeverCommunicates, "runs", "nothing was sent: step() never calls self.communicate(); call it there, or"),
     (Idles, "runs", "no parameter changed in 5 steps: call self.optimizer_step()"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),

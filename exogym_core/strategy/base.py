@@ -841,7 +841,8 @@ class Strategy(Stateful):
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; with a scaler, only if these were finite when it unscaled them.
 
-        After `unscale_gradients` the update is made in any case.
+        After `unscale_gradients` the update is made in any case. Each call is an update: a step may make several, such
+        as one for each gradient that has arrived, and counts once.
         """
         context, scaler = self.context, self.context.scaler
         context.is_skipped, self.shared_state.updated_step = False, self.local_step

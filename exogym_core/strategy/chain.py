@@ -140,8 +140,9 @@ class Chain(Strategy):
                 raise InputError(
                     f"{self.where}: {each.where}: {names[0]}= is the chain's, which updates: give it to {self.where}"
                 )
+            kind = type(each)
             acts, updates = (
-                any(getattr(type(each), name) is not getattr(Strategy, name) for name in names)
+                any(getattr(kind, name) is not getattr(Strategy, name) for name in names)
                 for names in (_ACTS, _UPDATES)
             )
             if updates:
@@ -149,10 +150,10 @@ class Chain(Strategy):
                     f"{self.where}: {each.where} updates parameters itself, and in a chain the chain does; name it "
                     "without a Chain"
                 )
-            if not each.goes_first and not acts:
+            if kind.step not in (Strategy.step, Strategy.take_step) or not (acts or each.goes_first):
                 raise InputError(
-                    f"{self.where}: {each.where} does nothing in a chain: its step() is not called there; move what it "
-                    f"does into one of {', '.join(_ACTS)}"
+                    f"{self.where}: {each.where}: its step() is not called in a chain; move what it does into one of "
+                    f"{', '.join(_ACTS)}, and leave step() out"
                 )
         self.modules = sorted(members, key=lambda each: not each.goes_first)
         self.patience = _only_patience(self.modules, self.where)
