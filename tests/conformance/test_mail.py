@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.gloo.messages import GlooMailboxes
 from netsim.errors import InputError
 
 TOPOLOGY = star_form("abcd", latency={"a": "10 ms", "b": "20 ms", "c": "30 ms", "d": "40 ms"})
@@ -110,6 +114,66 @@ def test_every_letter_arrives_once_in_its_senders_order(
             assert [number for _, peer, number in got if peer == source] == sent
     again = run_ranks(body, 4, topology=TOPOLOGY, workers={"kind": "processes", "processes": 2})
     assert again.results == results
+
+
+class Turns:
+    """A store of two members, whose calls take turns as drawn, then come as they like."""
+
+    def __init__(self, turns: list[tuple[int, int]]) -> None:
+        self.store, self.moved = torch.distributed.HashStore(), threading.Condition()
+        self.turns = [member for member, count in turns for _ in range(count)]
+
+    def of(self, member: int) -> Any:
+        def is_next(name: str, key: Any) -> bool:
+            if name == "get" and not self.store.check([key]):  # it waits for the other member
+                while member in self.turns[:1]:
+                    del self.turns[:1]
+                    self.moved.notify_all()
+                return False
+            return not self.turns or self.turns[0] == member
+
+        def call(name: str, *arguments: Any) -> Any:
+            with self.moved:
+                self.moved.wait_for(lambda: is_next(name, arguments[0]))
+                del self.turns[:1]
+                self.moved.notify_all()
+                return getattr(self.store, name)(*arguments)
+
+        return SimpleNamespace(**{name: partial(call, name) for name in ("add", "check", "get", "set")})
+
+    def end(self) -> None:
+        with self.moved:
+            self.turns = []
+            self.moved.notify_all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 6)), max_size=14))
+@example([(0, 5), (1, 4), (0, 4), (1, 4), (0, 4)])  # the server answers between two looks of the worker
+def test_a_wait_over_gloo_ends_for_no_answer_that_is_on_its_way(turns: list[tuple[int, int]]) -> None:
+    """In whatever order a worker and its server reach the store."""
+    shared, got = Turns(turns), list[int]()
+    worker, server = (
+        GlooMailboxes(cast("Any", SimpleNamespace(member=member, size=2)), shared.of(member), cast("Any", None))
+        for member in range(2)
+    )
+
+    def serve() -> None:
+        while letters := server.take("", math.inf):
+            for source, _ in letters:
+                server.put(torch.empty(0), source, "answers")
+        server.end()
+        shared.end()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for _ in range(2):
+        worker.put(torch.empty(0), 1, "")
+        got.append(len(worker.take("answers", math.inf)))
+    worker.end()
+    shared.end()
+    thread.join()
+    assert got == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -338,9 +338,9 @@ class GlooMailboxes:
             work = self._wire.send(flat, dst, message_slot("mail", box, number))
             self._keep((dst, box), number, flat, work)
         note = _Note(self._wire.member, number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-        self._store.add("put", 1)
         place = self._store.add(f"mails {dst} {box}", 1)
         self._store.set(f"mail {dst} {box} {place}", json.dumps(note))
+        self._store.add("put", 1)  # last: a member that counts it before and after its look sees the message
 
     def _keep(self, lane: tuple[int, str], number: int, flat: Tensor, work: dist.Work) -> None:
         """Keep messages that have not been taken, and release the others."""
