@@ -154,7 +154,9 @@ def test_a_wait_over_gloo_ends_for_no_answer_that_is_on_its_way(turns: list[tupl
     """In whatever order a worker and its server reach the store."""
     shared, got = Turns(turns), list[int]()
     worker, server = (
-        GlooMailboxes(cast("Any", SimpleNamespace(member=member, size=2)), shared.of(member), cast("Any", None))
+        GlooMailboxes(
+            cast("Any", SimpleNamespace(member=member, size=2)), shared.of(member), cast("Any", None)
+        )
         for member in range(2)
     )
 
