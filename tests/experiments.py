@@ -34,6 +34,12 @@ SMALL = {
 }
 
 
+# Points of a sweep, of which the second fails: its network has no such hosts.
+_ON_LAN = "placement: [lan.0, lan.1]"
+PLACED_ON_LAN = (
+    f"[{{topology: lan, {_ON_LAN}}}, {{topology: home-tiers, {_ON_LAN}}}, {{topology: home-tiers}}]"
+)
+
 # Of each operation, so that none has to be found for a training that is shorter than the search.
 FIRST_ALGORITHMS = {op: next(iter(names)) for op, names in ALGORITHMS.items()}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from experiments import experiment
+from experiments import PLACED_ON_LAN, experiment
 
 from exogym_core.communicator.base import Communicator
 from exogym_core.results.run_folder import RunFolder
@@ -36,7 +36,7 @@ EXPERIMENT = experiment(
     topology="lan",
     compute="50 ms",
     strategies='[{name: AllReduce, lr: 0.01}, {name: "mine:Own", H: 2}]',
-    sweep="{strategies.*.lr: [0.01, 0.02], topology: [lan, {name: wrong}, home-tiers]}",
+    sweep=f"{{strategies.*.lr: [0.01, 0.02], points: {PLACED_ON_LAN}}}",
 )
 OWN = """\
 import os, time

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from experiments import experiment
+from experiments import PLACED_ON_LAN, experiment
 
 from netgym.studies.runners import run_points
 from netgym.studies.slurm import SlurmCluster
@@ -22,7 +22,7 @@ EXPERIMENT = experiment(
     topology="lan",
     compute="50 ms",
     strategies="[{name: DiLoCo, H: 2}]",
-    sweep="{topology: [lan, {name: wrong}, home-tiers]}",
+    sweep=f"{{points: {PLACED_ON_LAN}}}",
 )
 
 

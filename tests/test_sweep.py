@@ -99,28 +99,28 @@ def test_a_sweep_marks_what_fails_and_does_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One folder, a run folder a point, one table; the estimate comes first, the folder last; exit code 1."""
-    path = write(tmp_path, "sweep: {seeds: 2, topology: [lan, wan-4-regions], strategies.*.lr: [0.01, -1]}\n")
+    sizes = [{"batch_size": size, "minibatch_size": parts} for size, parts in ((4, 4), (4, 8), (8, 8))]
+    path = write(
+        tmp_path, f"sweep: {{seeds: 2, topology: [lan, wan-4-regions], points: {json.dumps(sizes)}}}\n"
+    )
     out = tmp_path / "out"
     assert main(["sweep", str(path), "--out", str(out)]) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith("4 points: about ")
-    assert "of this machine for 8 runs" in captured.err
-    assert (
-        "2 of them will be marked as failed: point topology=lan, strategies.*.lr=-1: strategies[0].lr"
-        in captured.err
-    )
-    assert "point 3 of 4: topology=wan-4-regions, strategies.*.lr=0.01" in captured.err
-    assert "error: 2 of 4 points failed" in captured.err
+    assert captured.err.startswith("6 points: about ")
+    assert "of this machine for 16 runs" in captured.err
+    failing = "topology=lan, batch_size=4, minibatch_size=8: minibatch_size: 8 does not divide batch_size 4"
+    assert f"2 of them will be marked as failed: point {failing}" in captured.err
+    assert "point 4 of 6: topology=wan-4-regions, batch_size=4, minibatch_size=4" in captured.err
+    assert "error: 2 of 6 points failed" in captured.err
     assert captured.out.splitlines()[-1] == str(out)
     entries = read(out)
-    assert [entry.get("failed", False) for entry in entries] == [False, True, False, True]
-    assert entries[1]["error"].startswith("strategies[0].lr: SimpleReduceStrategy: lr=-1")
+    assert [entry.get("failed", False) for entry in entries] == [False, True, False] * 2
+    assert entries[1]["error"].startswith("minibatch_size: 8 does not divide batch_size 4")
     assert [entry["name"] for entry in entries[2]["strategies"]] == ["AllReduce", "DiLoCo"]
     rows = table(out)
-    assert len(rows) == 2 * 2 * 2 * 3, "points, strategies, seeds, evaluations"
-    assert {(row["topology"], row["strategies.*.lr"]) for row in rows} == {
-        ("lan", "0.01"),
-        ("wan-4-regions", "0.01"),
+    assert len(rows) == 4 * 2 * 2 * 3, "points, strategies, seeds, evaluations"
+    assert {(row["topology"], row["batch_size"]) for row in rows} == {
+        (network, size) for network in ("lan", "wan-4-regions") for size in "48"
     }
     assert main(["compare", str(out / "points/0000/experiment.yaml"), "--out", str(tmp_path / "again")]) == 0
     ours, again = (
@@ -236,7 +236,7 @@ def test_the_estimate_counts_trainings_that_depend_on_time_at_every_point(tmp_pa
     sweep = "{topology: [lan, home-tiers, wan-4-regions]}"
     text = experiment(topology="lan", compute="1 ms", strategies=waiting, sweep=sweep)
     (tmp_path / "small.yaml").write_text(text)
-    study = Study.of_file(tmp_path / "small.yaml")
+    study = Study.planned(load_document(tmp_path / "small.yaml"), tmp_path)
     points = [study.experiment_at(point) for point in study.sweep.grid()]
     found = estimate(Probe(1.0, 1.0, 0.0, 1_000_000), points, points[0])
     assert (found.num_runs, found.num_retimed) == (9, 2)
@@ -335,26 +335,49 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
 def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
     tuned_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    fails = "{name: sgd, lr: 1, nesterov: true}"
     arguments = [
         "tune",
         "small.yaml",
         "--over",
         "lr=0.01",
         "--over",
-        "DiLoCo.H=2,-1",
+        f"DiLoCo.outer_optim_spec=sgd,{fails}",
         "--seeds",
         "1",
         "--json",
     ]
     found = {each["strategy"]: each for each in json_of(arguments, capsys)["chosen"]}
-    assert (found["DiLoCo"]["point"], found["DiLoCo"]["num_failed"]) == ({"lr": 0.01, "H": 2}, 1)
-    assert (
-        main(["tune", "small.yaml", "--over", "DiLoCo.H=-1", "--over", "AllReduce.lr=0.01", "--seeds", "1"])
-        == 1
-    )
+    best = {"lr": 0.01, "outer_optim_spec": "sgd"}
+    assert (found["DiLoCo"]["point"], found["DiLoCo"]["num_failed"]) == (best, 1)
+    over = ["--over", f"DiLoCo.outer_optim_spec=[{fails}]", "--over", "AllReduce.lr=0.01"]
+    assert main(["tune", "small.yaml", *over, "--seeds", "1"]) == 1
     out, errors = capsys.readouterr()
     assert "DiLoCo: every point failed (1 of 1): left out of the comparison" in errors
     assert "DiLoCo     all failed" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["tune", "--over", "foo=1,2"], "point strategies.*.foo=1: strategies[0].foo: unknown argument of"),
+        (
+            ["tune", "--over", "DiLoCo.H=2,-1"],
+            "point strategies.*.H=-1: strategies[0].H: DiLoCoStrategy: H=-1 must",
+        ),
+        (
+            ["sweep", "--vary", "strategies.*.lr=[0.1, nan]"],
+            "point strategies.*.lr=nan: strategies[0].lr: Simple",
+        ),
+        (["sweep", "--search", "random", "--trials", "1", "--vary", "foo={low: 1, high: 2}"], "point foo="),
+    ],
+)
+def test_a_value_that_no_point_takes_is_refused_before_anything_runs(
+    command: list[str], line: str, tuned_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "small.yaml"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {line}")
+    assert [*tuned_file.parent.iterdir()] == [tuned_file]
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:

@@ -25,7 +25,7 @@ from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
 from netgym.experiment.experiment import Experiment, apply_values, differing_key
-from netgym.studies.points import Sweep, point_text
+from netgym.studies.points import Range, Sweep, batches_of, point_text
 from netsim import Topology
 from netsim.cli.terminal import plain_console
 from netsim.errors import InputError
@@ -87,7 +87,7 @@ class LineWriter:
 
 def check_sweep(file: Path) -> str:
     """Read the sweep of an experiment file and check every point of a grid; returns a line that counts the points."""
-    study = Study.of_file(file)
+    study = Study.planned(load_document(file), file.parent)
     for point in study.sweep.grid() if study.sweep.search == "grid" else ():
         study.experiment_at(point)
     return f"a sweep of {format_count(study.sweep.num_points, 'point')}"
@@ -117,10 +117,32 @@ class Study:
     )  # by folder, and point as JSON
 
     @classmethod
-    def of_file(cls, path: Path) -> Study:
-        """Study of an experiment's file, without a folder."""
-        document = _inlined(load_document(path), path.parent)
-        return cls(document, Sweep.parse(document), RunFolder(path.parent), path.parent)
+    def planned(cls, document: Document, source_folder: Path) -> Study:
+        """Study without a folder: nothing is written.
+
+        Raises:
+            InputError: the sweep or the experiment is wrong, or no point takes one of the sweep's values.
+        """
+        document = _inlined(document, source_folder)
+        study = cls(document, Sweep.parse(document), RunFolder(source_folder), source_folder)
+        study.base()
+        sweep, taken, refused = study.sweep, set[tuple[str, str]](), dict[tuple[str, str], InputError]()
+        for point in next(batches_of(sweep))[0]:
+            values = {
+                (key, "" if isinstance(sweep.axes.get(key), Range) else json.dumps(value, sort_keys=True))
+                for key, value in point.items()
+            }
+            try:
+                if not values <= taken:
+                    study.experiment_at(point)
+                    taken |= values
+            except InputError as error:
+                for each in values:
+                    refused.setdefault(each, error)
+        for each, refusal in refused.items():
+            if each not in taken:
+                raise refusal
+        return study
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, out: str | None, name: str) -> Study:
@@ -129,10 +151,8 @@ class Study:
         Raises:
             InputError: the sweep, the experiment or `out` is wrong.
         """
-        document = _inlined(document, source_folder)
-        sweep = Sweep.parse(document)
-        study = cls(document, sweep, RunFolder(Path()), source_folder)
-        base = study.base()
+        study = cls.planned(document, source_folder)
+        document, base = study.document, study.base()
         name = str(base.settings.name if base.settings.name != "experiment" else name)
         study.folder = RunFolder.create(out, f"{name}-sweep")
         assert isinstance(document.data, dict)

@@ -62,22 +62,9 @@ def check_tune(file: Path) -> str:
     """Check the `tune:` of an experiment file; returns a line that names the number of strategies and seeds.
 
     Raises:
-        InputError: `tune` is wrong, or a strategy takes no such option, or not with the first of its values.
+        InputError: `tune` is wrong, or a strategy has no such option, or does not take a value of it.
     """
-    document = load_document(file)
-    tuning = Tuning.planned(document, file.parent, file.stem)
-    plain = tuning.experiment.to_mapping()
-    for mapping, entry in zip(plain["strategies"], tuning.experiment.strategies, strict=True):
-        alone = Document(document.where, plain | {"strategies": [mapping]})
-        for label in ("*", str(entry.label)):
-            for key, values in tuning.settings.over.get(label, {}).items():
-                at = ("tune", "over", label, key)
-                line = document.lines.get(at)
-                origin = document.where if line is None else f"{document.where}:{line}"
-                first = values[0] if isinstance(values, list) and values else values
-                first = first.get("low", first) if isinstance(first, dict) else first
-                changed = apply_values(alone, {f"{_PREFIX}{key}": first}, f"{origin}: {'.'.join(at)}")
-                Experiment.from_document(changed, file.parent, file.stem)
+    tuning = Tuning.planned(load_document(file), file.parent, file.stem)
     seeds = format_count(len(tuning.tuning_seeds), "seed")
     return f"tuning of {format_count(len(tuning.spaces), 'strategy')} on {seeds}"
 
@@ -274,7 +261,7 @@ class Tuning:
 
     @classmethod
     def planned(cls, document: Document, source_folder: Path, name: str) -> Tuning:
-        """Check a document; nothing is written."""
+        """Check a document, with each value of each strategy's options; nothing is written."""
         data = document.data if isinstance(document.data, dict) else {}
         part = document.part(("tune",)) if data.get("tune") is not None else Document(document.where, {})
         settings = validate_document(TuneSettings, part)
@@ -288,7 +275,10 @@ class Tuning:
                 raise part.error(("over",), unknown_name("strategy", given, labels))
         spaces = {str(entry.label): _space(settings.over, entry) for entry in experiment.strategies}
         seeds = _seeds(part, settings, experiment)
-        return cls(document, source_folder, experiment, settings, seeds, spaces, RunFolder(source_folder))
+        tuning = cls(document, source_folder, experiment, settings, seeds, spaces, RunFolder(source_folder))
+        for number in range(len(spaces)):
+            Study.planned(tuning.sweep_of(number), source_folder)
+        return tuning
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, name: str, out: str | Path | None) -> Tuning:
@@ -318,8 +308,8 @@ class Tuning:
         tuning.is_changed = not is_own(path)
         return tuning
 
-    def study(self, number: int, folder: Path) -> Study:
-        """Begin or resume the sweep of a strategy; one of a search that was changed since gets what it asks for now."""
+    def sweep_of(self, number: int) -> Document:
+        """The experiment of a strategy alone, with its sweep."""
         entry = self.experiment.strategies[number]
         settings, space = self.settings, self.spaces[str(entry.label)]
         sweep = {f"{_PREFIX}{key}": values for key, values in space.items()} | {"seeds": self.tuning_seeds}
@@ -332,13 +322,17 @@ class Tuning:
             sweep["minimise"] = "virtual_seconds_to_target" if has_target else "final_loss"
         data = self.experiment.to_mapping() | {"strategies": [entry.to_mapping()], "sweep": sweep}
         data = {key: value for key, value in data.items() if key not in ("seed", "seeds")}
-        document = Document(self.document.where, data)
+        return Document(self.document.where, data)
+
+    def study(self, number: int, folder: Path) -> Study:
+        """Begin or resume the sweep of a strategy; one of a search that was changed since gets what it asks for now."""
+        document, label = self.sweep_of(number), str(self.experiment.strategies[number].label)
         if not is_study(folder):
-            return Study.create(document, self.source_folder, str(folder), str(entry.label))
+            return Study.create(document, self.source_folder, str(folder), label)
         study = Study.open(folder, trust=True)
-        if self.is_changed:
+        if self.is_changed and isinstance(document.data, dict):
             study = replace(study, document=document, sweep=Sweep.parse(document), is_changed=True)
-            study.folder.write_text("experiment.yaml", yaml_text({"name": str(entry.label)} | data))
+            study.folder.write_text("experiment.yaml", yaml_text({"name": label} | document.data))
         return study
 
     def tuned(self, chosen: Sequence[Chosen]) -> Experiment:
