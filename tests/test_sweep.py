@@ -112,7 +112,13 @@ def test_a_sweep_marks_what_fails_and_does_the_rest(
     assert f"2 of them will be marked as failed: point {failing}" in captured.err
     assert "point 4 of 6: topology=wan-4-regions, batch_size=4, minibatch_size=4" in captured.err
     assert "error: 2 of 6 points failed" in captured.err
-    assert captured.out.splitlines()[-1] == str(out)
+    placed = ["lan: lan: 2", "wan-4-regions: asia: 1, eu: 1"]
+    assert captured.out.splitlines()[-4:] == [
+        *(f"placement on {line}" for line in placed),
+        f"digest {Study.open(out).digest()}",
+        str(out),
+    ]
+    assert f"<dd>{'; '.join(placed)}</dd>" in (out / "report.html").read_text()
     entries = read(out)
     assert [entry.get("failed", False) for entry in entries] == [False, True, False] * 2
     assert entries[1]["error"].startswith("minibatch_size: 8 does not divide batch_size 4")

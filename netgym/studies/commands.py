@@ -254,7 +254,7 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
     from netgym.studies.points import point_text
     from netgym.studies.runners import write_results
 
-    write_results(study)
+    report = write_results(study)
     path, digest = str(study.folder.path), study.digest()
     if as_json:
         failed = _num_failed(study)
@@ -269,6 +269,8 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
     if len(study.entries) > _ROWS:
         more = format_count(len(study.entries) - _ROWS, "more point")
         console.print(Text(f"and {more}: see results.csv", style="dim"))
+    for line in report.placements if report is not None else ():
+        console.print(Text(f"placement on {line}", style="dim"))
     console.print(Text(f"digest {digest}"))
     click.echo(path)
 

@@ -12,7 +12,7 @@ from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, setting, value_text
 from exogym_core.results.report.curves import interactive_curves
-from exogym_core.results.report.facts import methods
+from exogym_core.results.report.facts import methods, placements
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
 from exogym_core.results.report.network import NetworkSection, weather_of
 from exogym_core.results.report.page import (
@@ -542,6 +542,7 @@ class StudyReport(Report):
                     ("runs", len({(member.run.run, member.run.point) for member in self.members})),
                     ("trainings", sum(len(member.result.runs) for member in self.members)),
                     ("grouped by", keys),
+                    *([("placement", "; ".join(lines))] if (lines := self.placements) else []),
                 ],
                 verdict=self.verdict,
                 results=ResultTable([keys, *HEADINGS], rows).filled(),
@@ -557,6 +558,17 @@ class StudyReport(Report):
                 experiments=self._listings(),
             )
         )
+
+    @property
+    def placements(self) -> list[str]:
+        """Hosts of workers, a line for each of the first networks."""
+        lines = placements(member.results for member in self.members)
+        more = (
+            [f"and {format_count(len(lines) - _MOST_LISTED, 'more network')}"]
+            if len(lines) > _MOST_LISTED
+            else []
+        )
+        return lines[:_MOST_LISTED] + more
 
     def _listings(self) -> list[Listing]:
         """Experiment of each run, and the environment of the first: points of a sweep share theirs."""

@@ -110,12 +110,15 @@ def run_points(
     study.folder.log("done")
 
 
-def write_results(study: Study) -> None:
-    """Write a sweep's tables and page, if a strategy of a point has ended."""
-    if any(entry.get("strategies") for entry in study.entries):
-        path = study.folder.path
-        write_tables(study.folder, tidy_rows(find_runs([path])))
-        study.folder.write_text("report.html", StudyReport([path]).html())
+def write_results(study: Study) -> StudyReport | None:
+    """Write a sweep's tables and page, if a strategy of a point has ended; returns the report."""
+    if not any(entry.get("strategies") for entry in study.entries):
+        return None
+    path = study.folder.path
+    write_tables(study.folder, tidy_rows(find_runs([path])))
+    report = StudyReport([path])
+    study.folder.write_text("report.html", report.html())
+    return report
 
 
 class Cluster(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,12 @@ from netsim.files.documents import load_document
 from netsim.units import format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from exogym_core.results.reading import Results
 
-__all__ = ["head_facts", "methods", "options_text", "run_facts", "search_methods"]
+__all__ = ["head_facts", "methods", "options_text", "placements", "run_facts", "search_methods"]
 
 _JUDGED = {
     "replica": "the replica, the same on all workers",
@@ -124,6 +125,21 @@ def _compute(compute: Any) -> str:
         else:
             words.append(f"{key} {_plain(value)}" if value not in ({}, None) else str(key))
     return ", ".join(words if "jitter" in compute else [*words, "no jitter"])
+
+
+def placements(runs: Iterable[Results]) -> list[str]:
+    """Hosts of workers, a line for each network and number of workers."""
+    lines = {}
+    for results in runs:
+        topology = results.settings.get("topology")
+        keys = [results.settings.get(key) for key in ("topology", "workers", "stages", "placement")]
+        if (
+            isinstance(topology, dict)
+            and results.clock != WALL_CLOCK
+            and (key := json.dumps(keys)) not in lines
+        ):
+            lines[key] = f"{visible(topology.get('name', ''))}: {_placement(results, topology)}"
+    return list(dict.fromkeys(lines.values()))
 
 
 def _placement(results: Results, topology: Mapping[str, Any]) -> str:
