@@ -278,6 +278,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     files = {
         "small.yaml": experiment(topology="two-datacenters", compute="50 ms"),
+        "counted.yaml": experiment(topology="two-datacenters", compute="50 ms", workers=4),
         "plan.yaml": PLANNED,
         "star.yaml": json.dumps(star_form()),
         "alone.yaml": "regions: {here: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms, device: h100}}\n",

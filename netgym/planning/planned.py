@@ -569,14 +569,21 @@ def _experiment_of(
         )
         kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
         flags["compute"] = {**kept, "flops": named}  # other keys, such as jitter and coding, stay
-    changes = {key: value for key, value in flags.items() if value is not None}
+    data = document.data if isinstance(document.data, dict) else {}
+    changes = {
+        key: value
+        for key, value in flags.items()
+        # A list or a number has no key to change: the schema names its line.
+        if value is not None
+        and ("." not in key or isinstance(data.get(key.split(".")[0]), dict | str | None))
+    }
     document = apply_values(document, changes, "plan", folder)
     replaced = {"topology": topology, "protocol": protocol}
     given = {key: value for key, value in replaced.items() if value is not None}
     sets += ["compute.updates=free"] if charges_updates else []
     settled = apply_overrides(document, sets, given, None, folder)
     if path is None:
-        data: dict[str, Any] = settled.data  # type: ignore[assignment]
+        data = settled.data  # type: ignore[assignment]
         data.setdefault("compute", {"flops": {}})
         if "count" not in _mapping(data, "workers"):
             network = opened_topology(settled, data["topology"], folder)
