@@ -31,8 +31,9 @@ from exogym_core.strategy import (
     ensure_optim_spec,
 )
 from exogym_core.strategy.base import StepContext
-from exogym_core.strategy.options import accepted_arguments
+from exogym_core.strategy.options import accepted_arguments, option, options_of, positive_int
 from exogym_core.strategy.parts.codecs import codec_named
+from exogym_core.strategy.parts.rounds import FragmentOptions
 from netsim.errors import InputError, UnknownNameError
 
 WITHOUT_SERVERS = [name for name in STRATEGIES if not build_strategy(name).num_servers]
@@ -263,6 +264,22 @@ def test_a_strategy_without_step_updates_and_exchanges(kind: type[Strategy], wei
         return found
 
     assert run_ranks(body, 1).results == [weights]
+
+
+class InFragments(Strategy):
+    """A strategy of one's own that has fragments, and none of the options of others beside them."""
+
+    cut: FragmentOptions = options_of(FragmentOptions)
+
+
+class InFragmentsOfARound(InFragments):
+    H: int = option(2, positive_int)
+
+
+def test_fragments_need_no_round_and_are_held_to_it_where_there_is_one() -> None:
+    assert InFragments(num_fragments=3).cut.num_fragments == 3
+    with pytest.raises(InputError, match="InFragmentsOfARound: num_fragments=3 must be at most H=2"):
+        InFragmentsOfARound(num_fragments=3)
 
 
 class Turning(nn.Module):

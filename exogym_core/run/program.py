@@ -749,9 +749,8 @@ class Program:
         assert compute is not None
         assert request.topology is not None
         hosts = request.topology.place(request.num_ranks, request.places)[: request.num_training]
-        num_workers = Counter(hosts)
-        found = []
-        for place in hosts:
+        num_workers, first_rank, found = Counter(hosts), dict[int, int](), []
+        for rank, place in enumerate(hosts):
             host = request.topology.hosts[place]
             seconds = compute.step_seconds(
                 self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
@@ -759,7 +758,7 @@ class Program:
             if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
                 seconds *= host.slowdown(num_workers[place])  # servers compute nothing
             # A host is known by its first rank, so that renaming hosts changes no draw.
-            found.append((seconds, hosts.index(place)))
+            found.append((seconds, first_rank.setdefault(place, rank)))
         return found
 
     @cached_property

@@ -583,15 +583,17 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
             members.setdefault(host.region, []).append(host)
     regions = {}
     for region, hosts in members.items():
-        entries = []
+        kinds = set()
         for number, host in enumerate(hosts):
             link = topology.link_between.get((host.name, region))
-            if host.name == f"{region}.{number}" and link is not None and num_links[host.name] == 1:
-                back = topology.link_between[region, host.name]
+            if host.name != f"{region}.{number}" or link is None or num_links[host.name] != 1:
+                break
+            back = topology.link_between[region, host.name]
+            kinds.add((link.figures, back.figures, host.device, host.devices))
+        else:
+            if link is not None and len(kinds) == 1:
                 card = RegionEntry.form(link, back, device=host.device, devices=host.devices)
-                entries.append({"hosts": len(hosts), **card})
-        if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
-            regions[region] = entries[0]
+                regions[region] = {"hosts": len(hosts), **card}
     return regions
 
 
