@@ -250,7 +250,9 @@ class TorchLearner:
                     weight = count / (first or 1.0)
                 else:
                     weight = count / (context.count or 1.0)
-                    self._scale_gradients(first / (context.count or 1.0))
+                    for parameter in self._model.parameters():
+                        if parameter.grad is not None:
+                            parameter.grad.detach().mul_(first / (context.count or 1.0))
             if index and (count is None) != (context.count is None):
                 raise InputError(
                     f"rank {self._comm.rank}, step {context.number + 1}: the model returned a count for some "
@@ -271,12 +273,6 @@ class TorchLearner:
             return losses[0][0].item() if losses[0][1] else 0.0
         total = step.samples if context.count is None else context.count or 1.0
         return sum(float(loss) * number for loss, number in losses if number) / total
-
-    @torch.no_grad()
-    def _scale_gradients(self, factor: float) -> None:
-        for parameter in self._model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
 
     def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
         if self._device.type != "cpu":

@@ -109,12 +109,8 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
             raise InputError(
                 f"fit: {name} is a DataLoader; pass its dataset (the trainer makes batches of it)"
             )
-        if not (
-            dataset is None
-            or callable(dataset)
-            or hasattr(dataset, "__getitem__")
-            or hasattr(dataset, "__iter__")
-        ):
+        is_data = callable(dataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+        if dataset is not None and not is_data:
             raise InputError(f"fit: {name} is a {type(dataset).__name__}; pass a torch Dataset")
 
 
@@ -166,14 +162,6 @@ def _of_first_batch(error: Exception, model: nn.Module | None) -> InputError:
     return InputError(
         f"fit: a first batch fails: {_in_a_line(error)} (a model takes a batch as the data set yields it, in one "
         f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
-    )
-
-
-def _is_in(model: nn.Module, error: Exception) -> bool:
-    """True if an exception has come through the model's own forward pass."""
-    code = getattr(model.forward, "__code__", None)
-    return code is not None and any(
-        frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)
     )
 
 
@@ -647,7 +635,9 @@ class Program:
             outcome = role.run()
         except Exception as error:
             is_known = isinstance(error, NetsimError) or not _inputs_of(self.model)
-            if isinstance(role, Server) or role.local_step or is_known or not _is_in(self.model, error):
+            passed = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+            is_foreign = getattr(self.model.forward, "__code__", None) not in passed
+            if isinstance(role, Server) or role.local_step or is_known or is_foreign:
                 raise
             raise _of_first_batch(error, self.model) from None
         return replace(outcome, remarks=(*outcome.remarks, *remarks))

@@ -259,19 +259,15 @@ class FitRequest(RunConfig):
             self.places = with_servers(topology, self.num_nodes, self.placement, groups)
         hosts = self.hosts
         if self.failures is not None:
-            self._settle_failures(topology, self.failures)
+            if self.until is None:
+                raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
+            names, given = sorted(set(hosts), key=topology.host_index), self.failures
+            with locate_errors("fit: failures"):
+                crashes = random_crashes(names, given["mtbf"], given["repair"], self.until, self.seed)
+            self.crashes = tuple(crashes)
+            self.topology = replace(topology, weather=topology.weather.with_events(crashes))
         if self.placement is None and self.stages is None and (line := unlike_hosts(topology, hosts)):
             warnings.warn(f"fit: {line}", UserWarning, stacklevel=6)
-
-    def _settle_failures(self, topology: Topology, failures: Mapping[str, float]) -> None:
-        """Add the crashes of workers' hosts to the topology's weather."""
-        if self.until is None:
-            raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
-        names = sorted(set(self.hosts), key=topology.host_index)
-        with locate_errors("fit: failures"):
-            crashes = random_crashes(names, failures["mtbf"], failures["repair"], self.until, self.seed)
-        self.crashes = tuple(crashes)
-        self.topology = replace(topology, weather=topology.weather.with_events(crashes))
 
     def take_minibatch(self, size: int) -> None:
         """Settle the micro-batch that was to be found: `size` samples."""

@@ -106,10 +106,8 @@ def fill(
     result.coding = next((each for each in ("not charged", "charged") if each in coding), None)
     result.collectives, result.window_limit = run.collectives, run.window_limit
     result.link_history = run.link_history
-    result.compute_seconds, result.exposed_seconds = (
-        run.compute_seconds[:number],
-        run.exposed_seconds[:number],
-    )
+    result.compute_seconds = run.compute_seconds[:number]
+    result.exposed_seconds = run.exposed_seconds[:number]
     if not left_behind:
         result.virtual_seconds = run.virtual_seconds
     if run.virtual_seconds is not None and (total := result.virtual_seconds) is not None:

@@ -146,16 +146,10 @@ class OptimSpec:
                 f"optimizer {self!r}: the factory returned {returned}: return a torch.optim.Optimizer over the "
                 "parameters that it gets"
             )
-        self._check_covers(built, model, groups, held)
+        self._check_covers(built, groups, model, held)
         return built
 
-    def _check_covers(
-        self,
-        built: Optimizer,
-        model: nn.Module | Iterable[Any],
-        groups: list[Any],
-        held: Callable[[Any], Any] | None,
-    ) -> None:
+    def _check_covers(self, built: Optimizer, groups: list[Any], model: Any, held: Any) -> None:
         """Refuse an optimizer that leaves out parameters to train, or updates others."""
         covered = {id(each): each for group in built.param_groups for each in group["params"]}
         if isinstance(model, nn.Module):

@@ -249,9 +249,8 @@ class Turns:
                 self.ready.append(rank)
 
     def let_ranks_run(self) -> None:
-        """Run ranks, called by the host; returns when no rank is ready, or one passes the turn to the host."""
-        if self.ready:
-            self._hand_over(_HOST, self.ready.popleft())
+        """Run ranks, of which one is ready, called by the host; returns when none is, or one passes it the turn."""
+        self._hand_over(_HOST, self.ready.popleft())
 
     def _next(self) -> int:
         if self.aborting or not self.ready:

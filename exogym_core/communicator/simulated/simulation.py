@@ -145,15 +145,13 @@ class Schedules:
         self._world = world
         # No cached properties: before Python 3.12 all instances share their lock, and one choice waits for others.
         self._settled = lru_cache(1)(world.settled)
-        self._choices = lru_cache(1)(self._new_choices)
+        places = world.topology, world.protocol
+        self._choices = lru_cache(1)(lambda: Choices(*places, self._settled().collectives))
         self._traffic = lru_cache(maxsize=_MOST_NOTED)(self._traffic_uncached)
         self._regions = lru_cache(maxsize=_MOST_NOTED)(world.regions)
         self._known = lru_cache(maxsize=_MOST_NOTED)(self._found)
         self._hosts = lru_cache(maxsize=_MOST_NOTED)(self._hosts_uncached)
         self._latest: tuple[Call | None, list[tuple[int, int]]] = (None, [])  # call, and its traffic
-
-    def _new_choices(self) -> Choices:
-        return Choices(self._world.topology, self._world.protocol, self._settled().collectives)
 
     def of(self, call: Call) -> Schedule:
         """The schedule that `call` goes by."""
