@@ -8,7 +8,7 @@ import sysconfig
 import threading
 import traceback
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,21 +16,18 @@ import netsim
 from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableSequence
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
-
-    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
 __all__ = [
     "Aborted",
-    "FirstFailure",
     "distance_from_cause",
     "is_own",
+    "own_cause",
     "own_frames",
     "place_in",
     "place_of_rank",
     "reported_error",
-    "run_rank",
 ]
 
 # Path prefixes of library code: this project, site-packages, the standard library.
@@ -51,44 +48,7 @@ class Aborted(BaseException):
     """The run is being unwound; not an `Exception`, so that `except Exception` in a rank does not keep it."""
 
 
-def run_rank(
-    comm: SimulatedCommunicator, body: Callable[[Any], Any], results: MutableSequence[Any] | dict[int, Any]
-) -> BaseException | None:
-    """Run one rank to its end; its result goes to `results[comm.rank]`, its failure is returned.
-
-    Raises:
-        Aborted: the run is being unwound, and this rank had no failure of its own.
-    """
-    try:
-        results[comm.rank] = body(comm)
-        comm.finish()
-    except Aborted as aborted:
-        cause = _own_cause(aborted)
-        if cause is None:
-            raise
-        return cause
-    except BaseException as error:  # SystemExit in a rank must not end the process silently
-        return error
-    return None
-
-
-class FirstFailure:
-    """The failure that explains a run's end: the first, unless a rank's own exception lies behind it."""
-
-    error: NetsimError | None = None
-
-    def add(self, error: NetsimError) -> None:
-        """Keep a failure, if it explains the end better."""
-        if self.error is None or distance_from_cause(error) < distance_from_cause(self.error):
-            self.error = error
-
-    def raise_if_any(self) -> None:
-        """Raise the failure, if there was one."""
-        if self.error is not None:
-            raise self.error
-
-
-def _own_cause(error: BaseException) -> BaseException | None:
+def own_cause(error: BaseException) -> BaseException | None:
     """The user's own exception at or behind `error`, or None."""
     return next((each for each in _chain(error) if not isinstance(each, NetsimError | Aborted)), None)
 
@@ -107,7 +67,7 @@ def reported_error(rank: int, error: BaseException) -> NetsimError:
     the frames from there on below. The result holds text only: a traceback would keep the rank's model and data alive.
     """
     of_calls = isinstance(error, Aborted | DeadlockError | MismatchError)
-    cause = _own_cause(error) if of_calls or not isinstance(error, NetsimError) else None
+    cause = own_cause(error) if of_calls or not isinstance(error, NetsimError) else None
     if cause is None:
         assert isinstance(error, NetsimError)
         if isinstance(error, BrokenCallError) and not str(error).startswith("rank "):

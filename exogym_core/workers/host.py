@@ -21,17 +21,18 @@ from torch import Tensor
 from exogym_core.communicator.exchange import Reduce, reduce_tensors
 from exogym_core.communicator.simulated.communicator import RankState
 from exogym_core.communicator.simulated.simulation import Simulation
-from exogym_core.workers.failures import FirstFailure
+from exogym_core.workers.failures import Aborted, distance_from_cause, own_cause
 from exogym_core.workers.journal import Journal, message_name
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 from netsim.network.trace import tracing
 from netsim.ranks import Request, StampedRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, MutableSequence
     from pathlib import Path
 
     from exogym_core.communicator.base import Traffic
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.events import Marked
     from exogym_core.workers.spec import WorkerSpec
@@ -49,6 +50,7 @@ __all__ = [
     "SimulatedHost",
     "Sinks",
     "rows_in_order",
+    "run_rank",
     "untimed_row",
 ]
 
@@ -188,6 +190,43 @@ class Host(Protocol):
             NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure (RankError).
             InputError: `body` cannot be sent to where ranks live, or a result back.
         """
+
+
+def run_rank(
+    comm: SimulatedCommunicator, body: Callable[[Any], Any], results: MutableSequence[Any] | dict[int, Any]
+) -> BaseException | None:
+    """Run one rank to its end; its result goes to `results[comm.rank]`, its failure is returned.
+
+    Raises:
+        Aborted: the run is being unwound, and this rank had no failure of its own.
+    """
+    try:
+        results[comm.rank] = body(comm)
+        comm.finish()
+    except Aborted as aborted:
+        cause = own_cause(aborted)
+        if cause is None:
+            raise
+        return cause
+    except BaseException as error:  # SystemExit in a rank must not end the process silently
+        return error
+    return None
+
+
+class FirstFailure:
+    """The failure that explains a run's end: the first, unless a rank's own exception lies behind it."""
+
+    error: NetsimError | None = None
+
+    def add(self, error: NetsimError) -> None:
+        """Keep a failure, if it explains the end better."""
+        if self.error is None or distance_from_cause(error) < distance_from_cause(self.error):
+            self.error = error
+
+    def raise_if_any(self) -> None:
+        """Raise the failure, if there was one."""
+        if self.error is not None:
+            raise self.error
 
 
 class Runner(Simulation):

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from exogym_core.workers.failures import Aborted, is_own, place_in, reported_error, run_rank
-from exogym_core.workers.host import Runner, SimulatedHost
+from exogym_core.workers.failures import Aborted, is_own, place_in, reported_error
+from exogym_core.workers.host import Runner, SimulatedHost, run_rank
 from exogym_core.workers.journal import join
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError, NetsimError

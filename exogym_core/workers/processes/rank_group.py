@@ -17,7 +17,8 @@ import torch
 
 from exogym_core.communicator.exchange import Part
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
-from exogym_core.workers.failures import reported_error, run_rank
+from exogym_core.workers.failures import reported_error
+from exogym_core.workers.host import run_rank
 from exogym_core.workers.processes.children import ChannelClosed, trim_memory
 from exogym_core.workers.processes.protocol import (
     Abort,
