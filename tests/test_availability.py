@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from experiments import fitted
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from exogym_core.strategy import DiLoCoStrategy
 from netsim import Topology
@@ -37,24 +35,6 @@ def is_there(topology: Topology, host: str, at: float) -> bool:
         (event.at, event.at + (event.for_ or 1e18)) for event in topology.weather.events if event.host == host
     ]
     return not any(begin <= at < end for begin, end in spans)
-
-
-@given(
-    times=st.lists(st.integers(1, 10**6), min_size=1, max_size=12, unique=True).map(sorted),
-    joins=st.booleans(),
-)
-@settings(max_examples=10)
-def test_hosts_are_there_from_each_join_to_the_next_leave(
-    times: list[int], joins: bool, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    kinds = ["join", "leave"] if joins else ["leave", "join"]
-    rows = [(at, kinds[place % 2]) for place, at in enumerate(times)]
-    text = "".join(f"{at},us.1,{kind}\n" for at, kind in rows)
-    found = loaded(tmp_path_factory.mktemp("churn"), text)
-    assert is_there(found, "us.1", 0) is not joins
-    for (at, kind), (after, _) in pairwise([*rows, (2 * 10**6, "")]):
-        assert is_there(found, "us.1", at) is is_there(found, "us.1", (at + after) / 2) is (kind == "join")
-    assert {event.host for event in found.weather.events} <= {"us.1"}
 
 
 def test_absences_are_events_of_the_resolved_topology(tmp_path: Path) -> None:

@@ -168,16 +168,6 @@ def reduced(comm: Communicator) -> float:
     return float(comm.all_reduce(torch.ones(50_000))[0])
 
 
-def test_ranks_pay_for_the_fastest_and_the_run_names_it() -> None:
-    topology = wan()
-    taken = {name: run_ranks(reduced, 8, topology, collectives=name) for name in OFFERED}
-    auto = run_ranks(reduced, 8, topology)
-    assert auto.virtual_seconds == min(run.virtual_seconds for run in taken.values() if run.virtual_seconds)
-    (name,) = auto.collectives["all_reduce"]
-    assert taken[name].virtual_seconds == auto.virtual_seconds
-    assert {run.results[0] for run in taken.values()} == {8.0}
-
-
 def coded(name: str | None, collectives: Any) -> tuple[float, list[list[float]]]:
     def body(comm: Communicator) -> list[float]:
         flat = torch.linspace(-1, 1, 400_000) * (comm.rank + 1)

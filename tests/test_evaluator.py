@@ -192,19 +192,6 @@ def test_buffers_are_judged_as_they_were_when_the_model_came_to_exist():
     assert float(result.mean_state["count"]) == 8.0
 
 
-def test_the_judged_model_is_the_last_rounds_and_the_mean_that_of_all_ranks():
-    result = fit(DiLoCoStrategy(H=3, lr=0.05)).fit_result
-    replicas = [state["layers.0.weight"] for state in result.rank_states]
-    mean = torch.stack(replicas).mean(dim=0)
-    assert torch.allclose(result.mean_state["layers.0.weight"], mean)
-    assert not torch.allclose(result.judged_state["layers.0.weight"], mean)
-    at_six = fit(DiLoCoStrategy(H=3, lr=0.05), max_steps=6).fit_result
-    assert torch.equal(result.judged_state["layers.0.weight"], at_six.rank_states[0]["layers.0.weight"])
-    assert [row["judged_step"] for row in result.validation] == [0, 0, 3, 6, 6]
-    times = {0: 0.0} | {row["step"]: row["virtual_seconds"] for row in result.history}
-    assert [row["judged_virtual_seconds"] for row in result.validation] == [times[s] for s in (0, 0, 3, 6, 6)]
-
-
 def test_a_rank_that_is_through_early_has_waited():
     result = fit(Strategy(lr=0.01), val_size=0).fit_result
     times = result.computing_seconds, result.network_seconds, result.waiting_seconds

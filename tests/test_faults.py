@@ -85,16 +85,6 @@ def test_traces_are_piecewise_constant() -> None:
     assert finish(slow, ONE, (1.5, "a", "c", 0)) == [1.02, 1.62]
 
 
-def test_a_trace_from_a_file(tmp_path: Any) -> None:
-    (tmp_path / "rate.csv").write_text("start_s,bits_per_second\n0.52,0\n5,8000000\n")
-    rows = "\n".join(f"  - {{between: [{name}, s], bandwidth: 8 Mbit/s, latency: 10 ms}}" for name in "ab")
-    text = (
-        f"hosts: [a, b]\nrouters: [s]\nlinks:\n{rows}\ntraces:\n  - {{link: [a, s], bandwidth: rate.csv}}\n"
-    )
-    (tmp_path / "net.yaml").write_text(text)
-    assert finish(Topology.load(tmp_path / "net.yaml"), ONE) == [5.5]
-
-
 def test_nothing_crosses_a_dead_link_not_even_an_empty_message() -> None:
     topology = star(events=[both("a", at="0 s", down=True, **{"for": "2 s"})])
     for protocol in ("ideal", "linux-tcp", "gloo"):

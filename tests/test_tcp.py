@@ -86,16 +86,6 @@ def test_a_warm_connection_needs_no_slow_start_until_it_idles() -> None:
     assert warm < halved < idle
 
 
-def test_both_directions_full_leave_room_for_acknowledgements() -> None:
-    topology = pair(round_trip="2 ms")
-    num_bytes = 100_000_000
-    there, back = time_flows(topology, [(0.0, "a", "b", num_bytes), (0.0, "b", "a", num_bytes)], "linux-tcp")
-    alone = seconds(topology, num_bytes)
-    assert num_bytes * 8 / alone == pytest.approx(0.956 * 100e6, rel=2e-3)
-    assert there == pytest.approx(back, rel=1e-9)
-    assert num_bytes * 8 / there == pytest.approx(0.935 * 100e6, rel=2e-3)
-
-
 @pytest.mark.parametrize(("loss", "round_trip"), [(1e-3, 0.1), (1e-4, 0.2), (1e-3, 0.01), (1e-2, 0.05)])
 def test_many_losses_come_to_the_response_function(loss: float, round_trip: float) -> None:
     """RFC 9438, equations 5 and 3: the mean window in segments."""
@@ -194,8 +184,6 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
 
 
 # --- queues between sites under gloo ------------------------------------------------------------------------
-
-RATE = 20e6 / 8 * 1448 / 1514  # payload of the link between the sites
 
 
 def two_sites(queue: int | None, own_queue: int | None = None) -> Topology:

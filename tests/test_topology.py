@@ -190,24 +190,6 @@ drift:
     assert Topology.from_mapping(topology.to_mapping(), "again").weather == weather
 
 
-def test_routes_of_ten_thousand_hosts_need_no_search_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = {"nic": "10 Gbit/s", "latency": "50 us"}
-    topology = Topology.from_mapping(
-        {
-            "regions": {"a": {"hosts": 5000, **card}, "b": {"hosts": 5000, **card}},
-            "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "3 ms"}],
-        }
-    )
-    searches = []
-    search = type(topology._graph)._towards
-    monkeypatch.setattr(
-        type(topology._graph), "_towards", lambda self, end: searches.append(end) or search(self, end)
-    )
-    for host in range(10_000):
-        assert len(topology.route(host, 9_999 - host)) == 3
-    assert len(searches) == 2
-
-
 def pair(egress: str) -> dict[str, object]:
     link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms", "egress": egress}
     return {"name": "pair", "source": "test", "hosts": ["a", "b"], "links": [link], "protocol": "ideal"}
