@@ -19,10 +19,9 @@ from forks import benchmark
 
 from netsim import Topology
 from netsim.errors import InputError, NetsimError
-from netsim.files.signed import PeerError, StrangerError
+from netsim.files.signed import PeerError
 from netsim.probe import survey as surveying
 from netsim.probe.station import Station, free_port
-from netsim.probe.streams import call
 from netsim.probe.survey import Asked, Found, Limit, RouteResult, survey, topology_text
 
 SECRET = b"sixteen bytes or more"
@@ -78,20 +77,6 @@ def test_three_hosts_on_loopback_write_one_file() -> None:
 def listener() -> Iterator[socket.socket]:
     with socket.create_server((HERE, 0)) as opened:
         yield opened
-
-
-def test_connections_without_the_secret_are_refused() -> None:
-    """The caller gets the refusal, the station the caller's address; nothing of the caller is read."""
-    where = places("a")
-    with Station("a", where["a"], SECRET) as station:
-        with pytest.raises(
-            StrangerError, match=rf"^a \({HERE}:\d+\): has another secret: give both the same"
-        ):
-            call(where["a"], b"another secret of some length", "a", 5.0)
-        with pytest.raises(PeerError, match="did not connect within 0 s; connections refused: 1, the last"):
-            station.follow(["a"], 0.3, print)
-        channel = call(where["a"], SECRET, "a", 5.0)
-        channel.close()
 
 
 def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.socket) -> None:

@@ -117,19 +117,6 @@ def test_a_job_reports_and_ends_alike_here_and_in_a_process(num_jobs: int) -> No
     assert "inside" in str(crashed.error)
 
 
-def test_a_job_whose_process_dies_says_how_and_the_others_end() -> None:
-    def die(report: Any) -> None:
-        report.step(1)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    (lines, died), (_, other) = ends(2, die, double)
-    assert lines == [1]
-    assert str(died.error) == (
-        "its process ended: killed by signal 9 (SIGKILL) (too little memory? try fewer --jobs)"
-    )
-    assert other.result == 42
-
-
 def test_leaving_interrupts_what_runs_and_takes_its_last_reports(tmp_path: Path) -> None:
     def wait(report: Any) -> None:
         report.step(os.getpid())

@@ -74,23 +74,6 @@ def test_decoders_are_cut_by_themselves(family: str) -> None:
         assert torch.allclose(parts[name], value, atol=1e-5), name
 
 
-@pytest.mark.parametrize(
-    ("family", "keep"),
-    [
-        ("GPT2", ["*.wte.weight", "*.wpe.weight", "*.c_proj.*"]),
-        ("GPTNeoX", ["*.embed_in.weight", "*.dense.*", "*.dense_4h_to_h.*"]),
-        ("Llama", ["*.embed_tokens.weight", "*.o_proj.weight", "*.down_proj.weight"]),
-    ],
-)
-def test_decoders_kept_in_a_subspace_lose_nothing_at_boundaries(
-    family: str, keep: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stages = {"count": 2, "microbatches": 1, "codec": {"name": "subspace", "width": 4, "keep": keep}}
-    losses, _ = train(Decoder(decoder(family).double()), stages)
-    monkeypatch.setattr("exogym_core.stages.messages.boundary_codec", lambda _: None)
-    assert losses == pytest.approx(train(Decoder(decoder(family).double()), stages)[0], rel=1e-12)
-
-
 def test_decoders_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         InputError, match="OPTForCausalLM is no decoder of transformers with one list of blocks"
