@@ -105,7 +105,6 @@ class _Team:
     ended: simpy.Event
     since: float  # when its time began: at its beginning, or the end of a member's last download
     left: _Present = field(default_factory=dict)
-    num_confirmed: int = 0
     num_asked: int = 0
     is_overdue: bool = False  # its time is over, and no member is up
 
@@ -117,27 +116,35 @@ class _Team:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """Published state of a group: its newest number, its holders, and events of ranks that wait for a newer one.
+    """Published state of a group, and of a whole group its meetings with a number.
 
-    Of a whole group also its meetings with a number.
+    Attributes:
+        newest, num_bytes: number and size of the newest state.
+        published: when it came to be.
+        holders: ranks that have it.
+        awaited: events of ranks that wait for a newer one.
+        wanted: by rank that waits, the oldest number of use to it.
+        in_use: by rank that fetches, the number.
+        fetched: by rank, the number that it got last, and how much later than the others.
+        slow: by rank, averages that it was too slow for, and until when it is not awaited.
+        members: ranks that were awaited by a meeting so far, or have come to one.
+        meetings: by number.
+        last: by rank, the last meeting that it came to.
+        arrivals: their delays.
     """
 
     newest: int = -1
     num_bytes: int = 0
+    published: float = 0.0
     holders: list[int] = field(default_factory=list)
     awaited: list[simpy.Event] = field(default_factory=list)
-    published: float = 0.0  # when the newest came to be
-    wanted: dict[int, int] = field(default_factory=dict)  # rank that waits -> the oldest number of use to it
-    in_use: dict[int, int] = field(default_factory=dict)  # rank -> the number that it fetches
-    fetched: dict[int, tuple[int, float]] = field(
-        default_factory=dict
-    )  # rank -> what it got last, how much later
-    slow: dict[int, tuple[int, float]] = field(
-        default_factory=dict
-    )  # rank -> averages too slow, not awaited until
-    members: set[int] = field(default_factory=set)  # awaited by a meeting so far, or come to one
+    wanted: dict[int, int] = field(default_factory=dict)
+    in_use: dict[int, int] = field(default_factory=dict)
+    fetched: dict[int, tuple[int, float]] = field(default_factory=dict)
+    slow: dict[int, tuple[int, float]] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
     meetings: dict[int, _Meeting] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)  # rank -> the last meeting that it came to
+    last: dict[int, int] = field(default_factory=dict)
     arrivals: ArrivalDelays = field(default_factory=ArrivalDelays)
 
 
@@ -388,14 +395,12 @@ class Meetings:
         """Finish the joint work; return the ranks that remain."""
         team = self._teams[confirm.key, confirm.attempt]
         team.num_asked += 1
-        if not team.ended.triggered:
-            team.num_confirmed += 1
-            if team.num_confirmed == len(team.present):
+        if team.num_asked == len(team.present):
+            if not team.ended.triggered:
                 team.left = team.present
                 team.ended.succeed()
                 for each in team.present:
                     self._states[team.key.group].slow.pop(each, None)
-        if team.num_asked == len(team.present):
             del self._teams[confirm.key, confirm.attempt]
             self._calls.assemble(team.group)  # no post of theirs can come late any more
         if not team.ended.processed:
