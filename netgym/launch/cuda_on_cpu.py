@@ -85,6 +85,8 @@ class _CpuForCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.Tensor.type:
+            return _converted(*args, **kwargs)
         if func is torch.device and args and isinstance(args[0], int):
             return torch.device("cuda", *args)
         if "device" in kwargs:
@@ -101,6 +103,14 @@ class _CpuForCuda(TorchFunctionMode):
         if (func is torch.Tensor.to or at == 0) and len(args) > at:
             args = (*args[:at], _on_cpu(args[at], are_numbers=True), *args[at + 1 :])
         return func(*args, **kwargs)
+
+
+def _converted(tensor: Tensor, dtype: Any = None, *rest: Any, **options: Any) -> Any:
+    """`tensor.type()`, the name of a class of CUDA tensors (mixed-precision code compares it), or `tensor.type(dtype)`."""
+    if dtype is None:
+        return tensor.type().replace("torch.", "torch.cuda.", 1)
+    given = dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype
+    return tensor.type(given, *rest, **options)
 
 
 def _have_on_cpu(owner: Any, name: str) -> None:

@@ -130,8 +130,8 @@ def answer_for_nccl() -> None:
         torch._C._nccl_version_suffix = lambda: b""
 
 
-def break_graphs_at(cls: type) -> None:
-    """Have torch.compile break its graph at the methods of a class, as at those of C++ groups.
+def break_graphs_at(*classes: type) -> None:
+    """Have torch.compile break its graph at the methods of classes, as at those of C++ groups and works.
 
     They are marked when a program compiles first, since that loads the compiler.
     """
@@ -141,7 +141,7 @@ def break_graphs_at(cls: type) -> None:
     def compiled(*arguments: Any, **options: Any) -> Any:
         if not is_marked[0]:
             is_marked[0] = True
-            for name, member in list(vars(cls).items()):
+            for cls, (name, member) in [(cls, item) for cls in classes for item in vars(cls).items()]:
                 if isinstance(member, FunctionType):
                     setattr(cls, name, torch.compiler.disable(member))  # type: ignore[no-untyped-call]
         return original(*arguments, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from netgym.launch.group import NetsimGroup
+from netgym.launch.group import NetsimGroup, NetsimWork
 from netgym.launch.launched import Launched, refused
 from netgym.launch.private import (
     DEFAULT_SECONDS,
@@ -53,7 +53,7 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
 def register() -> None:
     """Register `netsim` with torch.distributed; idempotent."""
     if not is_registered("netsim"):
-        break_graphs_at(NetsimGroup)
+        break_graphs_at(NetsimGroup, NetsimWork)
         wrap_function("split_group", split_group)
         wrap_function("_set_pg_timeout", _set_timeout)
         register_optimizer_step_post_hook(

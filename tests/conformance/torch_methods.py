@@ -1,6 +1,6 @@
 """Runs methods of PyTorch's own DistributedTest: on gloo as they are, or with `netsim` where they ask for gloo.
 
-    python tests/conformance/torch_methods.py {gloo,netsim,cuda} [--part K/N] [--verbose] [METHOD ...]
+    python tests/conformance/torch_methods.py {gloo,netsim,cuda} [--ranks N] [--part K/N] [--verbose] [METHOD ...]
 
 Prints a line a method, `METHOD: passed | skipped | failed | timeout`, with what a failure said, or torch's reason for
 skipping it. With `cuda` they ask for nccl, and CUDA devices are the CPU, as under `netgym launch --cuda-as-cpu`. The
@@ -20,16 +20,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORLD_SIZE = 4
 SECONDS = 60.0  # of host time, for one method
 _SKIPS = range(70, 100)  # exit codes of torch's TEST_SKIPS
 
 
-def load(backend: str) -> Any:
-    """torch's test case over DistributedTest's methods, for a backend."""
+def load(backend: str, num_ranks: int) -> Any:
+    """torch's test case over DistributedTest's methods, for a backend and a number of ranks."""
     os.environ |= {
         "BACKEND": "nccl" if backend == "cuda" else "gloo",
-        "WORLD_SIZE": str(WORLD_SIZE),
+        "WORLD_SIZE": str(num_ranks),
         "TEMP_DIR": tempfile.mkdtemp(prefix="torch-methods-"),
         "INIT_METHOD": "env://",
         "MASTER_ADDR": "127.0.0.1",
@@ -45,7 +44,7 @@ def load(backend: str) -> Any:
     if backend == "cuda":
         from netgym.launch.cuda_on_cpu import stand_in_for_cuda
 
-        stand_in_for_cuda(WORLD_SIZE)
+        stand_in_for_cuda(num_ranks)
     from torch.testing._internal.distributed import distributed_test
 
     class Methods(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
@@ -59,8 +58,8 @@ def method_names(case: Any) -> list[str]:
     return sorted(name for name in dir(case) if name.startswith("test_"))
 
 
-def run(case: Any, name: str) -> tuple[str, str]:
-    """One method on WORLD_SIZE forked ranks; how it ended, and what it said."""
+def run(case: Any, name: str, num_ranks: int) -> tuple[str, str]:
+    """One method on forked ranks; how it ended, and what it said."""
     from torch.testing._internal.distributed import distributed_test
 
     distributed_test.initialize_temp_directories()
@@ -69,7 +68,7 @@ def run(case: Any, name: str) -> tuple[str, str]:
     distributed_test.Barrier.sync.__func__.__defaults__ = (None, 100)
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [context.Pipe() for _ in range(WORLD_SIZE)]
+        pairs = [context.Pipe() for _ in range(num_ranks)]
         ranks = [
             context.Process(target=_rank, args=(case, rank, name, folder, child))
             for rank, (_, child) in enumerate(pairs)
@@ -87,7 +86,7 @@ def run(case: Any, name: str) -> tuple[str, str]:
                 rank.join()
         texts = [_text(parent) for parent, _ in pairs]
         with contextlib.suppress(OSError):
-            output += "".join(Path(folder, f"out{rank}").read_text()[-1500:] for rank in range(WORLD_SIZE))
+            output += "".join(Path(folder, f"out{rank}").read_text()[-1500:] for rank in range(num_ranks))
     if any(code is None for code in codes):
         return "timeout", "\n".join(texts) + output
     if all(code == 0 for code in codes):
@@ -127,15 +126,16 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("backend", choices=["gloo", "netsim", "cuda"])
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--part", default="0/1", help="every n-th method from k on: k/n")
     parser.add_argument("methods", nargs="*")
     options = parser.parse_args()
-    case = load(options.backend)
+    case = load(options.backend, options.ranks)
     first, step = map(int, options.part.split("/"))
     for name in (options.methods or method_names(case))[first::step]:
         began = time.monotonic()
-        how, output = run(case, name)
+        how, output = run(case, name, options.ranks)
         lines = [
             line
             for line in output.splitlines()

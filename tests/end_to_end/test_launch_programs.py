@@ -946,6 +946,7 @@ try:
 except RuntimeError as error:  # not an AttributeError of torch's own logging
     assert "invalid root rank: 5" in str(error)
 assert torch.device(0) == torch.device("cuda:0")
+assert x.cuda().type() == "torch.cuda.FloatTensor" and x.double().type(x.type()).dtype == x.dtype
 event = torch.Event()
 event.record()
 event.wait(torch.accelerator.current_stream())
