@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from netgym.launch.private import PARSE_TO, prefer_foreach_on_cpu
+from netgym.launch.private import PARSE_TO, prefer_foreach_on_cpu, train_flex_attention_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +62,7 @@ def stand_in_for_cuda(num_devices: int) -> None:
     Tensor.record_stream = _always(None)  # type: ignore[method-assign]
     _synchronize_batch_norm()
     prefer_foreach_on_cpu()
+    train_flex_attention_on_cpu()
     if "CUDA_HOME" in os.environ:  # a torch without CUDA does not look for the program's compiler
         extensions: Any = importlib.import_module("torch.utils.cpp_extension")
         extensions.CUDA_HOME = os.environ["CUDA_HOME"]

@@ -33,6 +33,7 @@ __all__ = [
     "prefer_foreach_on_cpu",
     "rendezvous_by",
     "swap_contents",
+    "train_flex_attention_on_cpu",
     "wrap_function",
 ]
 
@@ -98,6 +99,11 @@ def prefer_foreach_on_cpu() -> None:
     optimizer: Any = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
     devices = optimizer._get_foreach_kernels_supported_devices()
     optimizer._get_foreach_kernels_supported_devices = lambda: [*devices, "cpu"]
+
+
+def train_flex_attention_on_cpu() -> None:
+    """Have flex_attention take tensors that need gradients, which it refuses on the CPU for its compiled kernel's sake."""
+    importlib.import_module("torch.nn.attention.flex_attention")._validate_device = lambda *tensors: None
 
 
 def let_foreach_take(cls: type) -> None:

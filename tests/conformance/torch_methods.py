@@ -1,6 +1,6 @@
 """Runs methods of PyTorch's own DistributedTest: on gloo as they are, or with `netsim` where they ask for gloo.
 
-    python tests/conformance/torch_methods.py {gloo,netsim,cuda} [--ranks N] [--part K/N] [--verbose] [METHOD ...]
+    python tests/conformance/torch_methods.py [--ranks N] [--part K/N] [--verbose] {gloo,netsim,cuda} [METHOD ...]
 
 Prints a line a method, `METHOD: passed | skipped | failed | timeout`, with what a failure said, or torch's reason for
 skipping it. With `cuda` they ask for nccl, and CUDA devices are the CPU, as under `netgym launch --cuda-as-cpu`. The

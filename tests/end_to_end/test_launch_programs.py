@@ -887,6 +887,20 @@ for name, model in (("inside", inside), ("static", static), ("sharded", sharded)
                 parameter -= 0.01 * parameter.grad
                 parameter.grad = None
         print("loss", name, step, f"{loss.item():.5f}")
+
+inner = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.AdamW(inner.parameters(), 0.01)
+
+@torch.compile(backend="eager")
+def whole_step(x):
+    loss = inner(x).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for step in range(2):
+    print("loss whole", step, f"{whole_step(torch.ones(2, 4) * (rank + 1)).item():.5f}")
 """
 
 
@@ -901,7 +915,7 @@ def test_compiled_code_breaks_its_graph_at_calls_as_on_gloo(tmp_path: Path) -> N
     compiled = torch.compile(torch.neg, backend="eager")
     real, out = both(2, str(script), lambda: compiled(torch.ones(1)))
     expected = printed("".join(rank.stdout for rank in real))
-    assert len(expected) == 22
+    assert len(expected) == 26
     assert printed(out) == expected
 
 
@@ -947,6 +961,10 @@ except RuntimeError as error:  # not an AttributeError of torch's own logging
     assert "invalid root rank: 5" in str(error)
 assert torch.device(0) == torch.device("cuda:0")
 assert x.cuda().type() == "torch.cuda.FloatTensor" and x.double().type(x.type()).dtype == x.dtype
+from torch.nn.attention import flex_attention
+query = torch.ones(1, 1, 4, 8, requires_grad=True)
+flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+flex_attention.flex_attention(query, query, query).sum().backward()
 event = torch.Event()
 event.record()
 event.wait(torch.accelerator.current_stream())
