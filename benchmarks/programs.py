@@ -64,7 +64,10 @@ def main() -> int:
     parser.add_argument("pattern")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    torchrun = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node={options.n}".split()]
+    torchrun = [
+        sys.executable,
+        *f"-m torch.distributed.run --standalone --nproc-per-node={options.n}".split(),
+    ]
     mapped = [__file__, _RANK] if options.cuda_as_cpu else []
     launch = [*harness.NETGYM, "launch", f"-n{options.n}", "--topology", options.topology]
     launch += ["--cuda-as-cpu"] * options.cuda_as_cpu

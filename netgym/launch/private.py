@@ -147,9 +147,10 @@ def break_graphs_at(*classes: type) -> None:
     def compiled(*arguments: Any, **options: Any) -> Any:
         if not is_marked[0]:
             is_marked[0] = True
-            for cls, (name, member) in [(cls, item) for cls in classes for item in vars(cls).items()]:
-                if isinstance(member, FunctionType):
-                    setattr(cls, name, torch.compiler.disable(member))  # type: ignore[no-untyped-call]
+            for cls in classes:
+                for name, member in list(vars(cls).items()):
+                    if isinstance(member, FunctionType):
+                        setattr(cls, name, torch.compiler.disable(member))  # type: ignore[no-untyped-call]
         return original(*arguments, **options)
 
     torch.compile = compiled
