@@ -107,7 +107,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 def _converted(tensor: Tensor, dtype: Any = None, *rest: Any, **options: Any) -> Any:
-    """`tensor.type()`, the name of a class of CUDA tensors (mixed-precision code compares it), or `tensor.type(dtype)`."""
+    """`tensor.type(dtype)`; without a dtype the name of CUDA's class, which mixed-precision code compares."""
     if dtype is None:
         return tensor.type().replace("torch.", "torch.cuda.", 1)
     given = dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype

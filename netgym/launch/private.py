@@ -102,7 +102,7 @@ def prefer_foreach_on_cpu() -> None:
 
 
 def train_flex_attention_on_cpu() -> None:
-    """Have flex_attention take tensors that need gradients, which torch refuses on the CPU for want of a compiled kernel."""
+    """Have flex_attention take tensors that need gradients: on the CPU torch has no compiled kernel for them."""
     importlib.import_module("torch.nn.attention.flex_attention")._validate_device = lambda *tensors: None
 
 
