@@ -83,10 +83,9 @@ def main() -> int:
     for figure in sorted(set(real) ^ set(here)):
         print("gloo" if figure in real else "here", figure)
     virtual = re.search(r"^(\S+ \S+) of virtual time", outputs[1], re.MULTILINE)
-    print(
-        f"{len(here)} figures {'equal' if real == here and here else 'NOT equal'} | {virtual and virtual[1]} of virtual "
-        f"time | processors {seconds[0]:.0f} s under torchrun, {seconds[1]:.0f} s here"
-    )
+    equal = "equal" if real == here and here else "NOT equal"
+    times = f"{seconds[0]:.0f} s under torchrun, {seconds[1]:.0f} s here"
+    print(f"{len(here)} figures {equal} | {virtual and virtual[1]} of virtual time | processors {times}")
     return int(real != here or not here)
 
 
