@@ -103,7 +103,8 @@ def prefer_foreach_on_cpu() -> None:
 
 def train_flex_attention_on_cpu() -> None:
     """Have flex_attention take tensors that need gradients: on the CPU torch has no compiled kernel for them."""
-    importlib.import_module("torch.nn.attention.flex_attention")._validate_device = lambda *tensors: None
+    module: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    module._validate_device = lambda *tensors: None
 
 
 def let_foreach_take(cls: type) -> None:
