@@ -115,7 +115,7 @@ def parse_bytes(value: object) -> int:
     Traceback (most recent call last):
     netsim.errors.InputError: unknown unit 'KB' in '1 KB': did you mean 'kB'? Accepted: B, GB, GiB, ...
     """
-    plain = isinstance(value, str) and value.strip().isascii() and value.strip().isdigit()
+    plain = isinstance(value, str) and value.isascii() and value.strip().removeprefix("-").isdigit()
     if plain or (isinstance(value, int) and not isinstance(value, bool)):
         value = f"{value} B"
     size = _parse(value, _SIZE)

@@ -373,7 +373,7 @@ def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
         ),
         (
             ["sweep", "--vary", "strategies.*.lr=[0.1, nan]"],
-            "point strategies.*.lr=nan: strategies[0].lr: Simple",
+            "point strategies.*.lr=nan: strategies[0].lr: AllReduceStrategy",
         ),
         (["sweep", "--search", "random", "--trials", "1", "--vary", "foo={low: 1, high: 2}"], "point foo="),
     ],

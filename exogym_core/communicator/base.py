@@ -493,6 +493,8 @@ class Communicator(ABC):
             InputError: negative or infinite `seconds`, `averaging_seconds` or a weight that is not positive,
                 calls off the clock; all are slow alike; or a real transport, which cannot do without a member.
         """
+        if not self.can_leave_behind:
+            raise self._not_here("among_present")
         meeting = self.meet(seconds, averaging_seconds, weight, number, awaited, deadline)
         result = meeting.run(work)
         return meeting.members, result
@@ -516,7 +518,7 @@ class Communicator(ABC):
         Raises:
             InputError: as `among_present`.
         """
-        raise self._not_here("among_present")
+        raise self._not_here("meet")
 
     def among_next(
         self,

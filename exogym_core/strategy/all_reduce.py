@@ -14,7 +14,7 @@ from netsim.errors import InputError
 __all__ = ["AllReduceStrategy", "SimpleReduceStrategy"]
 
 
-class SimpleReduceStrategy(Strategy, name="AllReduce"):
+class AllReduceStrategy(Strategy, name="AllReduce"):
     """Average gradients over all ranks, clip, step (data-parallel SGD): all ranks are one site.
 
     Gradients travel in flat buckets, the last layers' first. A bucket leaves as soon as the last backward
@@ -80,4 +80,4 @@ class SimpleReduceStrategy(Strategy, name="AllReduce"):
 
 
 #: The same strategy under the name of what it does.
-AllReduceStrategy = SimpleReduceStrategy
+SimpleReduceStrategy = AllReduceStrategy

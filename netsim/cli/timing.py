@@ -24,6 +24,7 @@ from netsim.units import (
     format_bytes,
     format_count,
     format_seconds,
+    parse_bytes,
     parse_seconds,
 )
 
@@ -64,7 +65,9 @@ def collective_command(
     """
     net = Topology.load(topology)
     names = None if ranks is None else [name.strip() for name in ranks.split(",")]
-    hosts, num_bytes, root_at = resolve_request(net, op, size, names, root or 0)
+    with locate_errors(f"--bytes {size}"):
+        given_bytes = None if size is None else parse_bytes(size)
+    hosts, num_bytes, root_at = resolve_request(net, op, given_bytes, names, root or 0)
     with locate_errors(f"--pause {pause}"):
         pause_seconds = parse_seconds(pause)
     recording = tracing(trace, hosts, lambda line: click.echo(plain_lines(line), err=True))

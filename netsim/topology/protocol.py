@@ -162,6 +162,8 @@ class Protocol:
                 if key in _OF_NCCL and base.library != "nccl":
                     raise InputError(f"only nccl-sockets has it, and the preset is {preset}: leave it out")
                 changes[field] = read(value)
+                if key in ("window", "card") and not changes[field]:
+                    raise InputError(f"expected more than 0, got {shown(value)}")
         if "streams" in settings and (both := [key for key in _SOCKETS if key in settings]):
             raise InputError(
                 f"protocol: streams and {both[0]} both give the number of sockets: leave one out"
