@@ -61,7 +61,7 @@ from exogym_core.workers.failures import own_frames
 from exogym_core.workers.host import RankJob
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.rng import kept_rng, seed_device
-from exogym_core.workers.spec import num_cores
+from exogym_core.workers.spec import IN_ONE_PROCESS, num_cores
 from exogym_core.workers.threads import intra_op_threads
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError, NetsimError
@@ -720,7 +720,7 @@ class Program:
         device = request.device_of(0)
         make = (lambda: Evaluation(self.data.validation(), request, device)) if self.evaluates else None
         # Ranks that are threads of this process take turns with the evaluation; elsewhere it has its own thread.
-        is_inline = request.carrier.has_clock and workers.in_one_process
+        is_inline = request.carrier.has_clock and workers.kind in IN_ONE_PROCESS
         threads = None if is_inline else workers.intra_op_threads
         return Evaluator(self.model, device, request.strategy, make, threads, known)
 

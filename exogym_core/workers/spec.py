@@ -51,14 +51,9 @@ class WorkerSpec(Schema):
     address: str | None = None
     num_gpus: Annotated[int, Field(ge=0)] | None = None
 
-    @property
-    def in_one_process(self) -> bool:
-        """True if all ranks are threads of the process that starts the run."""
-        return self.kind in IN_ONE_PROCESS
-
     @model_validator(mode="after")
     def _check_kind(self) -> WorkerSpec:
-        if self.in_one_process and self.processes is not None:
+        if self.kind in IN_ONE_PROCESS and self.processes is not None:
             raise InputError(
                 f"processes has no effect with kind: {self.kind}: leave it out, or write kind: processes"
             )

@@ -21,8 +21,7 @@ from simpy import Interrupt
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.network.trace import Span
-from netsim.ranks.calls import Calls, Progress, StartCall, start_at_once
-from netsim.ranks.mailboxes import Mailboxes
+from netsim.ranks.calls import Calls, Mailboxes, Progress, StartCall, start_at_once
 from netsim.ranks.requests import (
     Advance,
     Answer,
