@@ -293,11 +293,15 @@ class _Ranks(NamedTuple):
         running: all of them.
         held: those that pause until others have gone on, with the event that resumes each.
         asking: those that wait for an answer, with the question in words.
+        idle: those whose computing is skipped.
+        passed: by group, the last point that one of its ranks passed before `Ask.until`.
     """
 
     running: set[int]
     held: dict[int, simpy.Event]
     asking: dict[int, str]
+    idle: set[int]
+    passed: dict[Hashable, int]
 
 
 class _Handlers(NamedTuple):
@@ -420,11 +424,7 @@ class Kernel:
         self._uptime = _Uptime(self.clock, downtime, hosts, self._spans, cores)
         self.calls = Calls(self.clock, start, collectives_in_flight, sink, self.seconds.network)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
-        self._idle: set[int] = set()  # ranks whose computing is skipped
-        self._passed: dict[
-            Hashable, int
-        ] = {}  # the last point that a rank of a group passed before `Ask.until`
-        self._ranks = _Ranks(set(range(num_ranks)), {}, {})
+        self._ranks = _Ranks(set(range(num_ranks)), {}, {}, set(), {})
         self._failure: BaseException | None = None
         self._handlers = _Handlers(
             at_once={
@@ -457,7 +457,7 @@ class Kernel:
         """
         for rank in range(len(self.streams)):
             self._uptime.processes.append(self.clock.process(self._rank(rank)))
-        upcoming, (running, held, _) = self.clock.upcoming, self._ranks
+        upcoming, running, held = self.clock.upcoming, self._ranks.running, self._ranks.held
         while running:
             # A rank that continues next shows progress, as nearly always.
             goes_on = upcoming and upcoming[0][1] in BY_RANKS and upcoming[0][3].callbacks
@@ -569,14 +569,15 @@ class Kernel:
             self._sink.answer(rank, self.calls.is_done(rank, ask.key))
         else:
             group, number = ask.key.group, cast("int", ask.key.number)
+            passed = self._ranks.passed
             if self.clock.now < ask.until:
-                self._passed[group] = max(self._passed.get(group, number), number)
-            self._sink.answer(rank, number > self._passed.get(group, -1))
+                passed[group] = max(passed.get(group, number), number)
+            self._sink.answer(rank, number > passed.get(group, -1))
 
     def _compute(self, rank: int, advance: Advance) -> Generator[simpy.Event, None, None]:
         if not 0 <= advance.seconds < math.inf:
             raise InputError(f"rank {rank}: advance: got {advance.seconds} seconds; give a finite time")
-        if rank in self._idle:
+        if rank in self._ranks.idle:
             return
         seconds = on_grid(advance.seconds)
         self.seconds.compute[rank] += seconds

@@ -156,12 +156,12 @@ class Meetings:
         reach: reachability between ranks.
         calls: those of members that work together with a deadline may begin, and end undone when it has passed; their
             group is (the meetings' group, their ranks).
+        undone: gets ranks whose joint work has ended undone, until they confirm it: they compute no more of it.
         outdated: called with a group and the numbers of its state that may be asked for yet.
 
     Attributes:
         waiting: ranks that wait for a state, or for the next meeting.
         have_met: whether any rank has joined a meeting, or waits for the state of one that may end without it.
-        undone: ranks whose joint work has ended undone, until they confirm it: they compute no more of it.
     """
 
     def __init__(
@@ -169,13 +169,13 @@ class Meetings:
         clock: Clock,
         reach: Reach,
         calls: Calls,
+        undone: set[int],
         outdated: Callable[[Hashable, Collection[int]], None],
     ) -> None:
         self.waiting: set[int] = set()
         self.have_met = False
-        self.undone: set[int] = set()
         self._clock, self._reach = clock, reach
-        self._calls, self._outdated = calls, outdated
+        self._calls, self._undone, self._outdated = calls, undone, outdated
         self._series: defaultdict[Hashable, _Series] = defaultdict(_Series)
         self._teams: dict[tuple[Key, int], _Team] = {}
         self._overdue: list[_Team] = []
@@ -405,7 +405,7 @@ class Meetings:
             self._calls.assemble(team.group)  # no post of theirs can come late any more
         if not team.ended.processed:
             yield team.ended
-        self.undone.discard(rank)
+        self._undone.discard(rank)
         return tuple(team.left.values())
 
     def _begin(self, join: Join, key: Key, attempt: int, present: _Present) -> None:
@@ -444,7 +444,7 @@ class Meetings:
             self._are_slow(team, set(ranks) - set(left))
         team.left = {rank: arrival for rank, arrival in team.present.items() if rank in left}
         self._calls.dissolve(team.group)
-        self.undone.update(ranks)
+        self._undone.update(ranks)
         if team.left:
             self._begin(join, team.key, team.attempt + 1, team.left)
         team.ended.succeed()
@@ -572,8 +572,8 @@ class MeetingKernel(Kernel):
     ) -> None:
         super().__init__(*about, **options)
         reach = reach if reach is not None else Reach(None, (), lambda links: False)
-        meetings = self.meetings = Meetings(self.clock, reach, self.calls, outdated)
-        self._idle = meetings.undone
+        meetings = Meetings(self.clock, reach, self.calls, self._ranks.idle, outdated)
+        self.meetings = meetings
         self._uptime.on_lost = meetings.crashed
         self._handlers.at_once.update({Publish: meetings.publish, Keep: self._keep})
         self._handlers.questions.update({Join: self._join, Confirm: meetings.confirm, Fetch: self._fetch})
