@@ -259,6 +259,17 @@ class StrategySettings(Named):
 
     label: str | None = None
 
+    @property
+    def own_code(self) -> list[str]:
+        """References to the user's code, `module:callable`: its name, or names in the `modules` of a Chain."""
+        modules = self.options.get("modules") if self.name == "Chain" else None
+        named = (
+            [each.get("name") for each in modules if isinstance(each, dict)]
+            if isinstance(modules, list)
+            else []
+        )
+        return [name for name in (self.name, *named) if isinstance(name, str) and ":" in name]
+
 
 Choice = Annotated[Named, BeforeValidator(_name_alone)]
 StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]

@@ -206,6 +206,21 @@ def test_files_name_modules(tmp_path: Any) -> None:
         Experiment.load(path)
 
 
+def test_files_name_modules_of_ones_own_and_reading_them_runs_nothing(tmp_path: Any) -> None:
+    path, code = tmp_path / "chains.yaml", tmp_path / "own_member.py"
+    path.write_text(FILE.replace("{name: DiLoCo, H: 2}", "{name: 'own_member:Mine', H: 5}"))
+    code.write_text("raise SystemExit")
+    loaded = Experiment.load(path)
+    assert [each.reference for each in loaded.own_code] == ["own_member:Mine"]
+    loaded.check_runs(elsewhere=True)
+    code.write_text("from exogym_core.strategy import DiLoCoCommunicator as Mine")
+    chain = Experiment.load(path).build_strategy(loaded.strategies[0])
+    assert [(type(each), each.H) for each in chain.modules[1:]] == [(DiLoCoCommunicator, 5)]  # type: ignore[attr-defined]
+    path.write_text(FILE.replace("name: DiLoCo,", "name: 'nowhere:Mine',"))
+    with pytest.raises(InputError, match=r"chains\.yaml:\d+: strategies\[0\]: strategy 'nowhere:Mine'"):
+        Experiment.load(path)
+
+
 class Silent(CommunicationModule):
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         pass

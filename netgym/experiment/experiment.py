@@ -158,7 +158,7 @@ class Experiment:
         experiment = replace(experiment, own_code=experiment._found_code(folders))
         experiment._check_options()
         experiment._check_network()
-        built = [experiment.build_strategy(each) for each in experiment.strategies if ":" not in each.name]
+        built = [experiment.build_strategy(each) for each in experiment.strategies if not each.own_code]
         is_served = len(built) < len(labels) or any(each.num_servers for each in built)
         if settings.servers is not None and not is_served:
             raise document.error(("servers",), "no strategy of this experiment has servers: leave it out")
@@ -286,13 +286,23 @@ class Experiment:
             if ":" in entry.name:
                 strategy: Strategy = self._maker(entry.name, "strategy")(**entry.options)
             else:
-                strategy = build_strategy(entry.name, **entry.options)
+                options = entry.options
+                if entry.own_code:  # in its modules
+                    options["modules"] = [self._own_module(each) for each in options["modules"]]
+                strategy = build_strategy(entry.name, **options)
         except (InputError, TypeError) as error:
             message = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
             raise self._blame(entry, message) from error
         if self.settings.servers is not None and strategy.num_servers:
             _at(self.document, ("servers",), strategy.take_servers, self.settings.servers)
         return strategy
+
+    def _own_module(self, given: Any) -> Any:
+        """A module of a Chain, where it is the user's; else what is given."""
+        if not isinstance(given, dict) or ":" not in str(given.get("name")):
+            return given
+        options = {key: value for key, value in given.items() if key != "name"}
+        return self._maker(given["name"], "strategy")(**options)
 
     def _maker(self, name: str, what: str) -> Any:
         """The name of a shipped task or model, or the user's callable, which is imported here."""
@@ -307,7 +317,9 @@ class Experiment:
         if settings.model is not None:
             named.append(("model", ("model",), settings.model.name))
         named += [
-            ("strategy", ("strategies", place), entry.name) for place, entry in enumerate(self.strategies)
+            ("strategy", ("strategies", place), name)
+            for place, entry in enumerate(self.strategies)
+            for name in entry.own_code
         ]
         found = {
             (what, name): _at(self.document, path, find_own_code, name, what, folders)
@@ -393,7 +405,7 @@ class Experiment:
             updates = self.compute.updates if self.topology is not None else None
             for entry in self.strategies:
                 is_known = entry.label in trained and (updates is None or not updates.speeds)
-                if ":" not in entry.name and not is_known:
+                if not (entry.own_code or is_known):
                     strategy = self.build_strategy(entry)
                     try:
                         rehearse(strategy, settings.workers.count, settings.steps, updates, on_cpu=on_cpu)
@@ -410,7 +422,7 @@ class Experiment:
             remedy = f"write transport: netsim, or leave {keys} out"
             raise self.document.error(("transport",), f"{message}: {remedy}")
         for entry in self.strategies:
-            if elsewhere and ":" in entry.name:
+            if elsewhere and entry.own_code:
                 continue
             try:
                 with warnings.catch_warnings():
@@ -446,7 +458,7 @@ class Experiment:
         from exogym_core.stages.boundaries import BOUNDARY_CODECS
         from exogym_core.strategy.trials import CODEC_NAMES, OPTIMIZER_NAMES
 
-        if any(":" in entry.name for entry in self.strategies):
+        if any(entry.own_code for entry in self.strategies):
             return
         for key, what, speeds, known in (
             ("coding", "codec", self.compute.coding, {*CODEC_NAMES, *BOUNDARY_CODECS}),
@@ -636,7 +648,7 @@ def retimable(experiment: Experiment) -> dict[str, str]:
     return {
         str(entry.label): json.dumps([common, entry.name, entry.options], sort_keys=True, default=repr)
         for entry in experiment.strategies
-        if ":" in entry.name or waits_for_all(entry)
+        if entry.own_code or waits_for_all(entry)
     }
 
 
