@@ -294,25 +294,14 @@ class Computing(NamedTuple):
     share: float
 
 
-# Requests that are logged or recorded; a program alone asks others, and keeps no log.
-_LOGGED = (
-    Advance,
-    Computing,
-    Confirm,
-    Fetch,
-    Join,
-    Keep,
-    Mark,
-    Post,
-    Publish,
-    Put,
-    HoldUntil,
-    Take,
-    Wait,
-    Withdraw,
-)
-#: Kind of a request in a line -> its class.
-_KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in _LOGGED}
+#: Kind of a request in a line -> its class; a program alone asks others, and keeps no log.
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind
+    for kind in (
+        *(Advance, Computing, HoldUntil, Mark, Post, Wait, Withdraw, Put, Take),
+        *(Confirm, Fetch, Join, Keep, Publish),
+    )
+}
 _KINDS["receive"] = FirstSent
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 

@@ -303,14 +303,12 @@ class Calls:
     def dissolve(self, group: Hashable) -> None:
         """Fail calls of this group from this instant on, also those that are posted later."""
         self._dissolved.add(group)
-        for key, flight in self._take_off(lambda key: group_of(key.group) == group):
-            if isinstance(key.group, MessageGroup):
-                self.sent.remove(key)
+        for key, flight in self._take_off(group):
             self._end(key, flight)
 
-    def _take_off(self, is_meant: Callable[[Key], bool]) -> list[tuple[Key, _InFlight]]:
-        """Cancel the calls in flight whose key `is_meant`; returns them."""
-        flights = [(key, flight) for key, flight in self._in_flight.items() if is_meant(key)]
+    def _take_off(self, group: Hashable) -> list[tuple[Key, _InFlight]]:
+        """Cancel the calls in flight of a group; returns them."""
+        flights = [item for item in self._in_flight.items() if group_of(item[0].group) == group]
         for key, flight in flights:
             del self._in_flight[key]
             flight.is_off = True
@@ -321,6 +319,7 @@ class Calls:
 
     def _end(self, key: Key, flight: _InFlight) -> None:
         """End a cancelled call for the members that have not finished it, and wake those that wait."""
+        self.sent.remove(key)
         if self.on_progress is not None:
             for rank in dict.fromkeys(flight.call.ranks):
                 if rank not in flight.done_at:
@@ -353,7 +352,7 @@ class Calls:
     def _break(self, group: Hashable) -> None:
         """Fail all calls in flight of a group at this instant: a member does not continue."""
         self._broken.add(group)
-        flights = self._take_off(lambda key: group_of(key.group) == group)
+        flights = self._take_off(group)
         for key, flight in flights:
             self._set_undone(key, flight)
         self._sink.broken(group)
@@ -372,8 +371,6 @@ class Calls:
 
     def _set_undone(self, key: Key, flight: _InFlight) -> None:
         self._undone[key] = flight
-        if isinstance(key.group, MessageGroup):
-            self.sent.remove(key)
         for rank, (instant, alarm) in flight.alarms.items():
             self._clock.cancel(alarm)
             if instant <= self._clock.now:  # report all whose time-out is at this instant
