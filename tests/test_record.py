@@ -85,6 +85,8 @@ def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
         RunFolder.create(tmp_path, "digits")
     with pytest.raises(InputError, match="is a file"):
         RunFolder.create(tmp_path / "file", "digits")
+    with pytest.raises(InputError, match="file/below: cannot be made: Not a directory"):
+        RunFolder.create(tmp_path / "file" / "below", "digits")
     (tmp_path / "empty").mkdir()
     assert RunFolder.create(tmp_path / "empty", "digits").path == tmp_path / "empty"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -98,10 +99,22 @@ def test_a_report_says_where_host_time_decided(tmp_path: Path) -> None:
     assert "recv" in decision.calls[0]
     shown = Console(record=True, width=200, file=io.StringIO())
     show_summary(report, shown)
-    assert "host time   decided once at" in shown.export_text()
+    text = shown.export_text()
+    assert "host time   decided once at" in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    where = "a_package/of_calls/program.py"
+    calls, splits = (
+        [each.model_copy(update={"place": each.place.replace("program.py", where)}) for each in rows]
+        for rows in (report.calls, report.splits)
+    )
     narrow = Console(record=True, width=80, file=io.StringIO())
-    show_summary(report, narrow)
-    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.export_text()
+    show_summary(report.model_copy(update={"calls": calls, "splits": splits}), narrow)
+    whole, cut = (
+        [line.split() for line in shown.splitlines() if re.search(r"program.py:\d", line)]
+        for shown in (text, narrow.export_text())
+    )
+    assert [words[1:] for words in cut] == [words[1:] for words in whole]  # figures are never cut
+    assert all(words[0].endswith(place) for words, (place, *_) in zip(cut, whole, strict=True))
 
 
 def test_a_sleep_on_the_clock_waits_for_the_file_that_another_rank_writes(tmp_path: Path) -> None:
@@ -114,6 +127,7 @@ def test_a_sleep_on_the_clock_waits_for_the_file_that_another_rank_writes(tmp_pa
 STEPS = """
 first, second = (torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2))
 for optimizer in (first, second, first, second, first):
+    advance(float(rank))
     optimizer.step()
 dist.barrier()
 """
@@ -121,7 +135,14 @@ dist.barrier()
 
 def test_steps_are_those_of_the_first_optimizer_that_steps(tmp_path: Path) -> None:
     """Other figures of ranks and places are in end_to_end/test_launch_programs.py."""
-    assert [rank.steps for rank in launched(STEPS, tmp_path, "").ranks] == [3] * 3
+    report = launched(STEPS, tmp_path, "")
+    assert [(rank.steps, rank.step_seconds) for rank in report.ranks] == [(3, 0), (3, 2), (3, 4)]
+    assert report.steady_state is not None
+    assert report.steady_state.seconds == 2
+    shown = Console(record=True, width=200, file=io.StringIO())
+    show_summary(report, shown)
+    assert "(means over ranks and 2 steps" in (text := shown.export_text())
+    assert "Ranks take from 0 s (rank 0) to 4 s (rank 2)." in text
 
 
 def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
@@ -136,8 +157,8 @@ def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
     ("spec", "line"),
     [
         ("flops", "compute 'flops': write 'live'"),
-        ("flops h100 1.5", "compute 'flops h100 1.5': write 'live'"),
-        ("flops h100 0.5 0", "compute 'flops h100 0.5 0': write 'live'"),
+        ("flops h100 1.5", "compute of h100: shares 1.5: a share is above 0 and at most 1"),
+        ("flops h100 0.5 0", "compute of h100: shares 0.5 0: a share is above 0 and at most 1"),
         ("flops h101", "unknown device 'h101'"),
         (
             "t.csv",

@@ -108,8 +108,7 @@ class RunFolder:
         """A new folder: `out`, which must be new or empty, else `runs/<name>-<n>`; it is this process's.
 
         Raises:
-            InputError: `out` holds something already, or another process has just taken it.
-            RecordError: it cannot be made.
+            InputError: `out` cannot be made or holds something already, or another process has just taken it.
         """
         if out is None:
             return cls(make_folder(Path("runs"), name, numbered=True)).owned()
@@ -124,7 +123,7 @@ class RunFolder:
             raise
         except (OSError, ValueError) as error:  # a ValueError: of a name that no file system takes
             reason = getattr(error, "strerror", None) or error
-            raise RecordError(f"--out {visible(out)}: cannot be made: {reason}") from error
+            raise InputError(f"--out {visible(out)}: cannot be made: {reason}") from error
         folder.owned()
         try:
             folder._require_empty(out)  # of a process that came first and has ended

@@ -117,6 +117,13 @@ class RankCalls:
     posted_at: dict[Key, PostedCall] = field(default_factory=dict)
     account: dict[str, Any] | None = None
 
+    def mean_step(self, field: str) -> float | None:
+        """A field of `Instant` a step, from the end of the first to the end of the last; None with fewer than two."""
+        if self.steps is None or (number := self.steps[1].step - self.steps[0].step) == 0:
+            return None
+        begin, end = (getattr(instant, field) for instant in self.steps)
+        return float(end - begin) / number
+
 
 class CallSites:
     """Counts calls and waiting by place, from rows and requests of ranks in order of virtual time.

@@ -118,12 +118,16 @@ def _roofline(words: Sequence[str]) -> Roofline:
     """Roofline of `DEVICE [PRODUCTS [MEMORY]]`.
 
     Raises:
-        ValueError: a share is no number above 0 and at most 1.
+        ValueError: a share is no number.
+        InputError: a share is not above 0, or above 1.
     """
     device = find_device(words[0])
     products, memory = ([float(word) for word in words[1:]] + [None, None])[:2]
     if any(share is not None and not 0 < share <= 1 for share in (products, memory)):
-        raise ValueError("a share is out of range")
+        given = " ".join(words[1:])
+        raise InputError(
+            f"compute of {visible(words[0])}: shares {visible(given)}: a share is above 0 and at most 1"
+        )
     return Roofline(device, device_name(words[0]), products, MEMORY_SHARE if memory is None else memory)
 
 

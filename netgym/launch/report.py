@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from pydantic import BaseModel, ConfigDict, Field
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -72,6 +73,10 @@ class RankTimes(_Part):
     down_seconds: float = Field(description="its host was down, or its computing was lost by that")
     bytes_sent: int = Field(description="payload that left it")
     steps: int = Field(description="calls of step() by the first optimizer that stepped")
+    step_seconds: float | None = Field(
+        default=None,
+        description="its mean step, from the end of the first to the end of the last; null: fewer than two",
+    )
 
 
 class CallTimes(_Part):
@@ -250,6 +255,7 @@ def report_of(
                 down_seconds=max(end - exposed - computing, 0.0),
                 bytes_sent=own.bytes_sent,
                 steps=own.steps[1].step if own.steps else 0,
+                step_seconds=own.mean_step("virtual_seconds"),
             )
         )
     whole = max(ends)
@@ -349,10 +355,7 @@ def _steady_state(ranks: Sequence[RankCalls]) -> SteadyState | None:
         return None
 
     def mean(field: str) -> float:
-        each = (
-            (getattr(end, field) - getattr(begin, field)) / (end.step - begin.step) for begin, end in pairs
-        )
-        return float(sum(each) / len(pairs))
+        return sum(own.mean_step(field) or 0.0 for own in ranks if own.steps) / len(pairs)
 
     network = mean("network_seconds")
     return SteadyState(
@@ -372,11 +375,12 @@ _NOTE = (
     "under way while their rank did not wait."
 )
 _WIDE = 110  # columns of a console that take headings on one line
+_GAP, _LEAST_PLACE = 2, 16  # columns between two of a table, and of the first one: figures are never cut
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
 _MOST_ESTIMATED = 5  # operations named there, likewise
 _RANK_HEADINGS = (
     *("rank", "host", "ended", "computing", "waiting for others", "network", "start-up", "bytes sent"),
-    "steps",
+    *("steps", "a step"),
 )
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SPLIT_HEADINGS = ("group", "sent within", "sent between", "exposed within", "exposed between")
@@ -549,18 +553,35 @@ def _steady(report: LaunchReport) -> str:
     steady = report.steady_state
     if steady is None:
         return ""
+    of_ranks = [(rank.step_seconds, rank.rank) for rank in report.ranks if rank.step_seconds is not None]
+    least, most = ((format_seconds(seconds), rank) for seconds, rank in (min(of_ranks), max(of_ranks)))
+    apart = (
+        f" Ranks take from {least[0]} (rank {least[1]}) to {most[0]} (rank {most[1]})."
+        if least[0] != most[0]
+        else ""
+    )
     return (
         f"A step takes {format_seconds(steady.seconds)} after the first one: computing "
         f"{format_seconds(steady.computing_seconds)}, waiting for others {format_seconds(steady.waiting_seconds)}, "
-        f"network {format_seconds(steady.network_seconds)} (means over {format_count(steady.steps, 'step')}, "
-        f"marked by {steady.told_by})."
+        f"network {format_seconds(steady.network_seconds)} (means over ranks and "
+        f"{format_count(steady.steps, 'step')}, marked by {steady.told_by}).{apart}"
     )
+
+
+def _place(place: str, most: int = 80) -> str:
+    """A place on one line, shortened from the left: the file's name and the line are at its end.
+
+    >>> _place("a_package/calls.py:104", 20)
+    '…package/calls.py:104'
+    """
+    shown = visible(place, len(place) * 10)
+    return shown if len(shown) <= most else "\N{HORIZONTAL ELLIPSIS}" + shown[1 - most :]
 
 
 def _calls(report: LaunchReport) -> list[tuple[str, ...]]:
     return [
         (
-            visible(each.place, 80),
+            _place(each.place),
             each.op,
             f"{each.calls:.2f}".removesuffix("0").removesuffix(".0"),
             format_bytes(round(each.bytes_per_call)) if each.calls else "-",
@@ -581,7 +602,7 @@ def _splits(rows: Sequence[SiteSplit]) -> list[tuple[str, ...]]:
         return []
     return [
         (
-            *((visible(each.place, 80), each.op) if each.place else ()),
+            *((_place(each.place), each.op) if each.place else ()),
             visible(each.group, 40) or "-",
             *(format_bytes(round(number)) for number in (each.sent_within_bytes, each.sent_between_bytes)),
             *(map(format_seconds, (each.exposed_within_seconds, each.exposed_between_seconds))),
@@ -616,14 +637,22 @@ def _show_table(
 ) -> None:
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    is_narrow = console.width < _WIDE
+    shown = [heading.replace(" ", "\n", 1) if is_narrow else heading for heading in headings]
+    cells = [shown, *rows[:_MOST_ROWS]]
+    widths = [max(map(cell_len, "\n".join(column).split("\n"))) for column in zip(*cells, strict=True)]
+    rest = sum(widths[1:]) + _GAP * len(widths[1:])
+    widths[0] = min(widths[0], max(console.width - rest, _LEAST_PLACE))
+    table = Table(box=None, pad_edge=False, header_style="bold", width=widths[0] + rest)
     for index, heading in enumerate(headings):
-        shown = heading.replace(" ", "\n", 1) if console.width < _WIDE else heading
-        table.add_column(shown, justify="left" if index == 0 or heading == "call" else "right", no_wrap=True)
-    for row in rows[:_MOST_ROWS]:
-        table.add_row(*map(Text, row))
+        is_left = index == 0 or heading == "call"
+        table.add_column(
+            shown[index], justify="left" if is_left else "right", no_wrap=True, width=widths[index]
+        )
+    for first, *others in cells[1:]:
+        table.add_row(*map(Text, (_place(first, widths[0]), *others)))
     console.print()
-    console.print(table)
+    console.print(table, crop=False)
     more = f"and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
     for line in filter(None, (more, note)):
         console.print(Text(line))
@@ -648,7 +677,8 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
                 "Ranks",
                 _RANK_HEADINGS,
                 map(_rank_cells, report.ranks),
-                "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
+                "Seconds of virtual time from init_process_group on; start-up before it is not counted. A step: the "
+                "rank's mean, from the end of its first one on.",
             ),
             *(
                 _table(title, headings, rows, _SPLIT_NOTE)
@@ -679,5 +709,6 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], n
 def _rank_cells(rank: RankTimes) -> list[str]:
     seconds = (rank.virtual_seconds, rank.computing_seconds, rank.waiting_seconds, rank.network_seconds)
     times = map(format_seconds, (*seconds, rank.startup_seconds))
-    ends = format_bytes(rank.bytes_sent), str(rank.steps)
+    step = "-" if rank.step_seconds is None else format_seconds(rank.step_seconds)
+    ends = format_bytes(rank.bytes_sent), str(rank.steps), step
     return [str(rank.rank), visible(rank.host, 40), *times, *ends]
