@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as core
+from torch.distributed.algorithms.join import Join
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ __all__ = [
     "is_in_backward",
     "is_registered",
     "is_shape_inference",
+    "keep_works_of_joins",
     "let_foreach_take",
     "name_group",
     "pickle_objects_by",
@@ -117,6 +120,17 @@ def group_named(name: Any) -> Any:
     """The process group that a functional collective names."""
     resolve: Any = vars(core)["_resolve_process_group"]
     return resolve(name) if isinstance(name, str) else name
+
+
+def keep_works_of_joins() -> None:
+    """Keep the works that DDP's `join` hands to C++ alone: without their Python half C++ would wait for ever."""
+    notify, kept = Join.notify_join_context, weakref.WeakKeyDictionary[Any, Any]()
+
+    def notified(joinable: Any) -> Any:
+        kept[joinable] = work = notify(joinable)
+        return work
+
+    Join.notify_join_context = notified  # type: ignore[method-assign]
 
 
 def pickle_objects_by(pickler: Any, unpickler: Any) -> None:

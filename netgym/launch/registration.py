@@ -16,6 +16,7 @@ from netgym.launch.private import (
     answer_for_nccl,
     break_graphs_at,
     is_registered,
+    keep_works_of_joins,
     name_group,
     wrap_function,
 )
@@ -54,6 +55,7 @@ def register() -> None:
     """Register `netsim` with torch.distributed; idempotent."""
     if not is_registered("netsim"):
         break_graphs_at(NetsimGroup, NetsimWork)
+        keep_works_of_joins()
         wrap_function("split_group", split_group)
         wrap_function("_set_pg_timeout", _set_timeout)
         register_optimizer_step_post_hook(

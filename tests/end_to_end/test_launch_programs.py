@@ -106,7 +106,7 @@ def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
 
     real, out = both(2, str(PROGRAMS / "features.py"), prepare)
     results = [dict(FEATURES.findall(text)) for text in (real[0].stdout, out)]
-    assert len(results[0]) == 17, real[0].stderr
+    assert len(results[0]) == 18, real[0].stderr
     expected = {name: pytest.approx(float(value), rel=1e-4) for name, value in results[0].items()}
     assert {name: float(value) for name, value in results[1].items()} == expected
 

@@ -68,6 +68,12 @@ net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 tell("powerSGD", train(net, sgd(net)))
 
 net = DistributedDataParallel(model())
+with net.join(divide_by_initial_world_size=False):
+    for _ in range(2 + rank):
+        net(torch.ones(4, 8)).square().mean().backward()
+tell("uneven", sum(float(parameter.grad.abs().sum()) for parameter in net.parameters()))
+
+net = DistributedDataParallel(model())
 local, _ = dist.new_subgroups(1)
 net.register_comm_hook(
     post_localSGD_hook.PostLocalSGDState(None, local, start_localSGD_iter=2),
