@@ -26,7 +26,6 @@ from exogym_core.results.progress import (
 )
 from exogym_core.results.report import Results, RunReport, head_facts, verdict, write_report
 from exogym_core.results.report import page as page_module
-from exogym_core.results.report.facts import methods
 from exogym_core.results.report.figures import (
     FORMATS,
     OF_ONE_RUN,
@@ -353,26 +352,6 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words
     assert "virtual seconds" not in words
-
-
-def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Path) -> None:
-    """Width and depth of a model, and the length of samples, belong to what a reader needs to repeat it."""
-    folder = run_folder(
-        tmp_path,
-        two(),
-        model={"name": "gpt", "preset": "byte", "width": 32},
-        task={"name": "text", "block_size": 16},
-        strategies=[
-            {"name": "DiLoCo", "label": "often", "H": 5},
-            {"name": "AllReduce", "label": "AllReduce"},
-        ],
-    )
-    paragraph = methods([Results.load(folder)])
-    assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in paragraph
-    assert (
-        "Strategies and their settings: often (DiLoCo, H 5); AllReduce; other options at their defaults."
-        in paragraph
-    )
 
 
 def test_runs_that_virtual_time_ended_say_what_was_done(tmp_path: Path) -> None:

@@ -296,16 +296,18 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
 
 def test_several_runs_have_tokens_to_target_and_one_paragraph_on_methods(tmp_path: Path) -> None:
     """Both were of single runs alone."""
-    task = {"name": "text", "block_size": 1000}
+    model, task = {"name": "gpt", "preset": "byte", "width": 32}, {"name": "text", "block_size": 1000}
+    common: dict[str, Any] = {"model": model, "task": task, "target_loss": 0.5}
     folders = [
-        write_run(tmp_path / name, {"A": [1.0, 2.0], "B": [3.0, 4.0]}, task=task, target_loss=0.5, **given)
+        write_run(tmp_path / name, {"A": [1.0, 2.0], "B": [3.0, 4.0]}, **common, **given)
         for name, given in (("one", {}), ("two", {"topology": {"name": "far"}}))
     ]
     report = StudyReport(folders, by=["run"], where=["strategy=A"])
     assert report.table.headings[-1] == "tokens to target"
     assert [cells[-1] for _, cells in report.table.rows] == ["8k [8k, 8k]"] * 2
     assert report.methods.startswith(
-        "1 worker trained on the task text (block_size 1000) for 2 steps with 8 samples per worker and step, with the "
+        "1 worker trained the model gpt (preset byte, width 32) on the task text (block_size 1000) for 2 steps "
+        "with 8 samples per worker and step, with the "
         "seeds 0, 1. Strategies and their settings: A (H 4); other options at their defaults. "
     )
     assert report.methods.count("simulation of the network far") == 1

@@ -542,14 +542,6 @@ def fit_on_network(**arguments):
     return fitted(model, samples(120), samples(120), **(given | arguments))
 
 
-def test_computing_alone_takes_exactly_its_time():
-    result = fit_on_network(num_nodes=1)
-    assert [row["virtual_seconds"] for row in result.history] == [0.5, 1.0, 1.5, 2.0, 2.5]
-    assert (result.virtual_seconds, result.compute_utilisation) == (2.5, 1.0)
-    assert result.compute == {"fixed": "0.5 s"}
-    assert result.bytes_sent == 0
-
-
 def test_the_world_is_the_topologys_hosts_by_default():
     assert fit_on_network(num_nodes=None).num_nodes == 3
 
