@@ -579,15 +579,6 @@ def test_a_new_run_takes_a_new_folder(saved: Path, tmp_path: Path) -> None:
     load(saved)
 
 
-@pytest.mark.thorough
-def test_a_run_over_gloo_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole = fit(transport="gloo")
-    begun = fit(transport="gloo", max_steps=3, checkpoint_interval=2, save_dir=tmp_path)
-    resumed = fit(transport="gloo", resume_from=begun.checkpoint_folder)
-    assert resumed.resumed_step == 2
-    assert outcome(resumed) == outcome(whole)
-
-
 class Unfinished(Strategy):
     """Leaves a call of its step to the next one."""
 

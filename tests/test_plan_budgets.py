@@ -232,20 +232,6 @@ def test_a_sweep_goes_beyond_flags(
     assert first[name] != second[name]
 
 
-def test_rows_with_overlapping_bands_share_a_place(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one place are rows of which none is sooner for sure; without days there are no places."""
-    more = "--strategy DeMo --set strategies.DiLoCo.H=500 --strategy FedAvg --set strategies.FedAvg.H=480 --device h100"
-    rows = planned(f"{more} --tokens 1B", capsys)
-    for row in rows:
-        sooner = [other for other in rows if other["days_high"] < row["days_low"]]
-        assert row["place"] == 1 + len(sooner)
-    assert len({row["place"] for row in rows}) == 2
-    assert {row["place"] for row in planned("--device h100", capsys)} == {None}
-    text = f"{SMALL} {more.replace('--strategy DeMo', '')} --tokens 1B".replace("--json", "")
-    assert main(text.split()) == 0
-    assert "rows of one place are equal" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("name", "options", "more"),
     [

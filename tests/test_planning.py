@@ -420,18 +420,18 @@ def test_a_rank_that_stands_for_others_changes_nothing(
 
 
 def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
-    """Of 300 ranks that encode 300 parts a dozen run, the two kinds meet where the parts' sizes change."""
+    """Of 60 ranks that encode 60 parts a dozen run, the two kinds meet where the parts' sizes change."""
     ran: list[int] = []
 
     def body(comm: Any, computing: Any) -> None:
         ran.append(comm.rank)
-        flat = torch.empty(1000, device="meta")
+        flat = torch.empty(200, device="meta")
         Averaging(codec_named("int8")).flat(comm, flat)
         comm.mark({})
 
-    made = record_kinds(body, 300)
+    made = record_kinds(body, 60)
     assert len(ran) < 15
-    assert made.kinds == [0] * 100 + [1] * 200
+    assert made.kinds == [0] * 20 + [1] * 40
 
 
 def test_layers_that_are_alike_take_as_long_as_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
