@@ -234,35 +234,6 @@ def test_under_gloo_a_late_member_of_an_all_to_all_sends_before_it_asks() -> Non
     assert done[1] - enters == pytest.approx(2 * (latency + drain), rel=0.03)
 
 
-@pytest.mark.parametrize("members", [2, 3])
-@settings(max_examples=3)
-@given(latency=st.floats(0.005, 0.05), ratio=st.floats(2.5, 10.0))
-def test_under_gloo_a_ring_of_two_loses_the_latency_on_each_segment(
-    latency: float, ratio: float, members: int
-) -> None:
-    """Each rank's note stands behind its own segment to the same rank: neither sends while the other's note travels.
-
-    In longer rings notes and data have different receivers, and segments follow each other without a gap.
-    """
-    per_rank = [4, 8]  # segments of a rank, of 1 MiB each, that take longer than a round trip
-    rate = (1 << 20) / (ratio * latency) * 8
-    topology = star(members, bandwidth=f"{rate} bit/s", latency=f"{latency / 2} s")
-    network = Network(Clock(), topology, "gloo")
-    segment = (1 << 20) / network.protocol.payload_bytes_per_second(topology)[0]
-    segment *= (
-        1 + network.protocol.ack_share * network.protocol.payload_share
-    )  # acknowledgements of the other way
-    seconds = []
-    for count in (6, *per_rank):  # the first widens windows
-        made = schedule("all_reduce", members, num_bytes=(count * members) << 20, algorithm="gloo")
-        begun = network.env.now
-        (done,) = ends(started, network, [(made, [begun] * members)], range(members))
-        seconds.append(max(done) - begun)
-    sent = 2 * (members - 1) * (per_rank[1] - per_rank[0])
-    one = (seconds[2] - seconds[1]) / sent
-    assert one == pytest.approx(segment + (latency if members == 2 else 0.0), rel=0.02)
-
-
 # -- several at once ---------------------------------------------------------------------------------------------
 
 
