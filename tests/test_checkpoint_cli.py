@@ -150,7 +150,7 @@ def test_a_run_whose_ranks_were_killed_goes_on_to_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch, here: Path, whole: dict[str, bytes]
 ) -> None:
     """In the first strategy, after which the last goes on, in both, and again while they go on."""
-    kills = [("SimpleReduce", 0, 4), ("SimpleReduce", 1, 6), ("DiLoCo", 1, 2)]
+    kills = [("AllReduce", 0, 4), ("AllReduce", 1, 6), ("DiLoCo", 1, 2)]
     kill_ranks_at(monkeypatch, here, kills)
     changes = ["--set", "workers={count: 3, kind: processes, processes: 2}"]
     with warnings.catch_warnings():

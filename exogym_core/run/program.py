@@ -290,13 +290,6 @@ class DataSets:
 
     # --- samples of a rank ------------------------------------------------------------------------------
 
-    def source(self, comm: Communicator, remarks: list[str], *, keeps: bool) -> Source:
-        """Samples of this rank; `keeps`: checkpoints must recognise its own data.
-
-        Warnings for the user are added to `remarks`.
-        """
-        return self.shared_source(comm.rank) if self.is_shared else self._own_source(comm, remarks, keeps)
-
     def shared_source(self, rank: int) -> Source:
         """A rank's part of a training set for all."""
         dataset, reading = self._train_dataset, self._reading(rank, self._draws)
@@ -315,7 +308,13 @@ class DataSets:
             rank, request.num_nodes, request.batch_size, size, drop_last, collate, loader, draws, self.batches
         )
 
-    def _own_source(self, comm: Communicator, remarks: list[str], keeps: bool) -> Source:
+    def source(self, comm: Communicator, remarks: list[str], *, keeps: bool) -> Source:
+        """Samples of this rank; `keeps`: checkpoints must recognise its own data.
+
+        Warnings for the user are added to `remarks`.
+        """
+        if self.is_shared:
+            return self.shared_source(comm.rank)
         request = self.request
         if comm.world_size > request.num_nodes:  # servers read no data
             comm = comm.group(range(request.num_nodes))
