@@ -429,6 +429,7 @@ class Program:
     first_rounds: Recording | None = None  # for the choice of algorithms
     cut: Cut | None = None  # into stages
     data: DataSets = field(init=False)
+    evaluates: bool = field(init=False)  # models
     # Of gradients, where replicas are stacked.
     backward_order: list[str] | None = field(default=None, init=False)
     _stack: Stack | None = field(default=None, init=False)
@@ -440,6 +441,7 @@ class Program:
         if not self.is_tried:
             _try_state(self.model, self.request.checkpoint_interval is not None)
         self.data = DataSets(self.request, self.train_dataset, self.val_dataset)
+        self.evaluates = self.val_dataset is not None and self.request.val_size > 0
         strategy = self.request.strategy
         spec = ensure_optim_spec(strategy.optim_spec)
         if strategy.lr_scheduler is not None:
@@ -707,11 +709,6 @@ class Program:
         return StackedLearner(model, comm, strategy.before_backward, cost, self._stack, order)
 
     # --- evaluation ----------------------------------------------------------------------------------------
-
-    @property
-    def evaluates(self) -> bool:
-        """True if models are evaluated."""
-        return self.val_dataset is not None and self.request.val_size > 0
 
     def evaluator(self, known: Sequence[Finding]) -> Evaluator:
         """Evaluator of the run's models; `known` are findings of an earlier part."""
