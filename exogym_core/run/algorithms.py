@@ -24,13 +24,14 @@ from torch import nn
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.simulation import Schedules
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_rounds, without_updates
-from exogym_core.run.recording import MOST_CALLS, record_kinds
+from exogym_core.run.recording import MOST_CALLS, Computing, record_kinds
 from exogym_core.workers.rng import kept_rng
 from netsim import Weather
-from netsim.collectives.closed_form import bytes_after
+from netsim.collectives.closed_form import after_entry
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
+from netsim.ranks import Advance, Mark, Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.cost.compute import Coding
     from exogym_core.run.planned_rank import PlannedRank
-    from exogym_core.run.recording import Recording
+    from exogym_core.run.recording import Recording, Stream
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.host import RunResult
+    from netsim.ranks import Call, Key
     from netsim.topology.topology import FloatArray
 
 __all__ = ["CHOICE_ROUNDS", "MOST_STEPS", "choose_algorithms", "first_rounds", "rivals", "without_values"]
@@ -53,6 +55,7 @@ _WITHIN = 1.5  # times as long as `auto`'s alone: such a call may be the faster 
 # Raised by recordings that are refused, by torch for tensors without values, and by copies of parts that have none.
 _NEEDS_VALUES = (InputError, RuntimeError, TypeError)
 _MOST_COUNTED = 4_000_000  # messages times members of a call whose bytes are counted for a bound
+_MOST_IN_ORDER = 32  # ranks: each call takes as many operations as their number cubed
 _ROUNDING, _GRID = 1e-6, 2.0**-30  # of bounds, relative, and of each request's computing, in seconds
 _SAME = 1 + 1e-9  # times as long: rounds that differ by less are equal, and `auto` stays
 
@@ -161,9 +164,11 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
     few = recording.with_few_copies or recording.shortened if recording.num_calls() > MOST_CALLS else None
     played_rounds = recording if few is None else few[-1][0]
 
-    def played(chosen: Mapping[str, str], most: float = math.inf) -> tuple[float, RunResult[None]]:
+    found: dict[tuple[tuple[str, str], ...], tuple[float, RunResult[None]]] = {}  # by trial
+
+    def play(trial: Mapping[str, str], most: float) -> tuple[float, RunResult[None]]:
         """Seconds of the rounds that are compared; infinity if they take more than `most`."""
-        there = replace(quiet, collectives={**fixed, **chosen})
+        there = replace(quiet, collectives={**fixed, **trial})
         run = played_rounds.replay(there, seconds, Schedules(there), most_seconds=most)
         ends: list[list[float]] = [[] for _ in range(world.num_ranks)]
         for row in run.rows:
@@ -173,34 +178,58 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
         first, *_, last = map(max, zip(*ends, strict=True))
         return last - first, run
 
-    # Where all calls are alike, `auto` is one of the algorithms, and need not be found by call.
-    are_alike = len([call for call in recording.calls if call.op in names]) == 1
-    best = {op: of_op[0] for op, of_op in names.items()} if are_alike else {}
-    least, run = played(best)
-    computing = max(run.compute_seconds) * (1 - 1 / CHOICE_ROUNDS)
+    def fastest(trials: Sequence[dict[str, str]]) -> dict[str, str]:
+        """The first trial than which no other is faster. Those with the least bounds are played first."""
+        keys = [tuple(trial.items()) for trial in trials]
+        bounds = [
+            found[key][0]
+            if key in found
+            else least_seconds(played_rounds, replace(quiet, collectives=fixed | trial), step_seconds)
+            for key, trial in zip(keys, trials, strict=True)
+        ]
+        took = [math.inf] * len(trials)
+
+        def is_hidden(place: int) -> bool:
+            """Return whether rounds take no longer than computing alone."""
+            if took[place] == math.inf:
+                return False
+            _, run = found[keys[place]]
+            return took[place] <= max(run.compute_seconds) * (1 - 1 / CHOICE_ROUNDS) * _SAME
+
+        for place in sorted(range(len(trials)), key=bounds.__getitem__):
+            key, least = keys[place], min(took)
+            if bounds[place] > least * _SAME or any(map(is_hidden, range(place))):
+                continue
+            if key not in found:
+                runs = [found[other][1] for other in keys if other in found]
+                if any(all(run.collectives[op] == [name] for op, name in key) for run in runs):
+                    continue
+                found[key] = play(trials[place], least * _SAME)
+            took[place] = found[key][0]
+        best = 0
+        for place, each in enumerate(took):
+            if not is_hidden(best) and each * _SAME < took[best]:
+                best = place
+        return trials[best]
+
+    if len(names) == 1:
+        ((op, of_op),) = names.items()
+        # Where all calls are alike, `auto` is one of the algorithms, and need not be found by call.
+        are_alike = sum(call.op == op for call in recording.calls) == 1
+        return fixed | fastest([*([] if are_alike else [{}]), *({op: name} for name in of_op)])
+    best: dict[str, str] = {}
     for_all = ({op: name for op in names if name in names[op]} for name in chain(*names.values()))
-    singly = ({op: name} for op in names for name in names[op]) if len(names) > 1 else ()
+    singly = ({op: name} for op in names for name in names[op])
     for change in chain(for_all, singly):
-        trial = {**best, **change} if len(change) == 1 else change
-        if least <= computing * _SAME:
-            break
-        if all(run.collectives[op] == [name] for op, name in trial.items()):
-            continue
-        there = replace(quiet, collectives={**fixed, **trial})
-        if least_seconds(played_rounds, there, step_seconds) >= least:
-            continue
-        took, by = played(trial, least)
-        if took * _SAME < least:
-            best, least, run = trial, took, by
-    return {**fixed, **best}
+        best = fastest([best, {**best, **change} if len(change) == 1 else change])
+    return fixed | best
 
 
 def least_seconds(recording: Recording, world: World, step_seconds: Sequence[float]) -> float:
-    """Lower bound of the seconds from the last rank's first mark to its last one, by the bytes of each link.
+    """Lower bound of the seconds from the last rank's first mark to its last one.
 
-    Of each round, counted are calls among all ranks, by algorithms that `world` fixes, that all wait for in that round.
-    The last rank to begin it enters them at earliest when it has computed what it computes before, and the bytes that
-    wait for it cross each link after that. Whoever receives the last of these bytes begins the next round no earlier.
+    Counted are calls among all ranks, by algorithms that `world` fixes: by the bytes of each link, or by the order of
+    messages, whichever takes longer.
 
     Args:
         recording: rounds.
@@ -210,33 +239,82 @@ def least_seconds(recording: Recording, world: World, step_seconds: Sequence[flo
     topology, protocol = world.topology, world.protocol
     assert topology is not None
     book, estimator = Schedules(world), Estimator(topology, protocol)
-    rates = protocol.payload_bytes_per_second(topology)
     every, computing = tuple(range(world.num_ranks)), np.array(step_seconds)
 
     @cache
-    def crossing_seconds(call: Any) -> FloatArray | float:
-        """Seconds for which a call keeps each link busy after a member's entry; shape (ranks, links)."""
+    def after(call: Any) -> tuple[FloatArray, FloatArray] | None:
+        """Bounds of what follows a member's entry into a call; None: nothing is known."""
         if call.op not in world.collectives or call.ranks != every or call.store is not None:
-            return 0.0
+            return None
         plan, hosts = book.of(call), book.hosts_of(call)
         is_estimated = estimator.is_long(plan) or estimator.is_crowd(plan, hosts)
-        if is_estimated or plan.num_messages * plan.num_ranks > _MOST_COUNTED:
-            return 0.0
-        return bytes_after(plan, hosts, topology, protocol) / rates
+        if is_estimated or not 0 < plan.num_messages * plan.num_ranks <= _MOST_COUNTED:
+            return None
+        return after_entry(plan, hosts, topology, protocol)
 
+    total = _seconds_by_bytes(recording, computing, after)
+    if len(recording.streams) == 1 and len(every) <= _MOST_IN_ORDER:
+        total = max(total, _seconds_in_order(recording.streams[0], computing, after))
+    return total * (1 - _ROUNDING) - max(map(len, recording.streams)) * _GRID
+
+
+def _seconds_by_bytes(
+    recording: Recording,
+    computing: FloatArray,
+    after: Callable[[Call], tuple[FloatArray, FloatArray] | None],
+) -> float:
+    """Bound by the bytes of each link, of calls that all ranks wait for in the same round.
+
+    The last rank to begin a round enters them at earliest when it has computed what it computes before, and the bytes
+    that wait for it cross each link after that. Whoever receives the last of these bytes begins the next round no
+    earlier.
+    """
     total = 0.0
     for kinds in zip(*recording.posts_by_round, strict=False):
         common = frozenset[Any].intersection(*(frozenset(key for key, *_ in posts) for posts in kinds))
         found = []
         for posts in kinds:
-            busy, least = np.zeros((len(every), len(rates))), np.zeros(len(every))
+            least, busy = np.zeros(len(computing)), np.zeros((len(computing), 1))
             for key, call, steps in reversed(posts):
-                if key in common:
-                    busy += crossing_seconds(call)
-                least = np.maximum(least, steps * computing + busy.max(axis=1, initial=0.0))
+                if key in common and (bounds := after(call)) is not None:
+                    busy = busy + bounds[0]
+                least = np.maximum(least, steps * computing + busy.max(axis=1))
             found.append(least)
-        total += min(float(found[kind][rank]) for rank, kind in enumerate(recording.kinds or every))
-    return total * (1 - _ROUNDING) - max(map(len, recording.streams)) * _GRID
+        of_ranks = recording.kinds or range(recording.num_ranks)
+        total += min(float(found[kind][rank]) for rank, kind in enumerate(of_ranks))
+    return total
+
+
+def _seconds_in_order(
+    stream: Stream,
+    computing: FloatArray,
+    after: Callable[[Call], tuple[FloatArray, FloatArray] | None],
+) -> float:
+    """Bound by the order of requests, which all ranks share, as if messages did not share links.
+
+    Instants are in rows, one for each rank that may be the last at its first mark: it is at 0, others at minus
+    infinity.
+    """
+    nowhere = np.full((len(computing), len(computing)), -np.inf)
+    now = marked = nowhere
+    entered: dict[Key, tuple[Call, FloatArray]] = {}
+    for request in stream:
+        match request:
+            case Computing():
+                now = now + request.share * computing
+            case Advance():
+                now = now + request.seconds
+            case Mark():
+                if marked is nowhere:
+                    now = np.where(np.eye(len(computing), dtype=bool), 0.0, -np.inf)
+                marked = now
+            case Post():
+                entered[request.key] = request.call, now
+            case Wait() if request.key in entered:
+                call, begun = entered.pop(request.key)
+                if (bounds := after(call)) is not None:
+                    now = np.maximum(now, (begun[:, :, None] + bounds[1]).max(axis=1))
+    return float(marked.max(axis=1).min())
 
 
 def _same(seconds: float, step: int) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["MessageRoutes", "bytes_after", "contention_free_seconds", "undisturbed_seconds"]
+__all__ = ["MessageRoutes", "after_entry", "contention_free_seconds", "undisturbed_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -162,27 +162,38 @@ def undisturbed_seconds(
     return _seconds(schedule, MessageRoutes(hosts, topology, protocol), is_bound=True)
 
 
-def bytes_after(schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> Seconds:
-    """Least bytes that cross each link after a member has entered, however early others have; shape (members, links).
+def after_entry(
+    schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol
+) -> tuple[Seconds, Seconds]:
+    """Lower bounds of what follows a member's entry, however early others have entered.
 
-    They are those that the member sends, and those that others send once they have received what depends on it.
+    Returns:
+        Seconds that each link takes to carry what the member sends, and what others send once they have received what
+        depends on it; shape (members, links). And seconds until each member finishes, as if messages did not share
+        links; shape (members that enter, members that finish), minus infinity where one does not wait for the other.
     """
     routes, num = MessageRoutes(hosts, topology, protocol), schedule.num_ranks
+    steps = [schedule.step(index) for index in range(schedule.num_steps)]
+    src, dst, num_bytes = (
+        np.concatenate([getattr(step, name) for step in steps]) for name in ("src", "dst", "num_bytes")
+    )
+    links = routes.links(src, dst)
+    lasts = routes.delay(links) + num_bytes / routes.rate(links)
+    lasts[num_bytes == 0] = -np.inf  # it may be left out
     crossed = np.zeros((num, len(routes.capacity) + 1))  # the last one is no link
-    depends = [np.eye(num, dtype=bool)]  # by number of steps done: (member, others that depend on it)
-    for index, gate in enumerate(schedule.gates):
-        step = schedule.step(index)
-        some = step.num_bytes > 0  # others may be left out
-        src, dst, num_bytes = step.src[some], step.dst[some], step.num_bytes[some]
-        late = depends[gate][:, src].astype(np.float64)
-        over = np.zeros((len(src), crossed.shape[1]))
-        for place in routes.links(src, dst).T:
-            over[np.arange(len(src)), place] += num_bytes
-        crossed += late @ over
-        receives = np.zeros((len(src), num))
-        receives[np.arange(len(src)), dst] = 1
-        depends.append(depends[-1] | (late @ receives > 0))
-    return crossed[:, :-1]
+    done = {0: np.where(np.eye(num, dtype=bool), 0.0, -np.inf)}  # instants by number of steps
+    end = 0
+    for index, (step, gate) in enumerate(zip(steps, schedule.gates, strict=True)):
+        begin, end = end, end + len(step.src)
+        posted = done[gate][:, step.src]
+        over = np.zeros((len(step.src), crossed.shape[1]))
+        for place in links[begin:end].T:
+            over[np.arange(len(over)), place] += step.num_bytes
+        crossed += np.isfinite(posted).astype(np.float64) @ over
+        done[index + 1] = done[index].copy()
+        np.maximum.at(done[index + 1].T, step.dst, (posted + lasts[begin:end]).T)
+        done.pop(gate - 1, None)  # no later step looks so far back
+    return crossed[:, :-1] / routes.capacity, done[schedule.num_steps]
 
 
 def _seconds(schedule: Schedule, routes: MessageRoutes, *, is_bound: bool) -> Seconds | None:

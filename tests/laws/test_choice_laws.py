@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from experiments import outcome
@@ -29,7 +30,7 @@ from netgym.planning.models import SequenceModel
 from netgym.planning.setting import Setting
 from netsim import Network, Topology, start_collective
 from netsim.collectives.choice import schedule
-from netsim.collectives.closed_form import bytes_after
+from netsim.collectives.closed_form import after_entry
 from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.network.clock import Clock
 from netsim.topology.protocol import PRESETS
@@ -130,25 +131,28 @@ def test_rounds_are_as_fast_as_by_any_one_algorithm(
 @given(st.sampled_from(OFFERED), st.integers(0, 5), sizes, networks, st.sampled_from(sorted(PRESETS)))
 @example("direct", 0, [1_000_000], SLOW, "ideal")
 @settings(max_examples=20)
-def test_bytes_that_wait_for_the_last_member_cross_links_after_it(
+def test_bytes_and_members_that_wait_for_the_last_member_come_after_it(
     algorithm: str, late: int, sizes: list[int], where: Form, protocol: str
 ) -> None:
     topology, kind, hosts = Topology.from_mapping(where["topology"]), PRESETS[protocol], tuple(range(6))
     made = schedule(
         "all_reduce", 6, num_bytes=4 * sum(sizes), algorithm=algorithm, hosts=hosts, topology=topology
     )
-    clock, ends = Clock(), list[float]()
+    clock, ends = Clock(), dict[int, float]()
     started = start_collective(
-        Network(clock, topology, kind), made, hosts, on_done=lambda _: ends.append(clock.now)
+        Network(clock, topology, kind), made, hosts, on_done=lambda member: ends.update({member: clock.now})
     )
     for member in set(hosts) - {late}:
         started.arrive(member)
     clock.run(until=1000.0)
     started.arrive(late)
     clock.run()
-    load = bytes_after(made, hosts, topology, kind)[late]
-    assert (load / kind.payload_bytes_per_second(topology)).max() <= (max(ends) - 1000) * (1 + 1e-6)
+    load, seconds = (each[late] for each in after_entry(made, hosts, topology, kind))
+    after = np.array([ends[member] - 1000 for member in hosts]) * (1 + 1e-6)
+    assert (load / kind.payload_bytes_per_second(topology)).max() <= after.max()
+    assert (seconds <= np.where(after < 0, -np.inf, after)).all()
     assert load.max() > 0
+    assert seconds.max() > 0
 
 
 @given(
