@@ -24,14 +24,13 @@ from torch import nn
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS
 from exogym_core.communicator.simulated.simulation import Schedules
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank, take_rounds, without_updates
-from exogym_core.run.recording import MOST_CALLS, Computing, record_kinds
+from exogym_core.run.recording import MOST_CALLS, record_kinds, seconds_in_order
 from exogym_core.workers.rng import kept_rng
 from netsim import Weather
 from netsim.collectives.closed_form import after_entry
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
-from netsim.ranks import Advance, Mark, Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.cost.compute import Coding
     from exogym_core.run.planned_rank import PlannedRank
-    from exogym_core.run.recording import Recording, Stream
+    from exogym_core.run.recording import Recording
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.host import RunResult
-    from netsim.ranks import Call, Key
+    from netsim.ranks import Call
     from netsim.topology.topology import FloatArray
 
 __all__ = ["CHOICE_ROUNDS", "MOST_STEPS", "choose_algorithms", "first_rounds", "rivals", "without_values"]
@@ -254,7 +253,7 @@ def least_seconds(recording: Recording, world: World, step_seconds: Sequence[flo
 
     total = _seconds_by_bytes(recording, computing, after)
     if len(recording.streams) == 1 and len(every) <= _MOST_IN_ORDER:
-        total = max(total, _seconds_in_order(recording.streams[0], computing, after))
+        total = max(total, seconds_in_order(recording.streams[0], computing, after))
     return total * (1 - _ROUNDING) - max(map(len, recording.streams)) * _GRID
 
 
@@ -283,38 +282,6 @@ def _seconds_by_bytes(
         of_ranks = recording.kinds or range(recording.num_ranks)
         total += min(float(found[kind][rank]) for rank, kind in enumerate(of_ranks))
     return total
-
-
-def _seconds_in_order(
-    stream: Stream,
-    computing: FloatArray,
-    after: Callable[[Call], tuple[FloatArray, FloatArray] | None],
-) -> float:
-    """Bound by the order of requests, which all ranks share, as if messages did not share links.
-
-    Instants are in rows, one for each rank that may be the last at its first mark: it is at 0, others at minus
-    infinity.
-    """
-    nowhere = np.full((len(computing), len(computing)), -np.inf)
-    now = marked = nowhere
-    entered: dict[Key, tuple[Call, FloatArray]] = {}
-    for request in stream:
-        match request:
-            case Computing():
-                now = now + request.share * computing
-            case Advance():
-                now = now + request.seconds
-            case Mark():
-                if marked is nowhere:
-                    now = np.where(np.eye(len(computing), dtype=bool), 0.0, -np.inf)
-                marked = now
-            case Post():
-                entered[request.key] = request.call, now
-            case Wait() if request.key in entered:
-                call, begun = entered.pop(request.key)
-                if (bounds := after(call)) is not None:
-                    now = np.maximum(now, (begun[:, :, None] + bounds[1]).max(axis=1))
-    return float(marked.max(axis=1).min())
 
 
 def _same(seconds: float, step: int) -> float:

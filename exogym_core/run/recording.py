@@ -15,6 +15,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
+
 from exogym_core.communicator.exchange import combine
 from exogym_core.communicator.simulated.abridged import Abridged
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Part
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.ranks import Answer, Cancel, Question, Request, StampedRow
+    from netsim.topology.topology import FloatArray
 
 __all__ = [
     "REPEATS",
@@ -56,6 +59,7 @@ __all__ = [
     "record",
     "record_kinds",
     "run_alone",
+    "seconds_in_order",
     "without_network",
 ]
 
@@ -642,6 +646,39 @@ def _posts_by_round(stream: Stream) -> list[list[tuple[Key, Call, float]]]:
         elif isinstance(request, Computing):
             steps += request.share
     return rounds[1:]
+
+
+def seconds_in_order(
+    stream: Stream,
+    computing: FloatArray,
+    after: Callable[[Call], tuple[FloatArray, FloatArray] | None],
+) -> float:
+    """Lower bound of the seconds from the last rank's first mark to its last one, as if messages did not share links.
+
+    All ranks have the requests of `stream`; `after` gives bounds of a call, see `after_entry`.
+    Instants are in rows, one for each rank that may be the last at its first mark: it is at 0, others at minus
+    infinity.
+    """
+    nowhere = np.full((len(computing), len(computing)), -np.inf)
+    now = marked = nowhere
+    entered: dict[Key, tuple[Call, FloatArray]] = {}
+    for request in stream:
+        match request:
+            case Computing():
+                now = now + request.share * computing
+            case Advance():
+                now = now + request.seconds
+            case Mark():
+                if marked is nowhere:
+                    now = np.where(np.eye(len(computing), dtype=bool), 0.0, -np.inf)
+                marked = now
+            case Post():
+                entered[request.key] = request.call, now
+            case Wait() if request.key in entered:
+                call, begun = entered.pop(request.key)
+                if (bounds := after(call)) is not None:
+                    now = np.maximum(now, (begun[:, :, None] + bounds[1]).max(axis=1))
+    return float(marked.max(axis=1).min())
 
 
 _LONGEST_STRETCH = 64  # calls
