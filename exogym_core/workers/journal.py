@@ -8,6 +8,7 @@ names, which JSON writes as lists. Tensors stay in memory up to a bound, beyond 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import tempfile
@@ -33,6 +34,8 @@ from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
 from netsim.ranks import (
     Advance,
+    Ask,
+    Await,
     Call,
     FirstSent,
     HoldUntil,
@@ -294,11 +297,11 @@ class Computing(NamedTuple):
     share: float
 
 
-#: Kind of a request in a line -> its class; a program alone asks others, and keeps no log.
+#: Kind of a request in a line -> its class.
 _KINDS: dict[str, type[Any]] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Advance, Computing, HoldUntil, Mark, Post, Wait, Withdraw, Put, Take),
+        *(Advance, Ask, Await, Computing, HoldUntil, Mark, Post, Wait, Withdraw, Put, Take),
         *(Confirm, Fetch, Join, Keep, Publish),
     )
 }
@@ -326,14 +329,16 @@ def request_to_record(request: Request) -> list[Any]:
     name = _NAMES[type(request)]
     match request:
         case Post():
-            return [
-                name,
-                *request.key,
-                request.member,
-                request.call,
-            ]  # without a time-out: only programs give one
+            limit = [request.seconds] if request.seconds < math.inf else []
+            return [name, *request.key, request.member, request.call, *limit]
         case Wait():
             return [name, *request.key]
+        case Await():
+            return [name, *request.key, request.seconds]
+        case Ask(key=None, reader=None):
+            return [name]
+        case Ask():
+            raise KeyError(name)
         case Mark():
             return [name, to_record(request.row)]
     return [name, *request]
@@ -349,12 +354,14 @@ def request_from_record(record: list[Any]) -> Request:
     if name == "joinnext":  # of earlier logs
         name, values[0], values[6:6] = "join", [values[0], None], [None]
     kind = _KINDS[name]
+    if kind is Ask:
+        return Ask(None, reader=None)
     values = list(map(from_record if kind is Mark else tuples_of, values))
-    if kind in (Post, Wait):
+    if kind in (Post, Wait, Await):
         values[:2] = [values[:2]]
     if "call" in kind._fields:
-        values[-1] = Call(*values[-1])
-    if kind is Post and OPERATIONS[values[-1].op].is_message:
+        values[2] = Call(*values[2])
+    if kind is Post and OPERATIONS[values[2].op].is_message:
         values[0][0] = MessageGroup(*values[0][0])
     if kind._fields[0] == "key":
         values[0] = Key(*values[0])

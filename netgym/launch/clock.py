@@ -35,6 +35,7 @@ __all__ = [
     "MOST_READINGS",
     "POLL_SECONDS",
     "READINGS_A_POLL",
+    "SHOWN_TIME",
     "VIRTUAL_TIME",
     "RankClock",
     "imported_clocks",
@@ -67,6 +68,9 @@ HOST_TIME = (
 )
 """Packages that keep host time, as all of Python's own library does: they wait for other processes and machines, or
 time garbage collections (hypothesis), which come at any place of a script."""
+
+SHOWN_TIME = ("logging", "tensorboard", "torch.utils.tensorboard", "tqdm")
+"""Packages that show the time that they read: no request of a program depends on it, on any network."""
 
 VIRTUAL_TIME = (
     *("logging", "timeit", "torch.utils.benchmark", "torch.utils.tensorboard"),
@@ -107,6 +111,7 @@ class RankClock:
         self.computed = self._next_poll = 0.0
         self.ticks: dict[str, int] = {}
         self._answer: float | None = None
+        self._is_shown = False  # nobody has read the answer who acts on it
         self.last = 0.0
         self._num_readings, self._read_at = 0, 0.0  # in a row; seconds of computing at the last one
 
@@ -126,21 +131,29 @@ class RankClock:
         """Note a call of the simulation, in which time may pass."""
         self._answer, self._num_readings = None, 0
 
-    def read(self, is_computing: bool = False) -> float:
-        """Virtual seconds, between two calls of the simulation; or seconds of computing alone."""
+    def read(self, is_computing: bool, reader: Callable[[], str | None]) -> float:
+        """Virtual seconds, between two calls of the simulation; or seconds of computing alone.
+
+        Args:
+            is_computing: the latter.
+            reader: returns that of `Ask`.
+        """
         since = self._compute.measure()
         if self.computed + since - self._read_at >= 2 * POLL_SECONDS:
             self._num_readings = 0
         self._num_readings += 1
         if self._num_readings > MOST_READINGS and self._num_readings % READINGS_A_POLL == 1:
             self.spend(POLL_SECONDS)
-            self._answer = self._comm.now()  # others may do meanwhile what the rank waits for
+            self._answer = self._comm.now(reader())  # others may do meanwhile what the rank waits for
         self._read_at = self.computed + since
         if is_computing:
             seconds = self._read_at
         else:
-            if self._answer is None:
-                self._answer = self._comm.instant()
+            if self._answer is None or self._is_shown:
+                asks = reader()
+                if self._answer is None or asks is not None:
+                    self._answer = self._comm.instant(asks)
+                self._is_shown = asks is None
             self.last = max(self._answer + on_grid(self._comm.pending_seconds + since), self.last)
             seconds = self.last
         self._compute.skip(since)
@@ -179,6 +192,12 @@ def uses_host_time(module: str) -> bool:
         if prefix in HOST_TIME:
             return True
     return parts[0] in sys.stdlib_module_names
+
+
+@functools.lru_cache(maxsize=4096)
+def shows_time(module: str) -> bool:
+    """True if a module of `SHOWN_TIME` or below one; `logging.handlers` rotates files by it."""
+    return module != "logging.handlers" and any(f"{module}.".startswith(f"{name}.") for name in SHOWN_TIME)
 
 
 def imported_clocks() -> list[tuple[ModuleType, str]]:

@@ -7,12 +7,12 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.workers.journal import request_to_line
-from netsim.ranks import Advance, Mark, Post, Wait, gives_time
+from netsim.ranks import Advance, Ask, Await, CallEnding, FirstSent, HoldUntil, Mark, Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from netsim.ranks import Request
+    from netsim.ranks import Answer, Question, Request
 
 __all__ = ["RECORDING", "RECORDING_FORMAT", "LaunchRecording"]
 
@@ -44,11 +44,9 @@ class LaunchRecording:
         """Add a request that a rank makes at `place`."""
         if self.refused:
             return
-        if gives_time(request):
-            self.refuse(f"rank {rank}'s call at {place} has a time-out, which another network may let expire")
-        elif not isinstance(request, Advance | Post | Wait | Mark):
-            self.refuse_answer(rank, place)
-        else:
+        if isinstance(request, HoldUntil):
+            self.refuse(f"the clock did not wait for rank {rank} (its last place: {place})")
+        elif isinstance(request, Advance | Ask | Await | Post | Wait | Mark):
             compressor, content = self._streams[rank]
             more = compressor.compress(request_to_line(rank, request).encode() + b"\n")
             content += more
@@ -56,9 +54,27 @@ class LaunchRecording:
             if self._num_bytes > _MOST_BYTES:
                 self.refuse(f"its requests take more than {_MOST_BYTES >> 20} MiB")
 
-    def refuse_answer(self, rank: int, place: str) -> None:
-        """End the recording, as the clock answers a rank, or does not wait for it, after `place`."""
-        self.refuse(f"rank {rank} reads the clock, or waits for what comes first (its last place: {place})")
+    def add_answered(self, rank: int, question: Question, answer: Answer, place: str) -> None:
+        """Add a question, whose answer another network must not change: shown times, and calls that have ended well."""
+        match question:
+            case Await() if answer == CallEnding.DONE:
+                self.add(rank, question, place)
+            case Await():
+                self.refuse(f"rank {rank}'s call at {place} was broken")
+            case Ask(key=None, reader=None):
+                self.add(rank, question, place)
+            case Ask(key=None, reader=reader) if reader:
+                self.refuse(f"rank {rank} reads {reader}")
+            case Ask(key=None):
+                self.refuse(f"rank {rank} asks for the time at {place}")
+            case Ask():
+                self.refuse(
+                    f"rank {rank} asks whether a call is over (is_completed; its last place: {place})"
+                )
+            case FirstSent():
+                self.refuse(f"rank {rank} receives from any rank at {place}")
+            case _:
+                self.refuse(f"rank {rank} waits for what comes first (its last place: {place})")
 
     def refuse(self, reason: str) -> None:
         """End the recording, and forget what there is."""

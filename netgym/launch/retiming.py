@@ -1,8 +1,9 @@
 """A launched run timed on another network: its recorded requests are replayed, and the script does not run.
 
-A program that is never answered by the clock requests the same on every network: its calls, their sizes and its
-computing. What the clock answers (`netgym.now`, polls, time-outs, receives from any rank) ends the recording, with the
-line of the script that asked.
+A program that does not learn the time requests the same on every network: its calls, their sizes and its computing.
+What the clock answers (`time.time`, `netgym.now`, polls, receives from any rank) ends the recording, with the line of
+the script that asked; times that are only shown, as by `logging`, do not. Time-outs are recorded, and replayed up to
+the first that expires.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
@@ -24,13 +25,14 @@ from netgym.launch.run import Launch, Script
 from netsim import Topology
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
-from netsim.ranks import Exit, Mark
+from netsim.ranks import Await, CallEnding, Exit, Mark, Post, Progress, Wait, gives_time, on_grid
+from netsim.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from exogym_core.communicator.simulated.simulation import World
-    from netsim.ranks import Request, StampedRow
+    from netsim.ranks import Answer, Key, Request, StampedRow
 
 __all__ = ["retime_launch"]
 
@@ -39,8 +41,13 @@ _SETTABLE = ("placement", "collectives")
 
 def _recorded(lines: bytes) -> Iterator[Request]:
     """Requests of one rank, up to its end."""
+    timed: dict[Key, Key] = {}  # keys of calls, with the group of a message as such
     for line in lines.splitlines():
         request = request_from_record(json.loads(line)[1:])
+        if isinstance(request, Post):
+            timed[request.key] = request.key
+        elif isinstance(request, Wait | Await):
+            request = request._replace(key=timed.pop(request.key, request.key))
         if isinstance(request, Mark):  # a mapping of numbers, names and groups
             request = Mark({name: tuples_of(value) for name, value in request.row.items()})
         yield request
@@ -52,11 +59,12 @@ class _RetimedLaunch(Replay):
 
     def __init__(self, world: World, streams: Sequence[bytes]) -> None:
         self.sites = CallSites(world.num_ranks, sites_of=world.regions)
+        self._deadlines: dict[tuple[int, Key], tuple[float, float, str]] = {}
         super().__init__(world)
         self.sites.book = self.schedules
         self.recorded = list(map(_recorded, streams))
         self.kernel.calls.ends_close = True
-        self.kernel.calls.on_progress = self.sites.take_progress
+        self.kernel.calls.on_progress = self._take_progress
 
     def row(self, row: StampedRow) -> None:
         """Count the waiting before a row."""
@@ -64,8 +72,44 @@ class _RetimedLaunch(Replay):
         self.sites.take_row(row)
 
     def served(self, rank: int, request: Request) -> None:
-        """Add a request of a rank to the sums of its call site."""
+        """Add a request of a rank to the sums of its call site, and note its time-out."""
         self.sites.take_request(rank, request)
+        if isinstance(request, Post | Await) and gives_time(request):
+            place = self.sites.ranks[rank].site.place
+            self._deadlines[rank, request.key] = float(self.kernel.clock.now), request.seconds, place
+
+    def _take_progress(
+        self, rank: int, change: Progress, key: Key | None, instant: float, seconds: float
+    ) -> None:
+        if change is Progress.OVER and key is not None:
+            self._deadlines.pop((rank, key), None)
+        self.sites.take_progress(rank, change, key, instant, seconds)
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Pass over an answer: a shown time, or the end of a call.
+
+        Raises:
+            InputError: the call has ended undone: the program would raise an error, and do something else.
+        """
+        if isinstance(value, CallEnding) and value != CallEnding.DONE:
+            self._refuse(f"a connection of rank {rank} is closed ({self.sites.ranks[rank].site.place})")
+
+    def broken(self, group: Hashable) -> None:
+        """Refuse to go on.
+
+        Raises:
+            InputError: always.
+        """
+        now = float(self.kernel.clock.now)
+        for (rank, _), (begin, seconds, place) in self._deadlines.items():
+            if begin + on_grid(seconds) <= now:
+                limit = format_seconds(seconds)
+                self._refuse(f"rank {rank}'s call at {place} is not over after {limit}, its time-out")
+        self._refuse("a connection was given up")
+
+    def _refuse(self, why: str) -> NoReturn:
+        now = format_seconds(float(self.kernel.clock.now))
+        raise InputError(f"retime: at {now} of that network {why}: launch it on that network instead")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[bytes]]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -33,7 +34,7 @@ from netsim import Protocol, Recorder
 from netsim.errors import BrokenCallError, InputError, NetsimError, RankError
 from netsim.files.documents import parse_document
 from netsim.network.trace import write_trace
-from netsim.ranks import Advance, Exit, Mark, Post
+from netsim.ranks import Advance, Ask, Await, Exit, FirstSent, Mark, Post, Take, Withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from netgym.launch.report import LaunchReport
     from netsim import Topology
     from netsim.network.trace import Span
-    from netsim.ranks import Answer, Key, Request
+    from netsim.ranks import Answer, Key, Question, Request
 
 
 __all__ = [
@@ -141,6 +142,7 @@ class Launch:
 
 
 _SECONDS_BETWEEN_CHECKS = 0.1
+_QUESTIONS = (Ask, Await, FirstSent, Take, Withdraw)  # requests that are answered
 
 
 class JoinedRanks:
@@ -275,6 +277,7 @@ class LaunchedRun(OutsideMeetings):
         # Of traces: where a rank has posted a call, and where it has waited last at an instant.
         self._places: dict[tuple[int, Key | float], str] = {}
         self._failed: dict[int, NetsimError] = {}
+        self._questions: defaultdict[int, deque[Question]] = defaultdict(deque)  # by rank, those not answered
         sinks = Sinks(
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
@@ -289,7 +292,7 @@ class LaunchedRun(OutsideMeetings):
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)
         place = self._sites.ranks[rank].site.place
-        if self._recording is not None:
+        if self._recording is not None and not isinstance(request, _QUESTIONS):
             self._recording.add(rank, request, place)
         if self._traces is not None:
             self._traces.take(rank, request)
@@ -297,9 +300,10 @@ class LaunchedRun(OutsideMeetings):
                 self._places[rank, request.key if isinstance(request, Post) else self._now()] = place
 
     def answer(self, rank: int, value: Answer) -> None:
-        """Resume a rank with the clock's answer, which ends the recording of requests."""
+        """Resume a rank with the clock's answer to its first question."""
+        question = self._questions[rank].popleft()
         if self._recording is not None:
-            self._recording.refuse_answer(rank, self._sites.ranks[rank].site.place)
+            self._recording.add_answered(rank, question, value, self._sites.ranks[rank].site.place)
         super().answer(rank, value)
 
     def _now(self) -> float:
@@ -365,6 +369,8 @@ class LaunchedRun(OutsideMeetings):
         self._inboxes.append((index, [Requests(rank, [Exit()]), ended(rank)]))
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
+        if isinstance(record, Requests) and isinstance(question := record.requests[-1], _QUESTIONS):
+            self._questions[record.rank].append(question)
         if not isinstance(record, Failed):
             super()._take_in(index, record)
             return
@@ -388,6 +394,8 @@ class LaunchedRun(OutsideMeetings):
         """Write the recording, and requested traces, up to the end; `warn` takes a line on what cannot be written."""
         launch = self._launch
         if self._recording is not None and launch.recording is not None:
+            if self.decisions:
+                self._recording.refuse("host time decided (see host_decisions)")
             options = {name: getattr(launch, name) for name in ("placement", "protocol", "collectives")}
             write_whole(launch.recording, self._recording.to_bytes(options))
         if self._recorder is None or self._traces is None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import exogym_core
 from exogym_core.workers.failures import is_own
-from netgym.launch.clock import RankClock
+from netgym.launch.clock import RankClock, shows_time
 from netgym.launch.launched import refused
 from netgym.launch.private import at_end_of_backward, is_in_backward
 from netsim.errors import InputError
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 _MOST_SECONDS = 1e9  # thirty years
+_ONLY_SHOWN = "where the script only prints times, record it with --clock host"
 
 # Folders of code that is never a program's place.
 _BELOW = (
@@ -151,7 +152,11 @@ class RankSession:
             self._startup_seconds += seconds
 
     def read(self, is_computing: bool = False) -> float:
-        """The rank's virtual time, or its seconds of computing alone; inside a call, the last time read before it."""
+        """The rank's virtual time, or its seconds of computing alone; inside a call, the last time read before it.
+
+        Its caller is called by the code that reads.
+        """
+        frame = sys._getframe(2)
         if self.has_ended or not self._calling.acquire(blocking=False):
             return self.clock.last
         try:
@@ -159,7 +164,7 @@ class RankSession:
                 return self.clock.computed if is_computing else self.clock.last
             self._depth += 1
             try:
-                return self.clock.read(is_computing)
+                return self.clock.read(is_computing, lambda: _reader(frame))
             finally:
                 self._depth -= 1
         finally:
@@ -173,7 +178,7 @@ class RankSession:
         self.advance(seconds)
         if not self._depth:
             with self as comm:
-                comm.now()
+                comm.now(f"the clock, as it sleeps at {program_place()} ({_ONLY_SHOWN})")
 
     def now(self) -> float:
         """The rank's virtual time."""
@@ -339,6 +344,17 @@ def now() -> float:
     """
     session = current_session()
     return time.perf_counter() if session is None else session.now()
+
+
+def _reader(frame: FrameType) -> str | None:
+    """What the code of a frame reads, and where; None if it only shows the time."""
+    module = frame.f_globals.get("__name__", "")
+    if shows_time(module):
+        return None
+    if module == __name__:
+        return f"netgym.now() at {program_place()}"
+    within = "" if module == "__main__" else f" in {module}"
+    return f"the clock{within} at {program_place()} ({_ONLY_SHOWN})"
 
 
 def program_place() -> str:

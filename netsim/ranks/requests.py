@@ -153,10 +153,13 @@ class Ask(NamedTuple):
     Attributes:
         key: of the call; with `until`, a group and the number of a point in its ranks' programs.
         until: ranks of a group end at the first point that none of them passes before this instant.
+        reader: what a program reads, and where, for recordings: the kernel ignores it. None: it shows the time, and no
+            request depends on it.
     """
 
     key: Key | None
     until: float | None = None
+    reader: str | None = ""
 
 
 class Await(NamedTuple):

@@ -94,24 +94,19 @@ def test_placement_and_collectives_of_a_launched_run_can_be_set(run: Run, tmp_pa
 
 
 READS = {  # from line 22 of the program on, and the reason
-    "now": (
-        "if rank == 0: netgym.now()",
-        "rank 0 reads the clock, or waits for what comes first (its last place: program.py:",
+    "now": ("if rank == 0: netgym.now()", "rank 0 reads netgym.now() at program.py:22: launch"),
+    "time": (
+        "import logging, time\nlogging.error('first')\nif rank == 1: time.time()",
+        "rank 1 reads the clock at program.py:24 (where the script only prints times, record it with --clock host): l",
     ),
     "any": (
         "dist.send(torch.ones(1), 0) if rank == 1 else dist.recv(torch.ones(1)) if rank == 0 else None",
-        "rank 0 reads the clock, or waits for what comes first (its last place: program.py:22",
-    ),
-    "time-out": (
-        "import datetime\n"
-        "late = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=50))\n"
-        "dist.all_reduce(torch.ones(1), group=late)",
-        "call at program.py:24 has a time-out, which another network may let expire",
+        "rank 0 receives from any rank at program.py:22: launch",
     ),
 }
 
 
-@pytest.mark.parametrize("read", ["now", "any", pytest.param("time-out", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("read", READS)
 def test_a_program_that_learns_the_time_is_launched_again(run: Run, read: str, tmp_path: Path) -> None:
     last, reason = READS[read]
     launched(run, tmp_path / "here", "--compute", "marks", last=last)
@@ -119,6 +114,36 @@ def test_a_program_that_learns_the_time_is_launched_again(run: Run, read: str, t
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert reason in err
     assert err.endswith("launch it on that network instead\n")
+
+
+# From line 22 on; calls take up to 0.7 s on wan-4-regions.
+LIMITED = """
+import datetime, logging
+late = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=LIMIT))
+for step in range(3):
+    logging.error("step")
+    dist.all_reduce(torch.ones(1), group=late)
+    work = [dist.isend(torch.ones(5), 1, group=late)] if rank == 0 else []
+    work += [dist.irecv(torch.ones(5), 0, group=late)] if rank == 1 else []
+    for each in work:
+        each.wait()
+"""
+
+
+def test_shown_times_and_time_outs_that_do_not_expire_are_retimed(run: Run, tmp_path: Path) -> None:
+    """The report is that of launching there; the first call that would be late there is named."""
+    there = ["--topology", "wan-4-regions"]
+    for limit in ("50", "0.05"):
+        here = tmp_path / limit
+        launched(run, here, "--compute", "marks", last=LIMITED.strip().replace("LIMIT", limit))
+        code, out, err = run("retime", str(here), "--out", str(tmp_path / f"made-{limit}"), "--json", *there)
+        if limit == "50":
+            last = LIMITED.strip().replace("LIMIT", limit)
+            expected = launched(run, tmp_path / "there", "--compute", "marks", *there, last=last)
+            assert json.loads(out) == expected | {"run_folder": str(tmp_path / "made-50")}
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "of that network rank" in err
+    assert "'s call at program.py:26 is not over after 50 ms, its time-out: launch it on" in err
 
 
 def test_runs_without_an_end_or_a_whole_recording_are_refused(run: Run, tmp_path: Path) -> None:

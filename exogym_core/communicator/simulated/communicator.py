@@ -682,18 +682,22 @@ class SimulatedCommunicator(Communicator):
     def deposit(self, note: Any, tensors: Sequence[Tensor]) -> None:
         self._port.deposit(note, tensors)
 
-    def now(self) -> float:
-        return self._ask(Ask(None))  # type: ignore[no-any-return]
+    def now(self, reader: str | None = "") -> float:
+        return self._ask(Ask(None, reader=reader))  # type: ignore[no-any-return]
 
     @property
     def group_id(self) -> Hashable:
         """Name of the group, equal on all members and in the keys of its calls."""
         return self._group_id
 
-    def instant(self) -> float:
-        """Virtual time of the rank's last request: `now` without the seconds that it has computed since."""
+    def instant(self, reader: str | None = "") -> float:
+        """Virtual time of the rank's last request: `now` without the seconds that it has computed since.
+
+        Args:
+            reader: as of `Ask`.
+        """
         self.state.reads.add("clock")
-        return self._port.ask(Ask(None))  # type: ignore[no-any-return]
+        return self._port.ask(Ask(None, reader=reader))  # type: ignore[no-any-return]
 
     @property
     def pending_seconds(self) -> float:
