@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -14,74 +12,11 @@ from worlds import chain_form, finished
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from netsim import Clock
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import on_grid
-from netsim.ranks import Advance, Call, Kernel, Key, Post, Request, StampedRow, Wait
+from netsim.ranks import Advance, Call, Key, Post, Request, Wait
 
 GRID = 2.0**-30
-
-
-def key(number: int, group: str = "world") -> Key:
-    return Key(group, number)
-
-
-class Takes:
-    """A run in which a call takes `seconds` from the arrival of its last member."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
-        self.num_under_way = 0
-        self.most_under_way = 0
-
-    def __call__(
-        self, call: Call, group: Hashable, on_done: Callable[[int], None]
-    ) -> Callable[[int, Call], None]:
-        arrived: list[int] = []
-
-        def end(event: object) -> None:
-            self.num_under_way -= 1
-            for member in arrived:
-                on_done(member)
-
-        def enter(member: int, call: Call) -> None:
-            arrived.append(member)
-            if len(arrived) == len(call.ranks):
-                self.num_under_way += 1
-                self.most_under_way = max(self.most_under_way, self.num_under_way)
-                self.clock.timeout(self.seconds).callbacks.append(end)  # type: ignore[union-attr]
-
-        return enter, lambda: None
-
-
-@dataclass
-class Simulated:
-    """A kernel that has come to the end of its streams, and what it told on the way."""
-
-    kernel: Kernel
-    network: Takes
-    rows: list[StampedRow] = field(default_factory=list)
-
-
-def simulate(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: int = 1) -> Simulated:
-    """Run the streams to their end on a network where every call takes `seconds`."""
-    clock = Clock()
-    network = Takes(clock, seconds)
-    kernel, ports = finished(streams, start=network, clock=clock, collectives_in_flight=in_flight)
-    return Simulated(kernel, network, ports.rows)
-
-
-REDUCE = Call("all_reduce", (0, 1), 8)
-
-
-@pytest.mark.parametrize(("in_flight", "end", "most"), [(1, 3.0, 1), (2, 2.0, 2)])
-def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: float, most: int) -> None:
-    def rank(member: int) -> list[Request]:
-        return [*(Post(key(n), member, REDUCE) for n in range(3)), *(Wait(key(n)) for n in range(3))]
-
-    done = simulate([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
-    assert done.kernel.seconds.end == [end, end]
-    assert done.network.most_under_way == most
 
 
 def test_never_is_on_the_grid_and_no_time_is_not() -> None:
@@ -94,7 +29,7 @@ def test_never_is_on_the_grid_and_no_time_is_not() -> None:
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
 def test_computing_takes_a_finite_time(seconds: float) -> None:
     with pytest.raises(InputError, match=f"rank 1: advance: got {seconds} seconds; give a finite time"):
-        simulate([[Advance(1.0)], [Advance(seconds)]])
+        finished([[Advance(1.0)], [Advance(seconds)]])
 
 
 # --- what a run remembers does not grow with its length -----------------------------------------------------
