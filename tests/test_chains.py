@@ -25,7 +25,6 @@ from exogym_core.strategy import (
     SparseCommunicator,
     SPARTADiLoCoStrategy,
     SPARTAStrategy,
-    Strategy,
     all_reduce,
 )
 from exogym_core.strategy.parts.codecs import Int8Codec
@@ -106,45 +105,6 @@ def test_error_feedback_helps_any_of_them(make: Any) -> None:
 
 
 # --- hooks -------------------------------------------------------------------------------------------------
-
-
-class Telling(Strategy):
-    """Writes down when it is called."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.calls: list[str] = []
-
-    def before_backward(self, last_micro_batch: bool) -> None:
-        self.calls.append(f"{self.name} before_backward {last_micro_batch}")
-
-    def before_update(self) -> None:
-        self.calls.append(f"{self.name} before_update in step {self.local_step}")
-
-    def communicate(self, step: int) -> None:
-        self.calls.append(f"{self.name} communicate {step}")
-
-    def finish(self) -> None:
-        self.calls.append(f"{self.name} finish")
-
-
-def test_members_act_in_the_chains_order() -> None:
-    calls: list[str] = []
-
-    def body(comm: Any) -> None:
-        chain, model = Chain([Telling("a"), Telling("b")], SGD), nn.Linear(1, 1)
-        for module in chain.modules:
-            module.calls = calls  # type: ignore[attr-defined]
-        chain.setup(model, comm, 1, 0)
-        chain.before_backward(last_micro_batch=True)
-        model(torch.ones(1, 1)).sum().backward()
-        chain.step()
-        chain.finish()
-
-    reference.run_ranks(body, 1)
-    hooks = ["before_backward True", "before_update in step 0", "communicate 1", "finish"]
-    assert calls == [f"{name} {hook}" for hook in hooks for name in "ab"]
 
 
 def test_members_have_the_chains_replica_and_progress() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from worlds import chain, use_sources
 
-from netsim import Clock, Network, Topology, schedule, start_collective
+from netsim import Clock, Network, Topology
 from netsim.network.tail_drop import Burst, meet
 from netsim.network.tcp_cubic import segments_after_slow_start
 from netsim.transfers import time_flows
@@ -181,59 +181,6 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
     monkeypatch.setattr(use_sources(monkeypatch).Period, "is_like", lambda self, other: False)
     slow, _ = lossy(1e9, loss, latency, bandwidth, num)
     assert quick == pytest.approx(slow, rel=1e-4)
-
-
-# --- queues between sites under gloo ------------------------------------------------------------------------
-
-
-def two_sites(queue: int | None, own_queue: int | None = None) -> Topology:
-    """Two sites of two hosts with 200 Mbit/s, joined by 20 Mbit/s and 40 ms."""
-    access: dict[str, Any] = {"bandwidth": "200 Mbit/s"}
-    if own_queue is not None:
-        access["queue"] = own_queue
-    between: dict[str, Any] = {"between": ["swa", "swb"], "bandwidth": "20 Mbit/s", "latency": "40 ms"}
-    if queue is not None:
-        between["queue"] = queue
-    hosts = ["a0", "a1", "b0", "b1"]
-    lines = [{"between": [host, f"sw{host[0]}"], **access} for host in hosts]
-    mapping = {"hosts": {host: {} for host in hosts}, "routers": ["swa", "swb"], "links": [*lines, between]}
-    return Topology.from_mapping(mapping)
-
-
-def send(network: Network, calls: list[tuple[int, int, int]]) -> list[float]:
-    """Seconds from a common start until each of the messages (source, target, bytes) has arrived; then 50 ms pass."""
-    clock = network.env
-    start = clock.now
-    ends = [0.0] * len(calls)
-    for number, (source, target, num_bytes) in enumerate(calls):
-
-        def on_done(member: int, number: int = number) -> None:
-            ends[number] = max(ends[number], clock.now)
-
-        made = schedule("sendrecv", 2, num_bytes=num_bytes, algorithm="gloo", element_bytes=4)
-        one = start_collective(network, made, (source, target), group="all", on_done=on_done)
-        one.arrive(0)
-        one.arrive(1)
-    clock.run()
-    clock.run(until=clock.now + 0.05)
-    return [end - start for end in ends]
-
-
-def warm(topology: Topology, num_bytes: int = 200_000) -> Network:
-    """A network whose connections between a0 and b0, and between b1 and a1, have large windows."""
-    network = Network(Clock(), topology, "gloo")
-    for _ in range(4):
-        send(network, [(0, 2, num_bytes)])
-    return network
-
-
-def test_a_burst_that_overruns_the_queue_is_sent_again_and_its_window_falls() -> None:
-    """A warm window of 200 kB after a pause meets a queue of 50 packets; one of 1,000 packets holds it."""
-    held = send(warm(two_sites(1_000)), [(0, 2, 200_000)])[0]
-    free = send(warm(two_sites(None)), [(0, 2, 200_000)])[0]
-    overrun = send(warm(two_sites(50)), [(0, 2, 200_000)])[0]
-    assert held == pytest.approx(free, rel=1e-9)
-    assert overrun > held + 0.08, "at least a round trip more"
 
 
 def test_bursts_fill_a_queue_together() -> None:
