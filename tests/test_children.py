@@ -237,7 +237,7 @@ def test_classes_of_functions_and_errors_travel_by_value() -> None:
         pass
 
     assert type(through_a_pipe([Blocked(1, Key(Odd(), 3), 1)])[0].key.group).__name__ == "Odd"
-    error = through_a_pipe(Done(Key(0, 1), (1,), [], {}, BrokenCallError("gone"), []))
+    error = through_a_pipe(Done(Key(0, 1), {}, BrokenCallError("gone"), []))
     assert str(error.error) == "gone"
     with pytest.raises(InputError, match="cannot be sent to another process"):
         dumps([Requests(1, [Mark({"loss": (i for i in range(3))})])], [])
