@@ -55,6 +55,7 @@ def stand_in_for_cuda(num_devices: int) -> None:
     ):
         _have_on_cpu(owner, name)
     _without_devices(DistributedDataParallel)
+    _profile_without_devices(torch.autograd.profiler.profile)
     dist.is_nccl_available = lambda: True
     torch.Generator = _Generator  # type: ignore[misc]
     # The methods themselves: data loaders pin in a thread of their own, where the mode does not hold.
@@ -148,6 +149,17 @@ def _without_devices(model: Any) -> None:
         made(self, module, None, None, *rest, **options)
 
     model.__init__ = without
+
+
+def _profile_without_devices(profile: Any) -> None:
+    """Make profilers record the CPU alone: a torch without CUDA prints an error at each operation otherwise."""
+    made = profile.__init__
+
+    @functools.wraps(made)
+    def without(self: Any, *enabled: Any, **options: Any) -> None:
+        made(self, *enabled, **options | {"use_cuda": False, "use_device": None})
+
+    profile.__init__ = without
 
 
 class _Generator(torch.Generator):

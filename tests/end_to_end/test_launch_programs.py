@@ -965,6 +965,10 @@ from torch.nn.attention import flex_attention
 query = torch.ones(1, 1, 4, 8, requires_grad=True)
 flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
 flex_attention.flex_attention(query, query, query).sum().backward()
+activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+with torch.profiler.profile(activities=activities) as profile:
+    x + 1
+assert profile.profiler.use_device is None and "aten::add" in [event.key for event in profile.key_averages()]
 event = torch.Event()
 event.record()
 event.wait(torch.accelerator.current_stream())
