@@ -1,4 +1,4 @@
-"""Configuration of a run: keywords of `fit`, keys of an experiment file, and what a checkpoint must have the same.
+"""Configuration of a run: keywords of `fit`, keys of an experiment file, and settings that checkpoints compare.
 
     experiment file -> Settings -> RunConfig <- keywords of Trainer.fit
                                    RunConfig -> FitRequest -> ranks
@@ -128,7 +128,7 @@ class Expected:
 
 
 def _one(is_such: Callable[[Any], bool], text: str) -> Any:
-    """A type of values that a function recognises."""
+    """Type whose values a function recognises."""
 
     def check(value: Any) -> Any:
         if not is_such(value):
@@ -310,14 +310,14 @@ class RunConfig:
         devices: CUDA devices that ranks take in turn.
         batch_size: samples of each worker in a step. The last step of an epoch may be smaller; averages over ranks
             are weighted by samples.
-        batch_by_speed: a step's samples of all workers, `batch_size` for each, are dealt out by the speeds of the
+        batch_by_speed: deal out a step's samples of all workers, `batch_size` for each, by the speeds of the
             hosts' devices, so that all arrive together; gradients and rounds are weighed by samples. For strategies
             that average gradients or rounds of all workers, on one data set with a length.
         minibatch_size: samples of one backward pass; divides `batch_size`. It changes no gradient but by rounding,
             unless the model draws random numbers, normalises over the batch (BatchNorm), or returns a loss that is a
             mean over something else than samples without its count. None: the whole batch; `auto`: the largest for
             which there is memory.
-        shuffle: a new order in each epoch, drawn from `seed`.
+        shuffle: draw a new order from `seed` in each epoch.
         val_size: samples of an evaluation, the same every time; 0 for no evaluation. In a file None: all of them.
         val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.
         autocast: forward passes in half precision: `bf16` (or True), or `fp16`, which scales the loss and leaves out
@@ -327,7 +327,7 @@ class RunConfig:
         correlation_interval: steps between comparisons of the replicas; None: none.
         save_dir: folder of checkpoints, in a new folder called as the run or its strategy; `result.checkpoint_folder`
             is its path.
-        dataloader_kwargs: `collate_fn`, `drop_last`, `num_workers` and the like.
+        dataloader_kwargs: keywords of torch's DataLoader, such as `collate_fn`, `drop_last` and `num_workers`.
         sampler: `torch` deals one dataset out as torch's DistributedSampler does as EXO Gym uses it: its seed 0 and its
             epoch 0 in every epoch, filled up with the first samples where ranks would get unequally many. None: the
             order of `seed`, a new one each epoch, without repeated samples.
@@ -338,10 +338,10 @@ class RunConfig:
         out: the run's folder, new or empty, as `netgym run` writes it: metrics, model, summary, checkpoints and page,
             for `netgym report`, `netgym status` and `netgym.load`. None: no folder.
         wandb_project: log to Weights & Biases too (extra `tracking`).
-        log_x_axis: of these logs: `step`, `examples` or `virtual_seconds`.
-        disable_logging: write neither logs/<run_name>/ nor to Weights & Biases.
+        log_x_axis: x axis of logs to Weights & Biases: `step`, `examples` or `virtual_seconds`.
+        disable_logging: write no logs/<run_name>/, and nothing to Weights & Biases.
         until: virtual seconds (or text such as '2 h') after which no step begins; `max_steps` may end the run before.
-        servers: server ranks of strategies that have some, besides the workers; by default what the strategy needs.
+        servers: number of server ranks, which come on top of the workers; by default as many as the strategy needs.
         failures: workers' hosts crash at random: {'mtbf': '8 h', 'repair': '10 min'}, exponential times drawn by
             seed.
         topology: the network: a file, the name of a shipped one, a mapping or a Topology. None: no virtual time.
@@ -356,27 +356,27 @@ class RunConfig:
             then rank 0 has the history and returns the mean model, the others return their own); or a registered one
             (`exogym_core.workers.run`).
         workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
-        stages: each worker is a chain of ranks that hold a stage of the model each: `4`, or a mapping with `count`,
+        stages: make each worker a chain of ranks, each with a stage of the model: `4`, or a mapping with `count`,
             `microbatches`, `schedule` (`gpipe`, `1f1b`, `interleaved`, `pipedream`) and `split`. `num_nodes` counts
             workers, and `batch_size` their samples; `placement` names a host for each of their ranks, worker by worker.
-        target_loss: of the judged model. `target` reports whether it was held, and `virtual_seconds_to_target` when
-            the first judged model that reached it came to exist.
+        target_loss: loss that the judged model should reach. `target` reports whether it was held,
+            `virtual_seconds_to_target` when the first judged model that reached it came to exist.
         resume_from: a folder of checkpoints, or a run's folder that `out` named; resumes from its newest checkpoint,
             or from the start where there is none yet, to the same bits as without an interruption; new checkpoints
             go there too. All other arguments must be those of the interrupted run, but for `workers` and its length:
             a longer run extends the folder of a finished one. A resume that is refused, or has no step left to do,
             changes no file.
         edited_code: resume although your code was edited since the checkpoint.
-        trace: a file for a trace of the run, for Perfetto, such as `trace.json.gz`; costs no virtual time.
-        timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has
+        trace: file of a Perfetto trace of the run, such as `trace.json.gz`; costs no virtual time.
+        timeout_seconds: over `gloo`, seconds that ranks wait for each other; None: four times as long as a rank has
             itself worked since its last call, half an hour at least. A rank that dies is noticed at once, as is
             a deadlock.
-        compare_calls: over `gloo`, whether ranks compare each call before it runs, so that those that disagree end
+        compare_calls: over `gloo`, ranks compare each call before it runs, so that those that disagree end
             with an error and do not hang: a round trip a call, which strategies that communicate every step may want
             to save.
         accuracy: `f(model, batch) -> fraction right`, for the judged model.
         on_event: called with every finished row, with its `kind`, during the run.
-        progress: a bar on a terminal, a line now and then elsewhere, and how it ended, on stderr; False for silence.
+        progress: show a bar on a terminal, lines elsewhere, and the outcome, on stderr; False: nothing.
     """
 
     num_epochs: Count | None = None
@@ -446,7 +446,7 @@ _HINTS = get_type_hints(RunConfig, include_extras=True)
 
 
 def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
-    """The options that `fit` was given, each checked by itself.
+    """Check the options of `fit`, each by itself.
 
     Raises:
         InputError: an option has a wrong value; the line says what to give.

@@ -256,6 +256,23 @@ def test_commands_run(
     assert captured.out
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_the_first_table_is_what_the_demo_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for losses, accuracies and DeMo's time to the target, which depend on the processor, as the README says."""
+    monkeypatch.chdir(ROOT)
+    command, _, shown = readme_blocks("text")[0].partition("\n")
+    assert run([*shlex.split(command.removeprefix("$ ")), "--out", str(tmp_path / "out")]) == 0
+    tables = []
+    for text in (capsys.readouterr().out, shown):
+        rows = [re.split("  +", line.strip(" ─")) for line in text.splitlines()]
+        kept = [[*row[: 1 if row[0] == "DeMo" else 2], *row[4:]] if len(row) == 10 else row for row in rows]
+        tables.append([word for row in kept for cell in row for word in cell.split()])
+    assert tables[0][: len(tables[1])] == tables[1]
+
+
 def test_yaml_snippets_load(tmp_path: Path) -> None:
     experiment, network = readme_blocks("yaml")
     loaded = Experiment.from_document(parse_document(experiment, "README.md"))
