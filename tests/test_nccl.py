@@ -85,6 +85,23 @@ def test_a_ring_hides_the_latency_of_its_steps(num: int) -> None:
     assert took["ring"] == pytest.approx(wire + 2 * (num - 1) * 0.02, rel=1e-6)
 
 
+@given(st.integers(2, 9), st.sampled_from(["nccl-ring", "nccl-tree"]))
+def test_a_barrier_is_the_all_reduce_of_one_number(num: int, name: str) -> None:
+    """As in c10d's ProcessGroupNCCL."""
+    barrier = schedule("barrier", num, algorithm=name)
+    reduced = schedule("all_reduce", num, num_bytes=4, element_bytes=4, algorithm=name)
+    assert barrier.sent_bytes.tolist() == reduced.sent_bytes.tolist()
+    ways = [
+        [(message[:3], has_arrived) for message, has_arrived in messages(made)] for made in (barrier, reduced)
+    ]
+    assert ways[0] == ways[1]
+    taken = [
+        netsim.collective(star(num), op, num_bytes=size, protocol="nccl-sockets").algorithm
+        for op, size in (("barrier", None), ("all_reduce", 4))
+    ]
+    assert taken[0] == taken[1]
+
+
 def test_two_channels_hide_less_of_a_long_delay_than_one_connection() -> None:
     """A round's four slices of 1 MiB take 33.6 ms. Those of one connection follow one another: the next round begins a
     slice and a delay of 40 ms later, after 48.4 ms. Two channels share the line: their first slices take twice as long.

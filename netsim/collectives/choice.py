@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
 from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
-from netsim.collectives.schedules.nccl import prefers_tree
+from netsim.collectives.schedules.nccl import BARRIER_BYTES, prefers_tree
 from netsim.collectives.schedules.schedule import Problem
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
@@ -82,8 +82,8 @@ class Choices:
     The fastest is found by the network model on an idle copy: nominal capacities, no background traffic, warm
     connections, all members entering at once. It is found once for each operation, group and size (to 2 %), whatever
     was asked before, and kept under weather and overlap. Groups of equal likeness are one. Under a protocol of a
-    library it is the library's own choice. Shipped algorithms of an operation, except gloo's, send the same number of
-    bytes in total, so the choice changes seconds and not bytes.
+    library it is the library's own choice. Shipped algorithms of an operation, except gloo's and NCCL's barriers, send
+    the same number of bytes in total, so the choice changes seconds and not bytes.
 
     Args:
         topology: the network; None: no network, and the table's first algorithm.
@@ -185,8 +185,9 @@ def library_algorithm(protocol: Protocol, op: str, hosts: Sequence[int], num_byt
         return "gloo"
     if protocol.library != "nccl":
         return None
-    if op == "all_reduce" and prefers_tree(
-        num_bytes, len(hosts), len(set(hosts)), protocol.card_bits_per_second
+    reduced = {"all_reduce": num_bytes, "barrier": BARRIER_BYTES}.get(op)
+    if reduced is not None and prefers_tree(
+        reduced, len(hosts), len(set(hosts)), protocol.card_bits_per_second
     ):
         return "nccl-tree"
     return "nccl-ring" if "nccl-ring" in ALGORITHMS[op] else default_algorithm(op)

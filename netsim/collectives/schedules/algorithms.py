@@ -152,7 +152,11 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "gather": dict.fromkeys(("direct", "gloo"), _flat(direct.gather_direct)),
     "scatter": dict.fromkeys(("direct", "gloo"), _flat(direct.scatter_direct)),
     "all_to_all": dict.fromkeys(("direct", "gloo"), _crowd(direct.all_to_all_direct)),
-    "barrier": dict.fromkeys(("dissemination", "gloo"), _flat(direct.barrier_dissemination)),
+    "barrier": {
+        **dict.fromkeys(("dissemination", "gloo"), _flat(direct.barrier_dissemination)),
+        "nccl-ring": _nccl(nccl.barrier_nccl(nccl.all_reduce_nccl_ring)),
+        "nccl-tree": _nccl(nccl.barrier_nccl(nccl.all_reduce_nccl_tree)),
+    },
     "sendrecv": dict.fromkeys(("direct", "gloo"), _flat(direct.sendrecv_direct)),
 }
 """Algorithms by operation and name; the first of an operation is its default."""

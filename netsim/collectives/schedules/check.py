@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
     Attributes:
         step: its step, counted over all phases.
-        low, high: first element of the layout that it carries, and the end.
+        low, high: first element of the layout that it carries, and the end; of a barrier bytes.
         reduce: the receiver adds it to what it holds.
     """
 
@@ -206,6 +206,8 @@ def _messages_of_step(schedule: Schedule, number: int, reduce: bool) -> list[Mes
     step = schedule.step(number)
     src, dst, low, high = step.src, step.dst, step.offset, step.offset + step.num_bytes
     size, num, total = schedule.element_bytes, schedule.num_ranks, int(schedule.layout[-1])
+    if not OPERATIONS[schedule.op].has_size:  # its bytes are of no tensor
+        size, total = 1, int(high.max(initial=0))
     for is_wrong, what in (
         ((src < 0) | (src >= num) | (dst < 0) | (dst >= num), f"members are 0 to {num - 1}"),
         (src == dst, "a member sends nothing to itself"),

@@ -13,6 +13,7 @@ tensors), chains of several GPUs inside a host, and PAT, by which recent version
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,19 +22,24 @@ from netsim.collectives.schedules.ring import RingPhase
 from netsim.collectives.schedules.schedule import Phase, Step, boundaries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks
 
 __all__ = [
+    "BARRIER_BYTES",
     "all_gather_nccl_ring",
     "all_reduce_nccl_ring",
     "all_reduce_nccl_tree",
+    "barrier_nccl",
     "broadcast_nccl_ring",
     "prefers_tree",
     "reduce_nccl_ring",
     "reduce_scatter_nccl_ring",
 ]
+
+BARRIER_BYTES = 4
+"""Bytes of the all_reduce that is a barrier."""
 
 CHANNELS = 2
 _BUFFER_BYTES, _BUFFER_STEPS = 4 << 20, 8
@@ -178,6 +184,11 @@ def all_reduce_nccl_ring(p: Problem) -> tuple[Phase, ...]:
     """Sliced ring: reduce-scatter and all-gather in one pass of 2 (n - 1) rounds a loop."""
     rounds = p.num_ranks - 1
     return _ring(p, p.chunks.layout, shift=-1, num_rounds=2 * rounds, num_reducing=rounds)
+
+
+def barrier_nccl(build: Callable[[Problem], tuple[Phase, ...]]) -> Callable[[Problem], tuple[Phase, ...]]:
+    """A barrier as c10d's ProcessGroupNCCL does it: the all_reduce of one fp32 number, by the algorithm `build`."""
+    return lambda p: build(replace(p, op="all_reduce", num_bytes=BARRIER_BYTES, element_bytes=BARRIER_BYTES))
 
 
 def reduce_scatter_nccl_ring(p: Problem) -> tuple[Phase, ...]:
