@@ -2,20 +2,24 @@
 
     python benchmarks/once.py [CASE]...        # digits (its example), sweep (12 points), networks (50), gpt (1 M)
 
-The first point trains, after a run that imports what it needs; all others are retimed. Training every point takes the
-first point's time once a point: the network changes nothing in what is computed.
+The first point trains, after a run that imports what it needs; all others are retimed, and the page is written.
+Training every point takes the first point's time once a point: the network changes nothing in what is computed. Last
+come the host seconds that were estimated before the first step, and those that the points and the page then took, one
+point after the other.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import harness
 
+from netgym.studies.runners import write_results
 from netgym.studies.study import Study
-from netgym.studies.sweep import SweepProgress, cpu_seconds, run_here, run_sweep
+from netgym.studies.sweep import SweepProgress, cpu_seconds, estimated, run_here, run_sweep
 from netsim.files.documents import Document, load_document
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits_wan.yaml"
@@ -57,8 +61,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def seconds_of(form: dict[str, Any]) -> list[float]:
-    """Processor seconds of each point, in order."""
+class Took(NamedTuple):
+    """Processor seconds of each point, in order, and of the page; host seconds of all, and their estimate."""
+
+    points: list[float]
+    page: float
+    wall: float
+    estimate: float
+
+
+def seconds_of(form: dict[str, Any]) -> Took:
+    """Run a sweep, one point after the other."""
     taken = []
 
     def one_by_one(points: Any) -> Any:
@@ -69,9 +82,15 @@ def seconds_of(form: dict[str, Any]) -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         study = Study.create(Document("study", form), EXAMPLE.parent, folder, "study")
+        _, _, estimate = estimated(study, 1)
+        assert estimate is not None
+        began = time.perf_counter()
         run_sweep(study, SweepProgress(lambda *_: None, study.sweep.num_points), one_by_one)
+        before = cpu_seconds()
+        write_results(study)
+        page, wall = cpu_seconds() - before, time.perf_counter() - began
         study.folder.release()
-    return taken
+    return Took(taken, page, wall, estimate.seconds)
 
 
 def main() -> None:
@@ -80,16 +99,19 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help="[all]")
     asked = parser.parse_args().cases or list(CASES)
     seconds_of(CASES["digits"] | {"steps": 1, "sweep": {"topology": ["lan"]}})
-    print("| study | points | a training | a retimed point | share | trained each | once | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    harness.heading(
+        *("study", "points", "a training", "a retimed point", "share", "the page", "trained each", "once"),
+        *("ratio", "host s", "estimated", "ratio"),
+    )
     for name in asked:
-        first, *others = seconds_of(CASES[name])
-        mean, number = sum(others) / len(others), 1 + len(others)
-        total = first + sum(others)
-        print(
-            f"| {name} | {number} | {first:.2f} s | {mean:.3f} s | {mean / first:.1%} | {number * first:.0f} s "
-            f"| {total:.1f} s | {number * first / total:.1f} |",
-            flush=True,
+        took = seconds_of(CASES[name])
+        first, *others = took.points
+        mean, number = sum(others) / len(others), len(took.points)
+        each, once = number * first + took.page, sum(took.points) + took.page
+        harness.row(
+            *(name, number, f"{first:.2f} s", f"{mean:.3f} s", f"{mean / first:.1%}", f"{took.page:.2f} s"),
+            *(f"{each:.0f} s", f"{once:.1f} s", f"{each / once:.1f}", f"{took.wall:.1f}"),
+            *(f"{took.estimate:.1f}", f"{took.estimate / took.wall:.2f}"),
         )
 
 
