@@ -9,10 +9,12 @@ the first that expires.
 from __future__ import annotations
 
 import json
+import math
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
@@ -23,7 +25,7 @@ from netgym.launch.recording import RECORDING, RECORDING_FORMAT
 from netgym.launch.report import print_launch, read_launch, report_of, write_launch
 from netgym.launch.run import Launch, Script
 from netsim import Topology
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 from netsim.files.plain_files import read_bytes
 from netsim.ranks import Await, CallEnding, Exit, Mark, Post, Progress, Wait, gives_time, on_grid
 from netsim.units import format_seconds
@@ -37,10 +39,21 @@ if TYPE_CHECKING:
 __all__ = ["retime_launch"]
 
 _SETTABLE = ("placement", "collectives")
+_INSTEAD = "launch it on that network instead"
 
 
-def _recorded(lines: bytes) -> Iterator[Request]:
-    """Requests of one rank, up to its end."""
+class _Expired(NamedTuple):
+    """A call whose time-out has expired: its rank, key and place, the instant of its post, and the time-out."""
+
+    rank: int
+    key: Key
+    place: str
+    begin: float
+    seconds: float
+
+
+def _recorded(lines: bytes, has_limits: bool) -> Iterator[Request]:
+    """Requests of one rank, up to its end; without their time-outs if they have no limits."""
     timed: dict[Key, Key] = {}  # keys of calls, with the group of a message as such
     for line in lines.splitlines():
         request = request_from_record(json.loads(line)[1:])
@@ -50,19 +63,26 @@ def _recorded(lines: bytes) -> Iterator[Request]:
             request = request._replace(key=timed.pop(request.key, request.key))
         if isinstance(request, Mark):  # a mapping of numbers, names and groups
             request = Mark({name: tuples_of(value) for name, value in request.row.items()})
+        if isinstance(request, Post | Await) and not has_limits:
+            request = request._replace(seconds=math.inf)
         yield request
     yield Exit()
 
 
 class _RetimedLaunch(Replay):
-    """The simulation of a launched run whose requests were recorded."""
+    """The simulation of a launched run whose requests were recorded.
 
-    def __init__(self, world: World, streams: Sequence[bytes]) -> None:
+    Attributes:
+        expired: the first call whose time-out has expired, which ends it.
+    """
+
+    def __init__(self, world: World, streams: Sequence[bytes], has_limits: bool = True) -> None:
         self.sites = CallSites(world.num_ranks, sites_of=world.regions)
-        self._deadlines: dict[tuple[int, Key], tuple[float, float, str]] = {}
+        self.expired: _Expired | None = None
+        self._deadlines: dict[tuple[int, Key], _Expired] = {}
         super().__init__(world)
         self.sites.book = self.schedules
-        self.recorded = list(map(_recorded, streams))
+        self.recorded = [_recorded(lines, has_limits) for lines in streams]
         self.kernel.calls.ends_close = True
         self.kernel.calls.on_progress = self._take_progress
 
@@ -76,7 +96,8 @@ class _RetimedLaunch(Replay):
         self.sites.take_request(rank, request)
         if isinstance(request, Post | Await) and gives_time(request):
             place = self.sites.ranks[rank].site.place
-            self._deadlines[rank, request.key] = float(self.kernel.clock.now), request.seconds, place
+            now = float(self.kernel.clock.now)
+            self._deadlines[rank, request.key] = _Expired(rank, request.key, place, now, request.seconds)
 
     def _take_progress(
         self, rank: int, change: Progress, key: Key | None, instant: float, seconds: float
@@ -92,24 +113,41 @@ class _RetimedLaunch(Replay):
             InputError: the call has ended undone: the program would raise an error, and do something else.
         """
         if isinstance(value, CallEnding) and value != CallEnding.DONE:
-            self._refuse(f"a connection of rank {rank} is closed ({self.sites.ranks[rank].site.place})")
+            raise self._closed(f"of rank {rank} at {self.sites.ranks[rank].site.place}")
 
     def broken(self, group: Hashable) -> None:
-        """Refuse to go on.
+        """Note the call whose time-out has expired.
 
         Raises:
             InputError: always.
         """
         now = float(self.kernel.clock.now)
-        for (rank, _), (begin, seconds, place) in self._deadlines.items():
-            if begin + on_grid(seconds) <= now:
-                limit = format_seconds(seconds)
-                self._refuse(f"rank {rank}'s call at {place} is not over after {limit}, its time-out")
-        self._refuse("a connection was given up")
+        late = (each for each in self._deadlines.values() if each.begin + on_grid(each.seconds) <= now)
+        self.expired = next(late, None)
+        raise self._closed("with a time-out")
 
-    def _refuse(self, why: str) -> NoReturn:
-        now = format_seconds(float(self.kernel.clock.now))
-        raise InputError(f"retime: at {now} of that network {why}: launch it on that network instead")
+    def _closed(self, whose: str) -> InputError:
+        at = format_seconds(float(self.kernel.clock.now))
+        return InputError(f"retime: there a connection {whose} is closed at {at}: {_INSTEAD}")
+
+
+def _refusal(late: _Expired, run: _RetimedLaunch) -> InputError:
+    """The line for a call that has expired; `run` has no time-outs, and tells how long the call takes."""
+
+    def follow(rank: int, change: Progress, key: Key | None, instant: float, seconds: float) -> None:
+        if change is Progress.OVER and (rank, key) == late[:2]:
+            ends.append(instant)
+            run.kernel.until_seconds = instant
+
+    ends: list[float] = []
+    run.kernel.calls.on_progress = follow
+    with suppress(NetsimError):
+        run.kernel.run()
+    takes = f"takes {format_seconds(ends[0] - late.begin)}" if ends else "does not end"
+    return InputError(
+        f"retime: there rank {late.rank}'s call at {late.place} {takes}, and its time-out is "
+        f"{format_seconds(late.seconds)}: {_INSTEAD}"
+    )
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[bytes]]:
@@ -133,7 +171,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[bytes]]:
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise InputError(f"{visible(path)}: is damaged: {visible(error)}; launch it again") from None
     if about["refused"]:
-        raise InputError(f"retime: {about['refused']}: launch it on that network instead")
+        raise InputError(f"retime: {about['refused']}: {_INSTEAD}")
     return about, streams
 
 
@@ -188,6 +226,12 @@ def retime_launch(
         launch = replace(launch, protocol=protocol)
     run = _RetimedLaunch(launch.world(len(streams)), streams)
     made = RunFolder.create(out, f"{Path(launched.script).stem}-retimed")
-    run.kernel.run()
+    try:
+        run.kernel.run()
+    except InputError:
+        made.discard()
+        if run.expired is None:
+            raise
+        raise _refusal(run.expired, _RetimedLaunch(launch.world(len(streams)), streams, False)) from None
     report = write_launch(made, report_of(run, run.sites, launch.about(), "finished", None))
     print_launch(report, made.path, as_json=as_json)

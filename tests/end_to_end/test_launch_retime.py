@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def test_a_program_that_learns_the_time_is_launched_again(run: Run, read: str, t
     assert err.endswith("launch it on that network instead\n")
 
 
-# From line 22 on; calls take up to 0.7 s on wan-4-regions.
+# From line 22 on; calls take up to about a second on wan-4-regions.
 LIMITED = """
 import datetime, logging
 late = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=LIMIT))
@@ -142,8 +143,8 @@ def test_shown_times_and_time_outs_that_do_not_expire_are_retimed(run: Run, tmp_
             expected = launched(run, tmp_path / "there", "--compute", "marks", *there, last=last)
             assert json.loads(out) == expected | {"run_folder": str(tmp_path / "made-50")}
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "of that network rank" in err
-    assert "'s call at program.py:26 is not over after 50 ms, its time-out: launch it on" in err
+    late = r"retime: there rank \d's call at program.py:26 takes [1-9][.\d]* m?s, and its time-out is 50 ms: launch"
+    assert re.search(late, err)
 
 
 def test_runs_without_an_end_or_a_whole_recording_are_refused(run: Run, tmp_path: Path) -> None:
