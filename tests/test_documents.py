@@ -106,6 +106,8 @@ def test_without_libyaml_the_same_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     assert (slow.data, slow.lines) == (fast.data, fast.lines)
     with pytest.raises(InputError, match="deep"):
         parse_document("[" * 1000)
+    with pytest.raises(InputError, match=":1: control character"):
+        parse_document("a: \x01")
 
 
 class _Outer(Schema):

@@ -434,6 +434,19 @@ def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
     assert made.kinds == [0] * 20 + [1] * 40
 
 
+def test_collectives_with_a_root_are_recorded_of_ranks_alone() -> None:
+    """Also of ranks that receive nothing from themselves."""
+
+    def body(comm: Any, computing: Any) -> None:
+        flat = torch.empty(3, device="meta")
+        comm.scatter(flat, [flat] * 3 if comm.rank == 1 else None, 1)
+        comm.reduce(flat, 1)
+        assert (comm.gather(flat, 1) is None) == (comm.rank != 1)
+        comm.mark({})
+
+    assert {call.op for call in record_kinds(body, 3).calls} == {"scatter", "reduce", "gather"}
+
+
 def test_layers_that_are_alike_take_as_long_as_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of very many calls a few layers are simulated, and the rest follows."""
     model = planned_model("llama-2m", 16, num_layers=24)

@@ -143,6 +143,9 @@ def test_steps_are_those_of_the_first_optimizer_that_steps(tmp_path: Path) -> No
     show_summary(report, shown)
     assert "(means over ranks and 2 steps" in (text := shown.export_text())
     assert "Ranks take from 0 s (rank 0) to 4 s (rank 2)." in text
+    earlier = [rank.model_copy(update={"step_seconds": None}) for rank in report.ranks]
+    show_summary(report.model_copy(update={"ranks": earlier}), shown)
+    assert "Ranks take" not in shown.export_text()
 
 
 def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:

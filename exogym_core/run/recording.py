@@ -95,8 +95,10 @@ class _Alone:
             raise ClockReadError("a rank alone has nobody that takes its state")
         if name in ("all_to_all", "reduce_scatter"):
             return [tensors[member]] * (len(ranks) if name == "all_to_all" else 1)
+        if name in ("reduce", "gather", "scatter") and member != signature.root:
+            return []
         if name in ("all_reduce", "reduce"):  # a sum is as large as each of its terms
-            ranks, member = ranks[:1], 0
+            return list(combine("all_reduce", [tensors], signature.reduce_op, 0)[0])
         return list(combine(name, [tensors] * len(ranks), signature.reduce_op, signature.root)[member])
 
     def take(self, ticket: list[Tensor], member: int, deliver: Delivery[T]) -> T:

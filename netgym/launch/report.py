@@ -554,12 +554,11 @@ def _steady(report: LaunchReport) -> str:
     if steady is None:
         return ""
     of_ranks = [(rank.step_seconds, rank.rank) for rank in report.ranks if rank.step_seconds is not None]
-    least, most = ((format_seconds(seconds), rank) for seconds, rank in (min(of_ranks), max(of_ranks)))
-    apart = (
-        f" Ranks take from {least[0]} (rank {least[1]}) to {most[0]} (rank {most[1]})."
-        if least[0] != most[0]
-        else ""
-    )
+    apart = ""
+    if of_ranks:  # earlier reports have none
+        least, most = ((format_seconds(seconds), rank) for seconds, rank in (min(of_ranks), max(of_ranks)))
+        if least[0] != most[0]:
+            apart = f" Ranks take from {least[0]} (rank {least[1]}) to {most[0]} (rank {most[1]})."
     return (
         f"A step takes {format_seconds(steady.seconds)} after the first one: computing "
         f"{format_seconds(steady.computing_seconds)}, waiting for others {format_seconds(steady.waiting_seconds)}, "
@@ -572,7 +571,7 @@ def _place(place: str, most: int = 80) -> str:
     """A place on one line, shortened from the left: the file's name and the line are at its end.
 
     >>> _place("a_package/calls.py:104", 20)
-    '…package/calls.py:104'
+    '…ackage/calls.py:104'
     """
     shown = visible(place, len(place) * 10)
     return shown if len(shown) <= most else "\N{HORIZONTAL ELLIPSIS}" + shown[1 - most :]

@@ -15,7 +15,7 @@ at once, as in a ring placed region by region. For other schedules the recurrenc
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -182,9 +182,14 @@ def after_entry(
     lasts[num_bytes == 0] = -np.inf  # it may be left out
     crossed = np.zeros((num, len(routes.capacity) + 1))  # the last one is no link
     done = {0: np.where(np.eye(num, dtype=bool), 0.0, -np.inf)}  # instants by number of steps
-    end = 0
+    end = oldest = 0
+    # Gates are not in order where loops of a ring begin.
+    least = [*accumulate(reversed(schedule.gates), min)][::-1]
     for index, (step, gate) in enumerate(zip(steps, schedule.gates, strict=True)):
         begin, end = end, end + len(step.src)
+        for old in range(oldest, least[index]):  # no later step looks so far back
+            del done[old]
+        oldest = least[index]
         posted = done[gate][:, step.src]
         over = np.zeros((len(step.src), crossed.shape[1]))
         for place in links[begin:end].T:
@@ -192,7 +197,6 @@ def after_entry(
         crossed += np.isfinite(posted).astype(np.float64) @ over
         done[index + 1] = done[index].copy()
         np.maximum.at(done[index + 1].T, step.dst, (posted + lasts[begin:end]).T)
-        done.pop(gate - 1, None)  # no later step looks so far back
     return crossed[:, :-1] / routes.capacity, done[schedule.num_steps]
 
 

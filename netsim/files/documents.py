@@ -171,8 +171,9 @@ def parse_document(text: str, where: str = "<text>") -> Document:
     if directive:
         line = text.count("\n", 0, directive.start()) + 1
         raise InputError(f"{where}:{line}: YAML directives ('%...') are not accepted: remove the line")
-    reader, parser = _Reader(where), _Parser(text)
+    reader, parser = _Reader(where), None
     try:
+        parser = _Parser(text)
         while (event := parser.get_event()) is not None:
             reader.take(event)
     except yaml.MarkedYAMLError as error:
@@ -190,7 +191,8 @@ def parse_document(text: str, where: str = "<text>") -> Document:
             raise InputError(f"{where}:{line}: {message}") from None
         raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
     finally:
-        parser.dispose()
+        if parser is not None:
+            parser.dispose()
     return Document(where, reader.root, reader.lines)
 
 

@@ -130,6 +130,7 @@ def test_rounds_are_as_fast_as_by_any_one_algorithm(
 
 @given(st.sampled_from(OFFERED), st.integers(0, 5), sizes, networks, st.sampled_from(sorted(PRESETS)))
 @example("direct", 0, [1_000_000], SLOW, "ideal")
+@example("nccl-ring", 0, [20_000_000], SLOW, "nccl-sockets")  # in loops
 @settings(max_examples=20)
 def test_bytes_and_members_that_wait_for_the_last_member_come_after_it(
     algorithm: str, late: int, sizes: list[int], where: Form, protocol: str
