@@ -39,6 +39,7 @@ __all__ = [
     "VIRTUAL_TIME",
     "RankClock",
     "imported_clocks",
+    "shows_time",
     "uses_host_time",
     "virtualize",
 ]
