@@ -61,8 +61,8 @@ def command(
         compute: Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100' (FLOPs and bytes on a
             device), 'trace.csv h100' (measured operations, see --record-compute), or 'marks'.
         record_compute: Run SCRIPT on this machine's own devices and write how long each operation takes.
-        collectives: A name such as ring, or '{all_reduce: ring}' [auto: gloo's own under gloo, else for each call the
-            fastest by itself].
+        collectives: A name such as ring, or '{all_reduce: ring}' [auto: gloo's own under gloo, NCCL's choice under
+            nccl-sockets, else for each call the fastest by itself].
         until: Stop the run at this virtual time, such as '60 s'.
         clock: Time that SCRIPT reads and sleeps after init_process_group: virtual, or this machine's.
         cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.

@@ -176,7 +176,7 @@ class LaunchReport(_Part):
     placement: list[str] = Field(description="host of each rank")
     algorithms: dict[str, list[str]] = Field(description="those that each operation went by")
     algorithms_from: str = Field(
-        description="'auto': gloo's own under gloo, else for each call the fastest by itself"
+        description="'auto': gloo's own, NCCL's choice under nccl-sockets, else for each call the fastest by itself"
     )
     compute: str = Field(description="cost of computing, as --compute has it")
     compute_account: ComputeAccount | None = Field(
@@ -393,6 +393,12 @@ _CLOCKS = {
     "virtual": "virtual: times that the script takes itself are on this clock",
     "host": "host: times that the script takes itself are this machine's; netgym.now() reads the virtual clock",
 }
+_CHOICES = {
+    "": "auto: for each call the fastest by itself, on idle links",
+    "gloo": "gloo's own",
+    "nccl": "auto: NCCL's choice",
+}
+"""What `auto` takes, by the protocol's `library`."""
 _WITHOUT = "launched without values: tensors had shapes, dtypes and strides alone, and no loss is known"
 _ENDINGS = {
     "finished": "",
@@ -450,8 +456,7 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
     algorithms = "; ".join(f"{op}: {', '.join(names)}" for op, names in report.algorithms.items()) or "none"
     by = report.algorithms_from
     if by == "auto":
-        is_gloo = report.protocol_settings["rendezvous"]
-        by = "gloo's own" if is_gloo else "auto: for each call the fastest by itself, on idle links"
+        by = _CHOICES[report.protocol_settings["library"]]
     startup = max((rank.startup_seconds for rank in report.ranks), default=0.0)
     facts = [
         ("script", visible(" ".join([report.script, *report.arguments]), 200)),
