@@ -48,6 +48,7 @@ from exogym_core.events import (
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
+    AllReduceStrategy,
     DiLoCoStrategy,
     FedAvgStrategy,
     OneBitAdamStrategy,
@@ -227,6 +228,15 @@ def test_requests_of_earlier_logs_are_read() -> None:
     about[1] = (0, 1)
     deadline = Deadline(quantile=0.5, quorum=2)
     assert found == Join(Key(("present", 0), None), *about, is_past=True, deadline=deadline)
+
+
+def test_checkpoints_of_earlier_versions_name_all_reduce_otherwise(tmp_path: Path) -> None:
+    folder = fit(strategy=AllReduceStrategy(), checkpoint_interval=2, save_dir=tmp_path).checkpoint_folder
+    (manifest,) = tmp_path.glob("*/step-*/manifest.json")
+    body = json.loads(manifest.read_text())["body"]
+    body["identity"]["strategy"] = "SimpleReduceStrategy"
+    manifest.write_text(checkpoint.manifest_text(body))
+    assert fit(strategy=AllReduceStrategy(), resume_from=folder).resumed_step == 4
 
 
 # --- what never loads --------------------------------------------------------------------------------------

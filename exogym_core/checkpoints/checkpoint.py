@@ -60,6 +60,7 @@ __all__ = [
 
 _FORMAT = 5
 _CODE = "code"
+_RENAMED = {"SimpleReduceStrategy": "AllReduceStrategy"}  # strategies, since earlier checkpoints
 _MOST_CHARACTERS = 100_000_000  # of a manifest
 MANIFEST = "manifest.json"
 LETTERS = "letters"
@@ -94,7 +95,7 @@ def run_identity(
         "format": _FORMAT,
         "versions": {"netgym": metadata.version("netgym"), "torch": str(torch.__version__)},
         "world size": world_size,
-        "strategy": strategy,
+        "strategy": _RENAMED.get(strategy, strategy),
         "strategy's options": options,
         "model": shapes,
         "training set": training_set,
@@ -288,7 +289,10 @@ class StoredCheckpoint:
             checked = _Manifest.model_validate(body)
         except ValueError as error:
             raise damaged(manifest, " ".join(str(error).split())) from error
-        return cls(path, body["step"], body["identity"], body["files"], checked.logs)
+        for earlier, name in _RENAMED.items():
+            if identity.get("strategy") == earlier:
+                identity["strategy"] = name
+        return cls(path, body["step"], identity, body["files"], checked.logs)
 
     @property
     def world_size(self) -> int:
