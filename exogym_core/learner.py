@@ -250,9 +250,10 @@ class TorchLearner:
                     weight = count / (first or 1.0)
                 else:
                     weight = count / (context.count or 1.0)
-                    for parameter in self._model.parameters():
-                        if parameter.grad is not None:
-                            parameter.grad.detach().mul_(first / (context.count or 1.0))
+                    with torch.no_grad():  # a detached sparse gradient would be another one
+                        for parameter in self._model.parameters():
+                            if parameter.grad is not None:
+                                parameter.grad.mul_(first / (context.count or 1.0))
             if index and (count is None) != (context.count is None):
                 raise InputError(
                     f"rank {self._comm.rank}, step {context.number + 1}: the model returned a count for some "

@@ -317,6 +317,28 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(
     assert result.final_loss == pytest.approx(judged(data.tensors).item(), rel=1e-9)
 
 
+class Looked(nn.Module):
+    """A table with sparse gradients; one sample counts thrice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 1, sparse=True)
+        nn.init.ones_(self.table.weight)
+
+    def forward(self, batch: tuple[Tensor]) -> Any:
+        counts = 1 + 2 * (batch[0] == 3)
+        return (self.table(batch[0])[:, 0] * counts).sum() / counts.sum(), counts.sum()
+
+
+def test_micro_batches_of_sparse_gradients_are_weighed() -> None:
+    data = TensorDataset(torch.arange(4))
+    strategy = build_strategy("DiLoCo", optim_spec="sgd", lr=0.6, H=9)
+    options = {"num_nodes": 1, "batch_size": 4, "minibatch_size": 2, "max_steps": 1, "shuffle": False}
+    result = fitted(Looked(), data, strategy=strategy, **options)
+    table = result.rank_states[0]["table.weight"][:, 0]
+    torch.testing.assert_close(table, torch.tensor([0.9, 0.9, 0.9, 0.7]))
+
+
 @pytest.mark.parametrize(
     ("output", "line"),
     [

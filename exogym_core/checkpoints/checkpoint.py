@@ -289,10 +289,11 @@ class StoredCheckpoint:
             checked = _Manifest.model_validate(body)
         except ValueError as error:
             raise damaged(manifest, " ".join(str(error).split())) from error
+        about: dict[str, Any] = body["identity"]
         for earlier, name in _RENAMED.items():
-            if identity.get("strategy") == earlier:
-                identity["strategy"] = name
-        return cls(path, body["step"], identity, body["files"], checked.logs)
+            if about.get("strategy") == earlier:
+                about["strategy"] = name
+        return cls(path, body["step"], about, body["files"], checked.logs)
 
     @property
     def world_size(self) -> int:

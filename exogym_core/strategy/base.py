@@ -420,7 +420,7 @@ class Strategy(Stateful):
                 "that could be shipped: write judged = 'server'"
             )
         steps = self.round_steps
-        if steps is not None and not (isinstance(steps, Integral) and steps >= 1):
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1):
             raise InputError(f"{self.where}: round_steps={steps!r} must be a whole number of at least 1")
         if comm.world_size > 1 and not self.takes_complex and any(map(torch.is_complex, self.trainable)):
             name, parameter = next(each for each in self.named_trainable() if each[1].is_complex())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,7 @@ def flatten(tensors: Sequence[Tensor], comm: Communicator | None = None) -> Tens
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of `flat` in the shapes of `like`, in order."""
     pieces = flat.split_with_sizes(list(map(torch.numel, like)))
-    return list(map(Tensor.view_as, pieces, like))
+    return list(map(Tensor.view, pieces, map(attrgetter("shape"), like)))  # plain ones, of subclasses too
 
 
 @torch.no_grad()
