@@ -17,6 +17,8 @@ from experiments import experiment
 
 from exogym_core.workers.processes.jobs import Job, JobEnd, call_each, run_jobs
 from netgym.cli.main import main
+from netgym.experiment.comparison import compare
+from netgym.studies import sweep
 from netsim.errors import InputError
 
 EXPERIMENT = experiment(
@@ -183,3 +185,61 @@ def test_a_run_that_is_killed_is_marked_and_tried_again(
     summary = json.loads((tmp_path / "with-2/summary.json").read_text())
     assert [entry["seeds"] for entry in summary] == [[0, 1]] * 3
     assert not any("failed" in entry or "incomplete" in entry for entry in summary)
+
+
+# --- the training point of a sweep over networks --------------------------------------------------------------
+
+
+def swept(folder: Path, num_jobs: int, end: str) -> tuple[int, dict[str, bytes]]:
+    """Exit code, and files of a sweep whose second point retimes the first."""
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN.replace("END", end))
+    (folder / "small.yaml").write_text(f"{EXPERIMENT}sweep: {{topology: [lan, wan-4-regions]}}\n")
+    out = folder / "out"
+    code = main(["sweep", str(folder / "small.yaml"), "--out", str(out), "--jobs", str(num_jobs)])
+    return code, files_of(out)
+
+
+@pytest.fixture
+def given_jobs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Jobs of the comparisons in this process; the estimate has one."""
+    jobs: list[int | None] = []
+
+    def noted(*given: Any, **options: Any) -> Any:
+        jobs.append(options.get("jobs", 1))
+        return compare(*given, **options)
+
+    monkeypatch.setattr(sweep, "compare", noted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    return jobs
+
+
+def test_a_training_point_with_its_strategies_side_by_side_is_the_one_run_after_run(
+    tmp_path: Path, given_jobs: list[int | None]
+) -> None:
+    """A strategy fails, at each point."""
+    alone = swept(tmp_path / "1", 1, "raise ValueError('no')")
+    assert set(given_jobs) == {1}
+    assert swept(tmp_path / "2", 2, "raise ValueError('no')") == alone
+    assert given_jobs[-1] == 2
+    assert alone[0] == 1
+    entries = json.loads(alone[1]["summary.json"])
+    assert [entry.get("retimed") for entry in entries] == [
+        None,
+        [f"{name}.seed-{seed}" for name in ("AllReduce", "DiLoCo") for seed in (0, 1)],
+    ]
+
+
+def test_an_interrupted_training_point_resumes_to_the_same_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_jobs: list[int | None]
+) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    end = "os.path.exists('again') or os.getppid() != MAIN or os.kill(MAIN, signal.SIGINT)"
+    end = end.replace("MAIN", str(os.getpid()))  # the estimate's training is in this process itself
+    code, _ = swept(tmp_path / "cut", 2, end)
+    assert (code, given_jobs[-1]) == (130, 2)
+    Path("again").touch()
+    assert main(["sweep", "--resume", str(tmp_path / "cut/out"), "--trust", "--jobs", "2"]) == 0
+    assert swept(tmp_path / "whole", 1, end) == (0, files_of(tmp_path / "cut/out"))

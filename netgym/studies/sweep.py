@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -104,6 +105,8 @@ def run_here(
 ) -> Iterator[tuple[int, Found]]:
     """Run points on this machine, each in a job from `begin` to `end`; yields (number, result) as they end.
 
+    Points that others wait for train several of their runs at once, where these points leave jobs idle.
+
     Args:
         points: to run.
         num_jobs: points at once; None: as many as cores and memory allow.
@@ -112,8 +115,8 @@ def run_here(
     running: dict[int, tuple[PointRun, RunFolder]] = {}
     queue, tasks = PointQueue(points), TaskCache()
 
-    def jobs() -> Iterator[Job | None]:
-        while queue.waiting:
+    def jobs(num_points: int, runs_at_once: int) -> Iterator[Job | None]:
+        while len(points) - len(queue.waiting) < num_points:
             each = queue.take()
             if each is None:
                 yield None
@@ -129,7 +132,9 @@ def run_here(
             def train(report: PointProgress, each: PointRun = each, folder: RunFolder = folder) -> Found:
                 def run() -> list[dict[str, Any]]:
                     experiment = each.experiment(folder)
-                    return train_in(folder, experiment, report, sources=each.sources, tasks=tasks)
+                    asked = 1 if runs_at_once == 1 else None  # as many as can share the machine, up to these
+                    at_once = _at_once(experiment, runs_at_once, asked, measured)
+                    return train_in(folder, experiment, report, at_once, each.sources, tasks)
 
                 return found_by(run, folder)
 
@@ -137,15 +142,20 @@ def run_here(
 
     try:
         at_once = _at_once(points[0].study.base(), len(points), num_jobs, measured) if points else 1
-        with closing(run_jobs(jobs(), at_once)) as ends:
-            for job, end in ends:
-                each, folder = running.pop(int(job.name))
-                queue.end(each)
-                if isinstance(end.error, RecordError):
-                    folder.release()
-                    raise end.error
-                found = end.result if end.error is None else failed_by(end.error, folder)
-                yield each.number, each.end(folder, found)
+        num_trained = sum(not each.trained for each in points)
+        runs_at_once = _runs_at_once(num_trained, at_once)
+        phases = [(num_trained, num_trained, runs_at_once)] if runs_at_once > 1 else []
+        phases.append((len(points), at_once, 1))
+        for num_points, points_at_once, runs_of_each in phases:
+            with closing(run_jobs(jobs(num_points, runs_of_each), points_at_once)) as ends:
+                for job, end in ends:
+                    each, folder = running.pop(int(job.name))
+                    queue.end(each)
+                    if isinstance(end.error, RecordError):
+                        folder.release()
+                        raise end.error
+                    found = end.result if end.error is None else failed_by(end.error, folder)
+                    yield each.number, each.end(folder, found)
     finally:
         for _, folder in running.values():
             folder.release()
@@ -156,6 +166,11 @@ def _at_once(experiment: Experiment, num_points: int, num_jobs: int | None, meas
         return 1
     num_bytes = _BYTES_OF_A_POINT if measured is None else measured.memory_bytes
     return jobs_at_once(experiment, num_points, num_jobs, lambda: num_bytes)
+
+
+def _runs_at_once(num_trained: int, at_once: int) -> int:
+    """Runs of a point to train at once while `num_trained` points train and all others wait for them."""
+    return max(at_once // num_trained, 1) if num_trained else 1
 
 
 def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
@@ -441,20 +456,21 @@ class PointProgress:
     def __init__(self, sweep: SweepProgress, number: int, name: str) -> None:
         self._sweep, self._number, self._name = sweep, number, name
         self._run, self._runs, self._steps, self._label = 1, 1, 1, ""
+        self._shares: dict[int, float] = {}  # completed share of each run, for all copies
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> PointProgress:
-        """Note the run of the point that begins."""
-        self._run, self._runs, self._steps = position, num_strategies, num_steps
-        self._label = visible(label)
-        return self
+        """Progress of a run of the point, alongside others."""
+        run = copy(self)
+        run._run, run._runs, run._steps, run._label = position, num_strategies, num_steps, visible(label)
+        return run
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Report the share of the point that a step completes."""
         if row["kind"] == "step":
-            share = (self._run - 1 + row["step"] / self._steps) / self._runs
+            self._shares[self._run] = row["step"] / self._steps
             self._sweep.step(
                 self._number,
-                share,
+                sum(self._shares.values()) / self._runs,
                 lambda: (
                     f"{self._name}: {self._label}: step {row['step']} of {self._steps}, "
                     f"loss {format_loss(row['train_loss'])}"
@@ -681,7 +697,8 @@ def estimate(
 ) -> Estimate:
     """Scale a probe to a sweep: a step's seconds are taken to grow with workers and samples alone.
 
-    Points that retime others follow the trainings, and the longest point of either kind takes its time.
+    Points that retime others follow the trainings, and the longest point of either kind takes its time; of trainings
+    that have several runs at once, the longest run.
 
     Args:
         measured: the probe.
@@ -691,7 +708,8 @@ def estimate(
         retimes: equal trainings are done once.
     """
     num_runs = num_retimed = 0
-    of_points: dict[bool, list[float]] = {False: [], True: []}  # by whether they wait for others
+    # Seconds of each point's runs, by whether it waits for others.
+    of_points: dict[bool, list[list[float]]] = {False: [], True: []}
     first_with: dict[str, int] = {}  # by training, the point that has it first
     samples = measured_on.settings.workers.count * measured_on.settings.batch_size
     for number, experiment in enumerate(experiments):
@@ -701,20 +719,25 @@ def estimate(
             settings.steps * settings.workers.count * settings.batch_size / samples
         )  # in steps of the probe
         evaluations = settings.steps // settings.evaluate.every + 1
-        seconds, waits = measured.task_seconds, False
+        of_runs, waits = [], False
         for label in (str(entry.label) for entry in experiment.strategies):
             num_runs += runs
             key = trainings.get(label)
             if key is not None and first_with.setdefault(key, number) != number:
                 first, more = measured.retimed_seconds
                 num_retimed, waits = num_retimed + runs, True
-                seconds += runs * (first + settings.steps * more)
+                of_runs += [first + settings.steps * more] * runs
             else:
                 start, step = measured.others_seconds.get(
                     label, (measured.start_seconds, measured.step_seconds)
                 )
-                seconds += runs * (start + work * step + evaluations * measured.evaluation_seconds)
-        of_points[waits].append(seconds)
-    total = measured.page_seconds
-    total += sum(max(sum(each) / at_once, max(each, default=0.0)) for each in of_points.values())
+                of_runs += [start + work * step + evaluations * measured.evaluation_seconds] * runs
+        of_points[waits].append(of_runs)
+    total, num_trained = measured.page_seconds, len(of_points[False])
+    for waits, points in of_points.items():
+        runs_at_once = 1 if waits else _runs_at_once(num_trained, at_once)
+        seconds = [
+            measured.task_seconds + max(sum(of_runs) / runs_at_once, max(of_runs)) for of_runs in points
+        ]
+        total += max(sum(seconds) / at_once, max(seconds, default=0.0))
     return Estimate(total * measured.slowdown, measured.memory_bytes, num_runs, at_once, num_retimed)
