@@ -55,6 +55,7 @@ from exogym_core.strategy import (
     Strategy,
     build_strategy,
 )
+from exogym_core.strategy.parts.state import State, Stateful
 from exogym_core.workers.host import untimed_row
 from exogym_core.workers.journal import request_from_record
 from netsim.errors import InputError
@@ -822,3 +823,20 @@ def test_a_rank_that_sees_the_folder_of_rank_0_writes_there(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "disk"))
     own = OwnParts.where_needed(tmp_path / "run", mark, (1, 2), lambda: -1)
     assert own.folder == Path(f"{tmp_path}/disk{tmp_path}/run")
+
+
+class Kept(Stateful):
+    state = State("tensor", "plain")
+
+    def __init__(self) -> None:
+        self.tensor, self.plain = torch.zeros(4), {"of": [0]}
+
+
+def test_declared_state_is_a_copy_both_ways() -> None:
+    module, fresh = Kept(), Kept()
+    state = module.state_dict()
+    fresh.load_state_dict(state)
+    for each in (module, fresh):
+        each.tensor += 1
+        each.plain["of"].append(5)
+    assert (state["tensor"].tolist(), state["plain"]) == ([0] * 4, {"of": [0]})

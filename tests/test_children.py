@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
 import gc
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from forks import Fork
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.exchange import copy_values, reduce_tensors
@@ -213,6 +217,39 @@ def test_failures_leave_nothing() -> None:
             children.ready([0])
     assert _open_descriptors() <= descriptors, "fewer where garbage of earlier tests is collected"
     assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize(
+    ("method", "num_children"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.thorough)]
+)
+def test_children_end_with_a_killed_parent(method: str, num_children: int) -> None:
+    offset = 0  # a closure reaches both kinds of children
+
+    def target(index: int, channel: Pipe) -> None:
+        channel.send(os.getpid() + offset)
+        while True:
+            time.sleep(60)
+
+    def parent() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+        print("once")
+        atexit.register(print, "exit handler")
+        with Children(target, num_children, method=method) as children:
+            for channel in children.channels:
+                print(channel.recv())
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result = Fork(parent).end(60.0)
+    assert result.returncode == -signal.SIGKILL
+    first, *pids = result.stdout.splitlines()
+    assert first == "once"
+    assert len(pids) == num_children
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # gone already
+            process = os.pidfd_open(int(pid))
+            assert select.select([process], [], [], 60.0)[0]
+            os.close(process)
 
 
 # --- the protocol of simulation and rank groups -------------------------------------------------------------
