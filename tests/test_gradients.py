@@ -436,6 +436,17 @@ def test_the_scale_is_part_of_a_checkpoint(tmp_path: Any) -> None:
     assert max(after) < 2.0**16
 
 
+def averaged(comm: Communicator) -> Tensor:
+    part = torch.arange(4, dtype=torch.bfloat16) + torch.tensor(0.01 * comm.rank, dtype=torch.bfloat16)
+    return comm.all_reduce(part, "avg")
+
+
+def test_sockets_widen_too() -> None:
+    """gloo itself adds halves up as halves."""
+    simulated, real = run_ranks(averaged, 3).results, run_ranks(averaged, 3, transport="gloo").results
+    assert all(map(torch.equal, simulated, real))
+
+
 # --- the micro-batch that fits ------------------------------------------------------------------------------
 
 INPUTS = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
