@@ -486,9 +486,9 @@ class Probe:
     """Processor seconds of the parts of one run, and its peak memory.
 
     Attributes:
-        start_seconds: until the end of the first step: data, processes, the first evaluation.
+        start_seconds: before the first step: data, processes, and at the end files.
         step_seconds: of one step of all workers.
-        evaluation_seconds: of one evaluation and of the end, at most.
+        evaluation_seconds: of one evaluation.
         memory_bytes: of this process and its children.
         others_seconds: the first two of the other strategies, by label.
         task_seconds: of loading data, of a point's own files, and of checks before its first step.
@@ -541,30 +541,26 @@ class _Stopwatch:
 
     Attributes:
         marks: processor seconds of this process when the comparison begins, each run begins, and all have ended.
-        host_seconds, processor_seconds, end_seconds: of the last training; of it the processor's after the last step.
+        host_seconds, processor_seconds: of the last training.
     """
 
     def __init__(self) -> None:
         self.marks = [cpu_seconds()]
-        self.host_seconds = self.processor_seconds = self.end_seconds = 0.0
-        self._began = self._stepped = 0.0
+        self.host_seconds = self.processor_seconds = self._began = 0.0
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> _Stopwatch:
         """Note the beginning of a run."""
         self.marks.append(cpu_seconds())
-        self._began = self._stepped = time.perf_counter()
+        self._began = time.perf_counter()
         return self
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """Note the end of a step."""
-        if row["kind"] == "step":
-            self._stepped = time.perf_counter()
+        """Ignore a row."""
 
     def end(self, words: str) -> None:
         """Note the end of a training, before its files are written."""
-        ended = time.perf_counter()
-        self.host_seconds, self.processor_seconds = ended - self._began, cpu_seconds() - self.marks[-1]
-        self.end_seconds = self.processor_seconds * (ended - self._stepped) / (self.host_seconds or 1.0)
+        self.host_seconds = time.perf_counter() - self._began
+        self.processor_seconds = cpu_seconds() - self.marks[-1]
 
     def runs(self) -> list[float]:
         """Processor seconds of each run, its files included."""
@@ -574,8 +570,8 @@ class _Stopwatch:
 def probe(experiment: Experiment) -> Probe:
     """Compare the strategies for a few steps and time their runs, with their files and page; these are not kept.
 
-    A comparison over one step goes first, so that imports and compilation are not timed. Whole runs are timed: rows of
-    several steps may be reported at once.
+    A comparison over one step goes first, so that imports and compilation are not timed. Whole runs are timed, one of
+    them evaluated at every step: rows of several steps, and of evaluations, may be reported at once.
     """
     settings, label = experiment.settings, str(experiment.strategies[0].label)
     evaluate = settings.evaluate.model_copy(update={"every": 10**9})
@@ -607,10 +603,11 @@ def probe(experiment: Experiment) -> Probe:
         one = timed(every, 1)
         if one.runs()[0] < _SHORT_SECONDS:
             num_steps = min(_MORE_STEPS, settings.steps)
-        # Processor time, the mean of two: what else the machine does adds to host time, more than some steps take.
-        last, many = timed(every.only(label), num_steps), timed(every, num_steps)
-        took = many.runs()
-        took[0] = (took[0] + last.runs()[0]) / 2
+        # Processor time: what else the machine does adds to host time, more than some steps take.
+        took = timed(every, num_steps).runs()
+        evaluate = settings.evaluate.model_copy(update={"every": 1})
+        last = timed(every.only(label).with_settings(evaluate=evaluate), num_steps)
+        evaluation_seconds = max(last.runs()[0] - took[0], 0.0) / max(num_steps - 1, 1)
         # Memory at the peak of this process, and of as many of its largest child as run at once.
         workers, num_children = settings.workers, 0
         if workers.kind not in IN_ONE_PROCESS:
@@ -627,14 +624,15 @@ def probe(experiment: Experiment) -> Probe:
     of_steps = [
         max(all_ - first, 0.0) / max(num_steps - 1, 1) for first, all_ in zip(one.runs(), took, strict=True)
     ]
-    starts = [
-        max(first - step - last.end_seconds, 0.0) for first, step in zip(one.runs(), of_steps, strict=True)
+    starts = [  # without the two evaluations of a run of one step
+        max(first - step - 2 * evaluation_seconds, 0.0)
+        for first, step in zip(one.runs(), of_steps, strict=True)
     ]
     others = [str(entry.label) for entry in experiment.strategies[1:]]
     return Probe(
         start_seconds=starts[0],
         step_seconds=of_steps[0],
-        evaluation_seconds=last.end_seconds,
+        evaluation_seconds=evaluation_seconds,
         memory_bytes=(1 if sys.platform == "darwin" else 1024) * (own + child * num_children),
         others_seconds=dict(zip(others, zip(starts[1:], of_steps[1:], strict=True), strict=True)),
         task_seconds=one.marks[1] - one.marks[0],
