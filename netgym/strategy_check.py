@@ -458,9 +458,16 @@ def _uncalled(trials: _Trials) -> list[str]:
         for name in ("before_update", "communicate")
         if getattr(kind, name) is not getattr(Strategy, name)
     ]
-    noting: Any = {name: lambda strategy, *_, name=name: called.add(name) for name in own}
-    noted = copy.deepcopy(trials.strategy)
-    noted.__class__ = type(kind.__name__, (kind,), noting)
+
+    def noting(name: str) -> Callable[..., Any]:
+        def call(strategy: Strategy, *arguments: Any) -> Any:
+            called.add(name)
+            return getattr(kind, name)(strategy, *arguments)
+
+        return call
+
+    noted: Any = copy.deepcopy(trials.strategy)
+    noted.__class__ = type(kind.__name__, (kind,), {name: noting(name) for name in own})
     _Trials(noted, trials.problem, has_network=False).run()
     return [name for name in own if name not in called]
 

@@ -73,6 +73,13 @@ class NeverCommunicates(Silent):
     def communicate(self, step: int) -> None:
         super().mean(self.gradient())
 
+    def before_update(self) -> Tensor:
+        return self.gradient()
+
+    def step(self) -> None:
+        assert self.before_update().isfinite().all()  # its result is used
+        super().step()
+
 
 class Drifts(Momentum):
     def gradient(self) -> Tensor:

@@ -545,18 +545,19 @@ class SimulatedCommunicator(Communicator):
         deadline: Deadline = FIXED,
         num_positions: int = 1,
     ) -> SimulatedJointWork:
+        about = (seconds, averaging_seconds, weight)
+        self._check_joining("average_present", about, deadline)
         key = self._next_key(self._states) if number is None else Key(self._states, number)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
-        about = (seconds, averaging_seconds, weight)
-        met = self._join("average_present", key, about, deadline, awaited=wanted, num_positions=num_positions)
+        met = self._join(key, about, deadline, awaited=wanted, num_positions=num_positions)
         return SimulatedJointWork(self, key, met.present, averaging_seconds)
 
-    def _join(
-        self, call: str, key: Key, about: tuple[float, float, float], deadline: Deadline, **more: Any
-    ) -> Any:
-        """The `Met` of a meeting, see `Join`; `about` are its seconds, averaging seconds and weight."""
+    def _check_joining(self, call: str, about: tuple[float, float, float], deadline: Deadline) -> None:
         self._check_present(*about, deadline)
         self._check_on_clock(call)
+
+    def _join(self, key: Key, about: tuple[float, float, float], deadline: Deadline, **more: Any) -> Any:
+        """The `Met` of a meeting, see `Join`; `about` are its seconds, averaging seconds and weight."""
         met: Met | None = self._ask(Join(key, self.rank, self._ranks, *about, deadline=deadline, **more))
         if met is not None:
             self.state.num_alive = met.num_alive
@@ -570,9 +571,9 @@ class SimulatedCommunicator(Communicator):
         weight: float = 1.0,
         deadline: Deadline = FIXED,
     ) -> tuple[NextMeeting | None, T | None]:
-        met = self._join(
-            "among_next", Key(self._states, None), (seconds, averaging_seconds, weight), deadline
-        )
+        about = (seconds, averaging_seconds, weight)
+        self._check_joining("among_next", about, deadline)
+        met = self._join(Key(self._states, None), about, deadline)
         if met is None:
             return None, None
         formed: NextMeeting | None = None
