@@ -441,22 +441,35 @@ def _runs(trials: _Trials) -> str | None:
         steps = format_count(len(trials.problem.batches), "step")
         return f"no parameter changed in {steps}: call self.optimizer_step() in step(), or leave step() out"
     payload = sum(traffic.payload_bytes for traffic in trials.plain.traffic)
-    if trials.num_ranks > 1 and not payload:
-        if uncalled := _uncalled(trials):
-            return f"nothing was sent: step() never calls self.{uncalled[0]}(); call it there, or leave step() out"
+    silent = trials.num_ranks > 1 and not payload
+    if uncalled := _uncalled(trials, only_own=not silent):
+        nothing = "nothing was sent: " if silent else ""
+        return f"{nothing}step() never calls self.{uncalled[0]}(); call it there, or leave step() out"
+    if silent:
         steps, period = format_count(len(trials.problem.batches), "step"), trials.strategy.round_steps
         declared = f", and round_steps is {period}" if period is not None and period > 1 else ""
         return f"nothing was sent in {steps}{declared}: shorten the round (H=5), or raise --steps"
     return None
 
 
-def _uncalled(trials: _Trials) -> list[str]:
-    """Exchanges that the strategy's class defines and its step() does not call."""
+def _uncalled(trials: _Trials, *, only_own: bool) -> list[str]:
+    """Exchanges that the strategy's class defines and its step() does not call.
+
+    Args:
+        trials: of the strategy.
+        only_own: leave out exchanges that a class inherits and a `step` of its own replaces; without others nothing runs.
+    """
     kind, called = type(trials.strategy), set[str]()
+    definer = {
+        name: next(place for place, each in enumerate(kind.__mro__) if name in vars(each))
+        for name in ("step", "before_update", "communicate")
+    }
+    has_step = kind.step not in (Strategy.step, Strategy.take_step)
     own = [
         name
         for name in ("before_update", "communicate")
         if getattr(kind, name) is not getattr(Strategy, name)
+        and (not only_own or (has_step and definer[name] <= definer["step"]))
     ]
 
     def noting(name: str) -> Callable[..., Any]:
@@ -466,9 +479,10 @@ def _uncalled(trials: _Trials) -> list[str]:
 
         return call
 
-    noted: Any = copy.deepcopy(trials.strategy)
-    noted.__class__ = type(kind.__name__, (kind,), {name: noting(name) for name in own})
-    _Trials(noted, trials.problem, has_network=False).run()
+    if own:
+        noted: Any = copy.deepcopy(trials.strategy)
+        noted.__class__ = type(kind.__name__, (kind,), {name: noting(name) for name in own})
+        _Trials(noted, trials.problem, has_network=trials.topology is not None).run()
     return [name for name in own if name not in called]
 
 

@@ -161,6 +161,9 @@ def test_files_name_modules(tmp_path: Any) -> None:
     path.write_text(FILE.replace("name: DiLoCo,", "name: DiLoCoCommunicator,"))  # as in Python
     experiment = Experiment.load(path)
     assert experiment.build_strategy(experiment.strategies[0]).modules[1].H == 2
+    path.write_text(FILE.replace(", modules: [{name: Sites, ranks_per_worker: 2}, {name: DiLoCo, H: 2}]", ""))
+    with pytest.raises(InputError, match="Chain: give modules: a list such as"):
+        Experiment.load(path)
     path.write_text(FILE.replace("name: Sites", "name: Site"))
     with pytest.raises(InputError, match="unknown module 'Site': did you mean 'Sites'"):
         Experiment.load(path)

@@ -81,6 +81,11 @@ class NeverCommunicates(Silent):
         super().step()
 
 
+class NeverCalls(Momentum):
+    def communicate(self, step: int) -> None:
+        raise ZeroDivisionError("while step() sends by itself")
+
+
 class Drifts(Momentum):
     def gradient(self) -> Tensor:
         return super().gradient() + 0.1 * self.rank
@@ -237,6 +242,7 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
     (Silent, "runs", "nothing was sent in 5 steps: "),
     (NeverCommunicates, "runs", "nothing was sent: step() never calls self.communicate(); call it there, or"),
+    (NeverCalls, "runs", "step() never calls self.communicate(); call it there, or leave step() out"),
     (Idles, "runs", "no parameter changed in 5 steps: call self.optimizer_step()"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),

@@ -58,6 +58,15 @@ def test_what_is_planned_is_what_is_trained(
         assert row["days"] * 86_400 == pytest.approx(run["virtual_seconds"], rel=1e-6)
 
 
+def test_a_model_by_name_replaces_the_files_with_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("task: digits\nmodel: {name: mlp, hidden: [32]}\ncompute: 50 ms" + SITES)
+    (row,) = printed_rows(f"plan {path} --model llama-150m --strategy AllReduce", capsys)
+    assert (row["tokens_per_step"], row["bytes_per_worker"] > 1e8) == (4 * 2048, True)
+
+
 def test_a_short_last_batch_gets_a_remark_with_its_share(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -292,10 +292,12 @@ def test_what_does_not_say_when_it_sends_is_simulated_or_refused() -> None:
         assert row.payload_bytes > 0  # of a round
         remark = f"nothing is sent in 30 steps, before the first round of 50 ends: {alone}"
         assert remark in " ".join(row.remarks)
+        assert "step, round, utilisation, MFU and bytes those of a whole round" in " ".join(row.remarks)
     with pytest.raises(RefusedPlanError, match="Hiding sends nothing in its first 1,000 steps, so a plan"):
         measure(Hiding(1_777), setting())
     late = measure(build_strategy("StreamingDiLoCo", H=40, num_fragments=2), few)
     assert not any("nothing is sent" in remark for remark in late.remarks)
+    assert "no round of 40 steps ends in 30 steps; days" in " ".join(late.remarks)
     declared = measure(Declared(2_000), setting())
     assert declared.bytes_per_worker == found.bytes_per_worker / 19
     assert declared.steady

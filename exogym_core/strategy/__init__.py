@@ -196,7 +196,9 @@ def build_strategy(name: str, **options: Any) -> Strategy:
     'outer'
     """
     if name == "Chain":
-        return Chain(_modules(options.pop("modules", ())), **options)
+        if not options.get("modules"):
+            raise InputError("Chain: give modules: a list such as [{name: DiLoCo, H: 500}]")
+        return Chain(_modules(options.pop("modules")), **options)
     if name not in STRATEGIES:
         meant = {
             variant.lower(): f"{kind} with {options}"

@@ -436,7 +436,7 @@ class Measured:
         steps, missed = setting.num_steps(), float(sum(figures.absences))
         if steps is not None:
             steps, missed = self._with_missed(name, steps, period, pace.span)
-        remarks = pace.remarks
+        remarks, changes = pace.remarks, last_change_seconds(setting.topology.weather)
         if (cut := setting.cut_sequences()) is not None:
             remarks += (cut,)
         if missed:
@@ -445,10 +445,17 @@ class Measured:
             )
         if steps is not None:
             seconds, egress, is_silent = self._bill(steps, period, pace)
-            if is_silent and setting.num_ranks > 1:
+            if steps < period:
+                given = format_count(steps, "step")
+                nothing = (
+                    f"nothing is sent in {given}, before the first round of {period:,} ends: {_ALONE}"
+                    if is_silent and setting.num_ranks > 1
+                    else f"no round of {period:,} steps ends in {given}"
+                )
+                of_round = "step, round, MFU" if changes else "step, round, utilisation, MFU"
                 remarks += (
-                    f"nothing is sent in {format_count(steps, 'step')}, before the first round of {period:,} ends: "
-                    f"{_ALONE}; bytes and utilisation are those of a round",
+                    f"{nothing}; days, dollars and tokens/s are those of {given}; {of_round} and bytes those of a whole "
+                    "round",
                 )
             days = seconds / SECONDS_A_DAY
             hourly = setting.hourly_dollars()
@@ -458,7 +465,7 @@ class Measured:
             if days:  # cold connections, weather and all
                 per_second = worked / (days * SECONDS_A_DAY)
         share = pace.computing_seconds / pace.seconds if pace.seconds else 1.0
-        if pace.ends and pace.ends[-1] and last_change_seconds(setting.topology.weather):
+        if pace.ends and pace.ends[-1] and changes:
             # As a run computes it: over all of its time, the changes and absences included.
             count = num_rounds if steps is None else steps / period
             computed = figures.mean_computing()[: int(count)]

@@ -560,9 +560,11 @@ def _experiment_of(
         document, folder, name = load_document(path), path.parent, path.stem
     compute = _mapping(document.data, "compute")
     charges_updates = is_run and "updates" in compute
-    flags: dict[str, Any] = {"model.name": model, "workers.count": workers, "batch_size": batch_size}
+    flags: dict[str, Any] = {"workers.count": workers, "batch_size": batch_size}
     if payload is not None:
         flags["model"] = {"name": _PAYLOAD, "shapes": payload}
+    elif model is not None:  # in place of the file's, whose options are its own
+        flags["model"] = {"name": model}
     if flops is not None or device is not None:
         named = {**_mapping(compute, "flops"), **(flops or {})} | (
             {} if device is None else {"device": device}
