@@ -457,7 +457,7 @@ def _uncalled(trials: _Trials, *, only_own: bool) -> list[str]:
 
     Args:
         trials: of the strategy.
-        only_own: leave out exchanges that a class inherits and a `step` of its own replaces; without others nothing runs.
+        only_own: leave out exchanges that are inherited and replaced by a `step`; if none is left, nothing runs.
     """
     kind, called = type(trials.strategy), set[str]()
     definer = {

@@ -454,8 +454,8 @@ class Measured:
                 )
                 of_round = "step, round, MFU" if changes else "step, round, utilisation, MFU"
                 remarks += (
-                    f"{nothing}; days, dollars and tokens/s are those of {given}; {of_round} and bytes those of a whole "
-                    "round",
+                    f"{nothing}; days, dollars and tokens/s are those of {given}; {of_round} and bytes those of a "
+                    "whole round",
                 )
             days = seconds / SECONDS_A_DAY
             hourly = setting.hourly_dollars()
