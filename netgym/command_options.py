@@ -62,6 +62,7 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
 
 _HELP = {
     "as_json": "Print one JSON document.",
+    "edited_code": "With --resume: continue although your code was edited since; finished results are kept.",
     "jobs": "Runs at the same time on this machine; changes no result [as many as cores and memory allow].",
     "overrides": "Set a key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
     "scale": "Set the keys listed under `scales:` NAME in EXPERIMENT.",
@@ -84,6 +85,7 @@ class TrainingArguments:
     experiment: Path | None = given(is_argument=True)
     resume: Path | None = given(metavar="DIR")
     trust: bool = given()
+    edited_code: bool = given()
     topology: str | None = given(metavar="NAME", callback=not_empty)
     scale: str | None = given(metavar="NAME")
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
@@ -107,6 +109,12 @@ class TrainingArguments:
                 raise InputError(
                     f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}"
                 )
+
+    def refuse_without_resume(self) -> None:
+        """Raise InputError for options that only a resumed run or study takes."""
+        for name in ("trust", "edited_code"):
+            if getattr(self, name):
+                raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
 
     def flags(self, **others: object) -> dict[str, object]:
         """Keys of the experiment that flags of their own replace: the topology, and `others` that are not None."""

@@ -196,7 +196,7 @@ def _study(document: Document, folder: Path, name: str, changes: Changes, on: st
     """Train a document's sweep."""
     is_shown = changes.get("progress", True)
 
-    def write(line: str, num_done: float, num_points: int) -> None:
+    def write(line: str, *progress: float) -> None:
         study.folder.log(line)
         if is_shown:
             print(visible(line, 500), file=sys.stderr)

@@ -176,6 +176,42 @@ def test_a_run_without_a_checkpoint_begins_again_and_keeps_what_was_finished(
     assert Path("out/models/AllReduce.safetensors").stat().st_mtime_ns == kept
 
 
+def test_seeds_of_edited_code_are_refused_next_to_those_of_the_former(
+    monkeypatch: pytest.MonkeyPatch, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row had the mean of two codes, in silence."""
+    text = EXPERIMENT.replace("checkpoint: {every: 1}\n", "seeds: 2\n")
+    Path("small.yaml").write_text(text.replace("AllReduce", "{name: 'own_seeded:Own', label: Own}"))
+    code = here / "own_seeded.py"
+    code.write_text("from netgym.strategy import AllReduceStrategy as Own\n")
+    stop_at(monkeypatch, "Own.seed-0", 4)
+    train = ["compare", "small.yaml", "--strategy", "Own", "--out", "out", "--jobs", "1"]
+    assert main(train) == 130
+    code.write_text(
+        "from netgym.strategy import AllReduceStrategy as Own  # edited before a seed has ended\n"
+    )
+    Path("pressed").unlink()
+    stop_at(monkeypatch, "Own.seed-1", 4)
+    assert main(["compare", "--resume", "out", "--jobs", "1"]) == 130
+    code.write_text("from netgym.strategy import AllReduceStrategy as Own  # edited\n")
+    kept = contents_of(Path("out/metrics"))
+    for command in ("compare", "run"):
+        capsys.readouterr()
+        assert main([command, "--resume", "out"]) == 2
+        line = "out: own_seeded was edited since its first results; undo the edit, or add --edited-code"
+        assert line in capsys.readouterr().err
+    assert contents_of(Path("out/metrics")) == kept
+    assert main(["compare", "--resume", "out", "--edited-code"]) == 0
+    line = "out: own_seeded was edited since its first results; the run continues with the current code"
+    assert f"warning: {line}" in capsys.readouterr().err
+    assert main(["retime", "out", "--topology", "lan", "--out", "lan"]) == 0
+    line = "own_seeded was edited since: rows that are retimed are of the recorded code"
+    assert line not in capsys.readouterr().err
+    code.write_text("")
+    assert main(["retime", "out", "--topology", "lan", "--out", "again"]) == 0
+    assert f"out: {line}" in capsys.readouterr().err
+
+
 def test_a_finished_run_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "small.yaml", "--out", "out", "--set", "steps=2"]) == 0
     before = contents_of(Path("out"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import math
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import experiments
 import pytest
-from experiments import experiment, json_of
+from experiments import experiment, json_of, results_of
 from forks import Fork
 
 import netgym
@@ -186,6 +187,49 @@ def test_points_of_an_edited_experiment_are_run_again(
     new = json_of(["sweep", str(path), "--out", str(tmp_path / "new"), "--json", "--jobs", "1"], capsys)
     assert again["digest"] == new["digest"]
     assert again["points"] == new["points"]
+
+
+@pytest.mark.parametrize(
+    "command", [["sweep", "--vary", "strategies.*.lr=[0.01, 0.02]"], ["tune", "--over", "lr=0.01,0.02"]]
+)
+def test_a_point_is_not_trained_with_edited_code_next_to_results_of_the_former(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows and points were mixed from two codes, in silence."""
+
+    def write_code(base: str) -> None:
+        (tmp_path / "own_swept.py").write_text(f"from netgym.strategy import {base} as Own")
+        sys.modules.pop("own_swept", None)
+        importlib.invalidate_caches()
+
+    path, out = tmp_path / "small.yaml", tmp_path / "out"
+    path.write_text(
+        experiment(topology="lan", compute="50 ms", strategies="[{name: 'own_swept:Own', lr: 0.01}]")
+    )
+    write_code("LocalSGDStrategy")
+    assert main([*command, str(path), "--seeds", "1", "--out", str(out), "--jobs", "1"]) == 0
+    first, second = sorted(out.rglob("points/000?"))
+    kept = (first / "summary.json").stat().st_mtime_ns
+    resume = [command[0], "--resume", str(out), "--jobs", "1"]
+    facts = (out / "environment.json").read_text()
+    shutil.rmtree(second)
+    write_code("AllReduceStrategy")
+    capsys.readouterr()
+    assert main(resume) == 2
+    line = f"{out}: own_swept was edited since its first results; "
+    assert f"{line}undo the edit, or add --edited-code" in capsys.readouterr().err
+    assert (out / "environment.json").read_text() == facts
+    assert not second.exists()
+    assert main([*resume, "--edited-code"]) == 0
+    assert f"warning: {line}the run continues with the current code" in capsys.readouterr().err
+    assert (first / "summary.json").stat().st_mtime_ns == kept
+    assert main(["compare", str(second / "experiment.yaml"), "--out", str(tmp_path / "again")]) == 0
+    assert results_of(second) == results_of(tmp_path / "again")
+    shutil.rmtree(second)
+    assert main(resume) == 0, "the code that was accepted"
+    (out / "environment.json").write_text(facts.replace("code_digests", "of an earlier version"))
+    shutil.rmtree(second)
+    assert main(resume) == 0, "a folder without digests"
 
 
 @pytest.mark.thorough

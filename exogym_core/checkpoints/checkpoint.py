@@ -50,10 +50,12 @@ __all__ = [
     "MANIFEST",
     "StoredCheckpoint",
     "code_digests",
+    "edited_names",
     "find_checkpoint",
     "manifest_text",
     "rank_name",
     "run_identity",
+    "source_digests",
     "step_folders",
     "step_name",
 ]
@@ -144,12 +146,11 @@ def _module_text(module: nn.Module) -> str:
 _OURS = ("exogym_core", "netgym", "netsim")
 
 
-def code_digests(model: nn.Module) -> dict[str, str]:
-    """Digests of the user's code, by which a resume finds edits.
+def source_digests() -> dict[str, str]:
+    """Digests of the user's source files, by which a resume finds edits.
 
     Of each loaded module that is not installed, the SHA-256 of its source file. Of the script that is running
-    (`__main__`), which also says how long to train, its classes alone. Of modules of `model` whose classes are the
-    user's, the plain values of their attributes.
+    (`__main__`), which also says how long to train, its classes alone.
     """
     digests: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
@@ -160,6 +161,11 @@ def code_digests(model: nn.Module) -> dict[str, str]:
         if isinstance(each, type) and each.__module__ == "__main__":
             with contextlib.suppress(OSError, TypeError):  # typed into a console
                 digests[f"__main__.{each.__qualname__}"] = _digest(inspect.getsource(each).encode())
+    return digests
+
+
+def code_digests(model: nn.Module) -> dict[str, str]:
+    """`source_digests`, and of modules of `model` whose classes are the user's, plain values of their attributes."""
     values: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for path, part in model.named_modules():
         kind = type(part)
@@ -168,7 +174,12 @@ def code_digests(model: nn.Module) -> dict[str, str]:
                 with contextlib.suppress(TypeError, ValueError):  # neither numbers nor text, or circular
                     found = json.dumps(vars(part)[name])
                     values[f"{kind.__module__}.{kind.__qualname__}.{name}"].append((path, found))
-    return digests | {name: _digest(repr(each).encode()) for name, each in values.items()}
+    return source_digests() | {name: _digest(repr(each).encode()) for name, each in values.items()}
+
+
+def edited_names(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Names of modules, classes and attributes whose digests differ; those without one in both are not compared."""
+    return sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
 
 
 def _is_own(module: str) -> bool:
@@ -322,8 +333,7 @@ class StoredCheckpoint:
 
     def edited_code(self, identity: Mapping[str, Any]) -> list[str]:
         """Names of modules, classes and attributes of the user's with another digest in a run's `identity`."""
-        mine, others = self.identity[_CODE], identity[_CODE]
-        return sorted(name for name in mine.keys() & others if mine[name] != others[name])
+        return edited_names(self.identity[_CODE], identity[_CODE])
 
     def past(self) -> tuple[list[list[Request]], list[Finding]]:
         """Requests of each rank, and findings of the steps before.

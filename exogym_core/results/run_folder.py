@@ -247,6 +247,16 @@ class RunFolder:
         found = _facts(self.path).get("retimed")
         return found if isinstance(found, dict) else {}
 
+    def note_code(self, digests: Mapping[str, str]) -> None:
+        """Note in environment.json the digests of the user's code that trains here."""
+        facts = _facts(self.path)
+        self._write_facts(facts, code_digests=dict(sorted({**self.read_code(), **digests}.items())))
+
+    def read_code(self) -> dict[str, str]:
+        """Digests of the user's code that has trained here, by name; empty where none are noted."""
+        found = _facts(self.path).get("code_digests")
+        return found if isinstance(found, dict) else {}
+
     def write_model(self, label: str, state: Mapping[str, Any], *, seed: int | None = None) -> None:
         """The tensors of a model's state; a warning names what else is in it."""
         from safetensors.torch import save
@@ -342,6 +352,16 @@ class RunFolder:
         return [
             entry for entry in self.read_summary() if not (entry.get("incomplete") or entry.get("failed"))
         ]
+
+    def has_finished_runs(self) -> bool:
+        """True if a run here, or in a folder inside, has finished with one of its seeds at least.
+
+        Raises:
+            InputError: a summary is damaged.
+        """
+        summaries = [RunFolder(path.parent).read_summary() for path in self.path.rglob("summary.json")]
+        runs = [run for entries in summaries for entry in entries for run in entry.get("by_seed") or [entry]]
+        return any(not (run.get("incomplete") or run.get("failed")) for run in runs)
 
     def read_summary(self) -> list[dict[str, Any]]:
         """The summary's objects; an empty list where no strategy has ended yet.

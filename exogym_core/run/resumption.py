@@ -31,7 +31,7 @@ from exogym_core.workers.torchrun.rank import recalled, remember
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.run.program import Program
 
@@ -43,6 +43,7 @@ __all__ = [
     "go_on_after_restart",
     "mark_of_folder",
     "plan",
+    "refuse_edited_code",
     "remember_checkpoints",
     "run_mark",
     "run_settings",
@@ -85,7 +86,8 @@ def begin_checkpoints(
     request, identity = program.request, _identity(program, program.data.fingerprint())
     if resumed is not None:
         resumed.check(identity)
-        _refuse_edited_code(resumed, identity, request.edited_code)
+        edited = resumed.edited_code(identity)
+        refuse_edited_code(resumed.path, edited, "this checkpoint", accepted=request.edited_code)
         program.refuse_fewer_steps(program.known_max_steps(), resumed)
     folder = None
     if request.checkpoint_interval is not None:
@@ -128,13 +130,22 @@ def _refuse_full_disk(program: Program, folder: Path) -> None:
     )
 
 
-def _refuse_edited_code(resumed: StoredCheckpoint, identity: Mapping[str, Any], accepted: bool) -> None:
-    """Raise InputError if the user's code is not that of the checkpoint; warn where that is `accepted`."""
-    edited = resumed.edited_code(identity)
+def refuse_edited_code(path: Path, edited: Sequence[str], since: str, *, accepted: bool) -> None:
+    """Raise InputError if any of the user's code was `edited`; warn where that is `accepted`.
+
+    Args:
+        path: of what is resumed.
+        edited: names from `edited_names`.
+        since: the state in `path` that is of the earlier code.
+        accepted: continue with the current code.
+
+    Raises:
+        InputError: code was edited, which is not accepted.
+    """
     if not edited:
         return
     more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
-    edit = f"{visible(resumed.path)}: {visible(edited[0], 100)}{more} was edited since this checkpoint"
+    edit = f"{visible(path)}: {visible(edited[0], 100)}{more} was edited since {since}"
     if not accepted:
         raise InputError(
             f"{edit}; undo the edit, or add --edited-code (fit: edited_code=True) to continue with the current code"

@@ -41,6 +41,7 @@ def retime(
     """
     from exogym_core.config import resolved_protocol
     from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
+    from netgym.experiment.comparison import edited_code_of
     from netgym.experiment.experiment import (
         Experiment,
         apply_overrides,
@@ -76,5 +77,8 @@ def retime(
     show = partial(show_report, made, as_json=as_json, jobs=jobs)
     again = f"netgym retime {visible(folder)}"
     with reported(made, show, again, made.discard_if_untrained):
+        if edited := edited_code_of(source, experiment.own_code):
+            line = f"{visible(edited[0], 100)} was edited since: rows that are retimed are of the recorded code"
+            click.echo(f"{visible(folder)}: {line}", err=True)
         train_new(experiment, made, jobs=jobs, source=source)
     exit_if_failed(made.read_summary())

@@ -78,7 +78,7 @@ def train_new(
     Returns:
         The summary: one object a strategy.
     """
-    from netgym.experiment.comparison import TrainedRun
+    from netgym.experiment.comparison import TrainedRun, settle_code
     from netgym.experiment.comparison import compare as compare_runs
 
     labels = () if source is None else [str(entry.label) for entry in experiment.strategies]
@@ -86,6 +86,7 @@ def train_new(
     try:
         folder.write_text("experiment.yaml", experiment.to_yaml())
         folder.write_environment(experiment.code_folder)
+        settle_code(folder, experiment.own_code)
         if under_torchrun():
             from exogym_core.workers.torchrun.rank import remember
 
@@ -288,7 +289,6 @@ class RunArguments(TrainingArguments):
 
     Attributes:
         resume: Resume the run in this folder from its last checkpoint.
-        edited_code: With --resume: continue although your code was edited since the checkpoint.
         protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
         out: The run's folder, new or empty [runs/<name>-<n>].
         seeds: Train every strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.
@@ -298,16 +298,13 @@ class RunArguments(TrainingArguments):
     experiment: Path | None = given(is_argument=True, callback=_or_resume)
     # Parsed before the check whether EXPERIMENT is missing.
     resume: Path | None = given(metavar="DIR", is_eager=True)
-    edited_code: bool = given()
     protocol: str | None = given(metavar="NAME", callback=not_empty)
     seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
 
     def resumed(self, **others: object) -> Path | None:
         """Folder of the run to resume; raises InputError for options that a resumed run cannot change."""
         if self.resume is None:
-            for name in ("trust", "edited_code"):
-                if getattr(self, name):
-                    raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
+            self.refuse_without_resume()
             return None
         self.refuse_with_resume(
             experiment=self.experiment, protocol=self.protocol, seeds=self.seeds, **others
@@ -359,7 +356,7 @@ class RunArguments(TrainingArguments):
         from exogym_core.results.report import RunReport
         from exogym_core.results.run_folder import RunFolder, require_own
         from netgym.experiment.comparison import compare as compare_runs
-        from netgym.experiment.comparison import report_finished_runs
+        from netgym.experiment.comparison import report_finished_runs, settle_code
         from netgym.experiment.experiment import Experiment
 
         folder = RunFolder.open(path)
@@ -391,6 +388,7 @@ class RunArguments(TrainingArguments):
             _load_own_code(experiment)
             folder.log("resumed")
             with _shown(experiment, folder) as listener:
+                settle_code(folder, experiment.own_code, accepted=self.edited_code)
                 compare_runs(experiment, folder, listener, jobs=self.jobs, resume=True, trace=trace)
         exit_if_failed(folder.read_summary())
 

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Sized
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from exogym_core.checkpoints.checkpoint import edited_names, source_digests
 from exogym_core.cost.compute import Compute
 from exogym_core.learner import memory_limit
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
@@ -28,7 +29,7 @@ from exogym_core.results.loggers import LOGGERS, Logger, TrackedRun, close_logge
 from exogym_core.results.progress import ending
 from exogym_core.results.seeds import Tally
 from exogym_core.run.monitor import StoppedError
-from exogym_core.run.resumption import mark_of_folder
+from exogym_core.run.resumption import mark_of_folder, refuse_edited_code
 from exogym_core.run.retiming import RecordedTraining, TrainAgainError
 from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.children import can_fork
@@ -39,7 +40,7 @@ from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from exogym_core.config import StrategySettings
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
+    from netgym.experiment.own_code import OwnCode
     from netgym.tasks import Task
 
 __all__ = [
@@ -55,11 +57,13 @@ __all__ = [
     "TaskCache",
     "TrainedRun",
     "compare",
+    "edited_code_of",
     "flat_config",
     "follow",
     "jobs_at_once",
     "open_loggers",
     "report_finished_runs",
+    "settle_code",
 ]
 
 _COPIES = 8  # of a replica's weights: gradients, the optimizer's and the strategy's state, snapshots
@@ -169,6 +173,33 @@ def compare(
         folder.clean()  # processes of dropped runs may have been killed while they wrote a file
     folder.record_tables(are_final=True)
     return tally.summary()
+
+
+def edited_code_of(folder: RunFolder, own_code: Collection[OwnCode]) -> list[str]:
+    """Names of modules and classes of the user's that were edited since they trained in `folder`; runs `own_code`."""
+    for code in own_code:
+        with suppress(InputError):  # the run will report it
+            code.load()
+    return edited_names(folder.read_code(), source_digests())
+
+
+def settle_code(folder: RunFolder, own_code: Collection[OwnCode], *, accepted: bool = False) -> None:
+    """Note the code that trains in `folder`, of a run or of several; where results of other code are there, refuse it.
+
+    Args:
+        folder: owned by this process.
+        own_code: code that the experiment names, which is run.
+        accepted: keep these results, and train the rest with the current code.
+
+    Raises:
+        InputError: the code was edited since the first results, which is not accepted.
+    """
+    if not own_code:
+        return
+    edited = edited_code_of(folder, own_code)
+    if edited and folder.has_finished_runs():
+        refuse_edited_code(folder.path, edited, "its first results", accepted=accepted)
+    folder.note_code(source_digests())
 
 
 def jobs_at_once(

@@ -71,6 +71,8 @@ class _Asked(TrainingArguments):
             raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
         if self.resume is not None:
             self.refuse_with_resume(search=self.search, trials=self.trials, seeds=self.seeds, **others)
+        else:
+            self.refuse_without_resume()
         return self.resume
 
     def document(self) -> Document:
@@ -186,7 +188,7 @@ def sweep(
 
     resumed = asked.resumed("sweep", "a sweep's folder", vary=vary, minimise=minimise, estimate=only_estimate)
     if resumed is not None:
-        study = Study.open(resumed, trust=asked.trust)
+        study = Study.open(resumed, trust=asked.trust, edited_code=asked.edited_code)
         study.folder.owned().clean()
         study.folder.log("resumed")
     else:
@@ -218,7 +220,7 @@ def _run(study: Study, asked: TrainingArguments, place: str | None = None, *, is
     show = partial(_show_sweep, study, as_json=asked.as_json)
     with in_order(study.folder, show, again, study.discard_if_empty):
         if is_new:
-            for code in study.base().own_code:
+            for code in study.own_code():
                 click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
         run_points(study, LineWriter(study.folder), place, asked.jobs, is_new=is_new)
     if failed := _num_failed(study):
@@ -319,7 +321,7 @@ def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VA
 
     resumed = asked.resumed("tune", "a folder of netgym tune", over=over)
     if resumed is not None:
-        tuning = Tuning.open(resumed, trust=asked.trust)
+        tuning = Tuning.open(resumed, trust=asked.trust, edited_code=asked.edited_code)
     else:
         assert asked.experiment is not None
         document = asked.document()

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exogym_core.config import yaml_text
 from exogym_core.names import seeded_name, visible
 from exogym_core.results.disk import RecordError
+from exogym_core.results.progress import warnings_to
 from exogym_core.results.reading import find_runs, tidy_rows, write_tables
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.retiming import recorded_files
 from exogym_core.workers.ray import RayCluster
-from netgym.experiment.comparison import TrainedRun
+from netgym.experiment.comparison import TrainedRun, settle_code
 from netgym.experiment.experiment import Experiment
 from netgym.studies.report import StudyReport
 from netgym.studies.slurm import SlurmCluster
@@ -100,8 +101,14 @@ def run_points(
         write: a `LineWriter`.
         place, jobs: see `runner_at`.
         is_new: estimate time and memory first.
+
+    Raises:
+        InputError: the code was edited since the first results, which is not accepted; or there is no such place.
     """
     measured = None
+    if study.is_changed or not all(map(study.finished, range(study.sweep.num_points))):
+        with warnings_to(write):
+            settle_code(study.folder, study.own_code(), accepted=study.edited_code)
     if is_new:
         line, measured, _ = estimated(study, 1 if place else jobs)
         write(line)

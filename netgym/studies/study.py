@@ -35,10 +35,12 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from netgym.experiment.own_code import OwnCode
     from netgym.studies.points import Point
 
 __all__ = ["LineWriter", "Study", "check_sweep", "over_networks", "read_experiment", "with_sweep"]
 
+_NAMING_CODE = {"task", "model", "strategies"}  # keys whose values may be a module:callable
 _MOST_KEPT = 500  # experiments of points, of some 0.1 MB each
 
 
@@ -101,6 +103,7 @@ class Study:
         document: the experiment as it was given, with its `sweep`; topologies inlined, so that it stands alone.
         sweep: its points.
         folder: of the sweep.
+        edited_code: resume although the user's code was edited since.
         is_changed: the folder is another user's, or its experiment was changed since: begun points may be of another.
         entries: one object a point that has been begun, in order: `name` (of its folder), `point`, and `failed`
             with `error`, `incomplete`, or `strategies`: the objects of its own summary.
@@ -112,6 +115,7 @@ class Study:
     source_folder: Path
     entries: list[dict[str, Any]] = field(default_factory=list)
     is_changed: bool = False
+    edited_code: bool = False
     _experiments: dict[tuple[Path, str], Experiment] = field(
         default_factory=dict
     )  # by folder, and point as JSON
@@ -163,7 +167,7 @@ class Study:
         return study
 
     @classmethod
-    def open(cls, path: Path, *, trust: bool = False) -> Study:
+    def open(cls, path: Path, *, trust: bool = False, edited_code: bool = False) -> Study:
         """Open an existing folder.
 
         Raises:
@@ -176,7 +180,7 @@ class Study:
         folder = RunFolder.open(path)
         document = load_document(path / "experiment.yaml")
         entries = folder.read_summary()
-        return cls(document, Sweep.parse(document), folder, path, entries, not is_own(path))
+        return cls(document, Sweep.parse(document), folder, path, entries, not is_own(path), edited_code)
 
     def experiment_at(self, point: Point) -> Experiment:
         """The experiment with the keys of `point` replaced.
@@ -209,6 +213,18 @@ class Study:
         )
         is_open = isinstance(data, dict) and data.get("topology") is None and networks[0] is not None
         return self.experiment_at({"topology": networks[0]} if is_open else {})
+
+    def own_code(self) -> list[OwnCode]:
+        """Places of the user's code that the experiment and values of its points name, each once."""
+        points: list[Point] = [{}, *self.sweep.listed]
+        for key, values in self.sweep.axes.items():
+            points += [{key: value} for value in values] if isinstance(values, list) else []
+        found: dict[OwnCode, None] = dict.fromkeys(self.base().own_code)
+        for point in points:
+            if _NAMING_CODE & {key.partition(".")[0] for key in point}:
+                with contextlib.suppress(InputError):  # the point will report it
+                    found |= dict.fromkeys(self.experiment_at(point).own_code)
+        return list(found)
 
     def point_folder(self, number: int) -> RunFolder:
         """The run folder of the point of that number, counted from 0; made where it is not there."""

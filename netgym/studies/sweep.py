@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -321,11 +321,14 @@ class PointRun:
         """
         folder.clean()
         if folder.read_summary():
-            return Experiment.load(folder.path / "experiment.yaml", trust=True)
-        experiment = self.study.experiment_at(self.point)
-        folder.write_text("experiment.yaml", experiment.to_yaml())
-        folder.write_environment(experiment.code_folder)
-        return experiment
+            experiment = Experiment.load(folder.path / "experiment.yaml", trust=True)
+        else:
+            experiment = self.study.experiment_at(self.point)
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+            folder.write_environment(experiment.code_folder)
+            if code := self.study.folder.read_code():
+                folder.note_code(code)  # a point is resumed and retimed by itself too
+        return replace(experiment, edited_code=self.study.edited_code)
 
     def end(self, folder: RunFolder, found: Found) -> Found:
         """Record the point's result."""

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.config import yaml_text
 from exogym_core.names import file_name, visible
-from exogym_core.results.progress import progress_for
+from exogym_core.results.progress import progress_for, warnings_to
 from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
+from netgym.experiment.comparison import settle_code
 from netgym.experiment.experiment import Experiment, apply_values, differing_key
 from netgym.studies.points import Range, Sweep, TuneSettings, point_text
 from netgym.studies.runners import runner_at
@@ -243,6 +244,7 @@ class Tuning:
         tuning_seeds: of the search.
         spaces: label -> option -> values.
         folder: `search/` gets a sweep for each strategy, `comparison/` the run.
+        edited_code: resume although the user's code was edited since.
         is_changed: the folder is another user's, or its experiment was changed since it was begun.
         chosen: the best point so far of each strategy whose search has begun.
         result: once all is done.
@@ -258,6 +260,7 @@ class Tuning:
     chosen: list[Chosen] = field(default_factory=list)
     result: TuneResult | None = None
     is_changed: bool = False
+    edited_code: bool = False
 
     @classmethod
     def planned(cls, document: Document, source_folder: Path, name: str) -> Tuning:
@@ -292,7 +295,7 @@ class Tuning:
         return tuning
 
     @classmethod
-    def open(cls, path: Path, *, trust: bool = False) -> Tuning:
+    def open(cls, path: Path, *, trust: bool = False, edited_code: bool = False) -> Tuning:
         """Resume in a folder of an earlier process.
 
         Raises:
@@ -305,7 +308,7 @@ class Tuning:
         document = load_document(path / "experiment.yaml")
         tuning = cls.planned(document, code_folder_of(path) or path, path.stem)
         tuning.folder = RunFolder.open(path).owned()
-        tuning.is_changed = not is_own(path)
+        tuning.is_changed, tuning.edited_code = not is_own(path), edited_code
         return tuning
 
     def sweep_of(self, number: int) -> Document:
@@ -329,7 +332,7 @@ class Tuning:
         document, label = self.sweep_of(number), str(self.experiment.strategies[number].label)
         if not is_study(folder):
             return Study.create(document, self.source_folder, str(folder), label)
-        study = Study.open(folder, trust=True)
+        study = Study.open(folder, trust=True, edited_code=self.edited_code)
         if self.is_changed and isinstance(document.data, dict):
             study = replace(study, document=document, sweep=Sweep.parse(document), is_changed=True)
             study.folder.write_text("experiment.yaml", yaml_text({"name": label} | document.data))
@@ -353,7 +356,14 @@ class Tuning:
         return Experiment.from_document(Document(self.document.where, plain), self.source_folder, name)
 
     def run(self, write: Callable[..., None], on: str | None = None, jobs: int | None = None) -> TuneResult:
-        """Search, compare, and write `tune.json`; `write` is a `LineWriter`."""
+        """Search, compare, and write `tune.json`; `write` is a `LineWriter`.
+
+        Raises:
+            InputError: the code was edited since the first results, which is not accepted; or no point of any
+                strategy finished.
+        """
+        with warnings_to(write):
+            settle_code(self.folder, self.experiment.own_code, accepted=self.edited_code)
         with runner_at(on, None, jobs) as runner:
             for number, label in enumerate(self.spaces):
                 study = self.study(number, self.folder.make_folder(SEARCH) / file_name(label))
@@ -404,7 +414,7 @@ class Tuning:
                 run.write_text("experiment.yaml", experiment.to_yaml())
                 run.write_environment(experiment.code_folder)
             with progress_for(plain_console(stderr=True), run.log) as progress:
-                train_in(run, experiment, progress, jobs)
+                train_in(run, replace(experiment, edited_code=self.edited_code), progress, jobs)
             (words, winner), summary = verdict(Results.load(run)), run.read_summary()
             seeds, of_runs = self.tuning_seeds, experiment.seeds
             result = TuneResult(self.folder.path, seeds, of_runs, self.chosen, summary, winner, words)
@@ -427,6 +437,7 @@ def tune(
     on: str | None = None,
     jobs: int | None = None,
     resume: str | Path | None = None,
+    edited_code: bool = False,
 ) -> TuneResult:
     """Find each strategy's best settings on tuning seeds, then compare all at their best on the experiment's seeds.
 
@@ -441,6 +452,7 @@ def tune(
         on: None: this machine; `ray`, or a cluster's address.
         jobs: runs at once on this machine; None: as many as cores and memory allow.
         resume: a folder to resume, in the place of `experiment` and `out`.
+        edited_code: resume although your code was edited since; finished results are kept.
 
     Raises:
         InputError: the experiment, the space or a seed is wrong.
@@ -451,7 +463,7 @@ def tune(
         given = {"seeds": listed, "search": search, "trials": trials}
         tuning = Tuning.create(with_tune(document, over or {}, given), folder, name, out)
     else:
-        tuning = Tuning.open(Path(resume), trust=True)
+        tuning = Tuning.open(Path(resume), trust=True, edited_code=edited_code)
     try:
         return tuning.run(LineWriter(tuning.folder), on, jobs)
     finally:
