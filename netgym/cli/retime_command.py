@@ -78,7 +78,9 @@ def retime(
     again = f"netgym retime {visible(folder)}"
     with reported(made, show, again, made.discard_if_untrained):
         if edited := edited_code_of(source, experiment.own_code):
-            line = f"{visible(edited[0], 100)} was edited since: rows that are retimed are of the recorded code"
+            line = (
+                f"{visible(edited[0], 100)} was edited since: rows that are retimed are of the recorded code"
+            )
             click.echo(f"{visible(folder)}: {line}", err=True)
         train_new(experiment, made, jobs=jobs, source=source)
     exit_if_failed(made.read_summary())
