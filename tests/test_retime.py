@@ -15,6 +15,7 @@ from experiments import experiment, fitted, outcome, results_of, samples
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
 from netgym.cli.main import main
+from netgym.studies.report import StudyReport
 from netsim import Topology
 from netsim.errors import InputError
 from netsim.topology.file import plain_form
@@ -159,7 +160,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_folder_is_timed_on_another_network(run: Path) -> None:
+def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, network = run.parent, ("--topology", "wan-4-regions", "--set", "compute.jitter=0.3")
     assert command("retime", run, *network, "--out", folder / "timed", "--jobs", 1) == 0
     there = command("compare", run / "experiment.yaml", *network, "--out", folder / "there", "--jobs", 1)
@@ -172,6 +173,8 @@ def test_a_run_folder_is_timed_on_another_network(run: Path) -> None:
     log = (folder / "timed/log.txt").read_text(encoding="utf-8")
     assert "DiLoCo seed 1 is retimed: it was trained in ../run" in log
     assert "AsyncDiLoCo seed 0 is trained: this run has to be trained again: its ranks read the clock" in log
+    line = "retimed: 4 runs; trained again: 2 runs of AsyncDiLoCo (its ranks read the clock, "
+    assert line in " ".join(capsys.readouterr().out.split())
 
 
 def test_another_network_has_its_own_protocol(run: Path, tmp_path: Path) -> None:
@@ -239,12 +242,19 @@ BOTH = ["AllReduce", "DiLoCo"]
     ids=["1", "2"],
 )
 def test_a_sweep_trains_each_distinct_training_once(
-    tmp_path: Path, jobs: int, jitter: list[float], expected: list[list[str]]
+    tmp_path: Path, jobs: int, jitter: list[float], expected: list[list[str]], capsys: Any
 ) -> None:
     axes: dict[str, Any] = {"topology": ["lan", "wan-4-regions"], "strategies.DiLoCo.H": [2, 1]}
     study = swept(tmp_path, jobs, **axes, **{"compute.jitter": jitter})
     entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
     assert [entry.get("retimed", []) for entry in entries] == expected
+    # Every point has AsyncDiLoCo, and the first one's is the first.
+    num_runs, num_retimed, num_again = 3 * len(expected), sum(map(len, expected)), len(expected) - 1
+    why = f"trained again: {num_again} runs of AsyncDiLoCo (its server takes what comes first)"
+    first = f"trained: {num_runs - num_retimed - num_again} runs on lan; retimed: {num_retimed} runs; {why}"
+    assert first in " ".join(capsys.readouterr().out.split())
+    assert first in StudyReport([study]).html()
+    assert "AsyncDiLoCo is trained again: its server" in (study / "points/0001/log.txt").read_text()
     for entry in entries[-1:]:
         point = study / "points" / entry["name"]
         there = tmp_path / entry["name"]

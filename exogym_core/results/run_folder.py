@@ -239,12 +239,27 @@ class RunFolder:
 
     def note_retimed(self, name: str, source: str) -> None:
         """Note in environment.json that a strategy's run was not trained here, but is that of `source` retimed."""
-        facts = _facts(self.path)
-        self._write_facts(facts, retimed=dict(sorted({**facts.get("retimed", {}), name: source}.items())))
+        self._note("retimed", name, source)
 
     def read_retimed(self) -> dict[str, str]:
         """Runs that were retimed, by the names in their files: the folder that each was trained in."""
-        found = _facts(self.path).get("retimed")
+        return self._noted("retimed")
+
+    def note_trained_again(self, label: str, reason: str) -> None:
+        """Note in environment.json why a strategy was trained here, although another run has the same training."""
+        self._note("trained_again", label, reason)
+
+    def read_trained_again(self) -> dict[str, str]:
+        """Strategies that another run trained with all the same values, by label: why they were trained here."""
+        return self._noted("trained_again")
+
+    def _note(self, kind: str, name: str, value: str) -> None:
+        self._write_facts(
+            _facts(self.path), **{kind: dict(sorted({**self._noted(kind), name: value}.items()))}
+        )
+
+    def _noted(self, kind: str) -> dict[str, str]:
+        found = _facts(self.path).get(kind)
         return found if isinstance(found, dict) else {}
 
     def note_code(self, digests: Mapping[str, str]) -> None:

@@ -230,6 +230,7 @@ def show_report(
         jobs: processes that draw; None: one a core.
     """
     from exogym_core.results.report import RunReport
+    from exogym_core.results.report.facts import origins
 
     report = RunReport(folder)
     figures = report.write_figures(folder, formats)
@@ -251,6 +252,8 @@ def show_report(
     console.print(Text(basis, style="dim"))
     if left_out:
         console.print(Text(f"No room for {', '.join(left_out)}: see report.html.", style="dim"))
+    if (line := origins([(folder, report.results)])) is not None:
+        console.print(Text(line))
     console.print()
     console.print(Text(report.verdict))
     console.print()

@@ -493,6 +493,8 @@ class _Run:
         except NetsimError as error:  # where the network stops the run, training has what there is until then
             reason = visible(first_line(error), 300).removeprefix("retime: ")
             comparison.folder.log(f"{visible(self.title)} is trained: {reason}")
+            short = reason.removeprefix("this run has to be trained again: ")
+            comparison.folder.note_trained_again(self.label, short)
             return False
         report.note_retimed(seeded_name(self.label, self.file_seed), place)
         return True

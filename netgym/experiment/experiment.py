@@ -63,6 +63,7 @@ __all__ = [
     "program_remedy",
     "retimable",
     "training_of",
+    "trainings_of",
 ]
 
 
@@ -631,24 +632,41 @@ def retimable(experiment: Experiment) -> dict[str, str]:
 
     A strategy may need it all the same: its recording says so.
     """
+    return {label: key for label, (key, reason) in trainings_of(experiment).items() if reason is None}
+
+
+def trainings_of(experiment: Experiment) -> dict[str, tuple[str, str | None]]:
+    """Key of each strategy's training by label, and why it is trained again on each network; None: it is retimed."""
     settings = experiment.settings
-    needs_time = (settings.until, settings.evaluate.every_seconds)
-    if experiment.topology is None or settings.transport != "netsim" or any(needs_time):
+    if experiment.topology is None or settings.transport != "netsim":
         return {}
     common = training_of(experiment)
     del common["strategies"]
     if experiment.compute.is_measured:  # seconds are measured where it is trained
         common["compute"] = experiment.compute.model_dump()
 
-    def waits_for_all(entry: StrategySettings) -> bool:
+    def reason(entry: StrategySettings) -> str | None:
+        if settings.until:
+            return "until ends it by the clock"
+        if settings.evaluate.every_seconds:
+            return "evaluate.every_seconds goes by the clock"
+        if entry.own_code:
+            return None
         strategy = experiment.build_strategy(entry)
-        by_speed = settings.batch_by_speed or strategy.clients.balance  # other hosts would have other shares
-        return strategy.is_synchronous and strategy.patience.patience(entry.name) is None and not by_speed
+        if not strategy.is_synchronous:
+            return f"{'its server takes' if strategy.num_servers else 'its ranks take'} what comes first"
+        if strategy.patience.patience(entry.name) is not None:
+            return "time-outs or absences leave ranks out"
+        if settings.batch_by_speed or strategy.clients.balance:
+            return "shares of the work go by the speeds of hosts"
+        return None
 
     return {
-        str(entry.label): json.dumps([common, entry.name, entry.options], sort_keys=True, default=repr)
+        str(entry.label): (
+            json.dumps([common, entry.name, entry.options], sort_keys=True, default=repr),
+            reason(entry),
+        )
         for entry in experiment.strategies
-        if entry.own_code or waits_for_all(entry)
     }
 
 

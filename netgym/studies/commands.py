@@ -271,6 +271,8 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
     if len(study.entries) > _ROWS:
         more = format_count(len(study.entries) - _ROWS, "more point")
         console.print(Text(f"and {more}: see results.csv", style="dim"))
+    if report is not None and report.origins is not None:
+        console.print(Text(report.origins))
     for line in report.placements if report is not None else ():
         console.print(Text(f"placement on {line}", style="dim"))
     console.print(Text(f"digest {digest}"))

@@ -12,7 +12,7 @@ from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, setting, value_text
 from exogym_core.results.report.curves import interactive_curves
-from exogym_core.results.report.facts import methods, placements
+from exogym_core.results.report.facts import methods, origins, placements
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
 from exogym_core.results.report.network import NetworkSection, weather_of
 from exogym_core.results.report.page import (
@@ -540,7 +540,7 @@ class StudyReport(Report):
                 title=visible(self.title, 80),
                 facts=[
                     ("runs", len({(member.run.run, member.run.point) for member in self.members})),
-                    ("trainings", sum(len(member.result.runs) for member in self.members)),
+                    ("trainings", self.origins or sum(len(member.result.runs) for member in self.members)),
                     ("grouped by", keys),
                     *([("placement", "; ".join(lines))] if (lines := self.placements) else []),
                 ],
@@ -558,6 +558,12 @@ class StudyReport(Report):
                 experiments=self._listings(),
             )
         )
+
+    @property
+    def origins(self) -> str | None:
+        """Line on runs that were retimed or trained again, of those that have them."""
+        runs = {each.run.folder.path: (each.run.folder, each.results) for each in self.members}
+        return origins(runs.values())
 
     @property
     def placements(self) -> list[str]:

@@ -228,6 +228,8 @@ class ClusterRunner:
             folder.log(line)
         for name, source in parcel.retimed.items():
             folder.note_retimed(name, source)
+        for label, reason in parcel.again.items():
+            folder.note_trained_again(label, reason)
         return parcel.found
 
 
@@ -288,6 +290,7 @@ class _Parcel:
         settled: keys of the experiment that the run determined, such as a measured `compute`.
         log: lines.
         retimed: names of runs that were retimed, with the folder in which each was trained.
+        again: strategies that could not be retimed, by label, with the reason.
     """
 
     found: Found
@@ -295,6 +298,7 @@ class _Parcel:
     settled: dict[str, Any]
     log: list[str]
     retimed: dict[str, str]
+    again: dict[str, str]
 
 
 def _train(job: _Job) -> _Parcel:
@@ -336,7 +340,7 @@ def _train(job: _Job) -> _Parcel:
         settled = {key: value for key, value in stored.items() if value != asked[key]}
         log = folder.path / "log.txt"
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-        return _Parcel(found, files, settled, lines, folder.read_retimed())
+        return _Parcel(found, files, settled, lines, folder.read_retimed(), folder.read_trained_again())
 
 
 def _plain(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netgym.command_options import first_line
 from netgym.experiment.comparison import TaskCache, TrainedRun, compare, jobs_at_once
-from netgym.experiment.experiment import Experiment, retimable
+from netgym.experiment.experiment import Experiment, retimable, trainings_of
 from netgym.studies.points import batches_of, point_text
 from netgym.studies.report import StudyReport
 from netsim.cli.signals import raise_lost_interrupt
@@ -187,9 +187,9 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
         if study.is_changed:
             _discard_others(study, begun, points, progress)
         for number, point in enumerate(points, start=begun):
-            sources = _sources(study, number, point, trained)
+            sources, again = _sources(study, number, point, trained)
             if (known := study.finished(number)) is None:
-                left.append(PointRun(study, number, point, progress, sources))
+                left.append(PointRun(study, number, point, progress, sources, again))
             else:
                 progress.skip()
                 values[number] = _value(study, known)
@@ -227,14 +227,23 @@ def _discard_others(study: Study, first: int, points: Sequence[Point], progress:
 
 def _sources(
     study: Study, number: int, point: Point, trained: dict[str, tuple[int, str]]
-) -> dict[str, tuple[int, str]]:
-    """Earlier point with the training of each strategy, by label, and the label there; new ones go into `trained`."""
+) -> tuple[dict[str, tuple[int, str]], dict[str, str]]:
+    """Earlier point with the training of each strategy, by label, and the label there; new ones go into `trained`.
+
+    Strategies that have to be trained again come apart, by label, with the reason.
+    """
+    sources, again = {}, {}
     try:
-        trainings = retimable(study.experiment_at(point))
+        trainings = trainings_of(study.experiment_at(point))
     except InputError:  # the point will fail
-        return {}
-    first = {label: trained.setdefault(key, (number, label)) for label, key in trainings.items()}
-    return {label: source for label, source in first.items() if source[0] != number}
+        trainings = {}
+    for label, (key, reason) in trainings.items():
+        source = trained.setdefault(key, (number, label))
+        if source[0] != number and reason is None:
+            sources[label] = source
+        elif source[0] != number and reason is not None:
+            again[label] = reason
+    return sources, again
 
 
 def _value(study: Study, found: Mapping[str, Any]) -> float | None:
@@ -286,6 +295,7 @@ class PointRun:
         point: values by key path.
         progress: of the sweep.
         trained: of strategies that an earlier point trains alike, by label: its number, and the label there.
+        again: strategies that this point trains again all the same, by label: why.
     """
 
     study: Study
@@ -293,6 +303,7 @@ class PointRun:
     point: Point
     progress: SweepProgress
     trained: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    again: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def awaited(self) -> set[int]:
@@ -332,9 +343,14 @@ class PointRun:
 
     def end(self, folder: RunFolder, found: Found) -> Found:
         """Record the point's result."""
+        for label, reason in self.again.items() if found["strategies"] else ():
+            folder.log(f"{visible(label)} is trained again: {reason}")
+            folder.note_trained_again(label, reason)
         folder.release()
         if retimed := folder.read_retimed():
             found["retimed"] = sorted(retimed)
+        if again := folder.read_trained_again():
+            found["trained_again"] = again
         if found.get("failed"):
             found["error"] = found["error"].removeprefix(f"point {point_text(self.point)}: ")
         self.study.note(self.number, self.point, found)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exogym_core.results.reading import Results
+    from exogym_core.results.run_folder import RunFolder
 
-__all__ = ["head_facts", "methods", "options_text", "placements", "run_facts", "search_methods"]
+__all__ = ["head_facts", "methods", "options_text", "origins", "placements", "run_facts", "search_methods"]
 
 _JUDGED = {
     "replica": "the replica, the same on all workers",
@@ -34,6 +35,7 @@ _JUDGED = {
 }
 
 
+_MOST_NETWORKS = 3  # that a line on trainings names
 _MOST_SPANS = 12  # strategies whose steps are listed
 _REAL_NETWORK = "the real one; seconds are by the clock"
 
@@ -140,6 +142,33 @@ def placements(runs: Iterable[Results]) -> list[str]:
         ):
             lines[key] = f"{visible(topology.get('name', ''))}: {_placement(results, topology)}"
     return list(dict.fromkeys(lines.values()))
+
+
+def origins(runs: Iterable[tuple[RunFolder, Results]]) -> str | None:
+    """Line on runs that were trained, retimed, and trained again with the reason; None where each was just trained."""
+    num_trained = num_retimed = num_again = 0
+    networks, again = dict[str, None](), dict[str, None]()
+    for folder, results in runs:
+        retimed, reasons = folder.read_retimed(), folder.read_trained_again()
+        lengths = {strategy.name: len(strategy.runs) for strategy in results.strategies}
+        repeated = sum(length for label, length in lengths.items() if label in reasons)
+        first = sum(lengths.values()) - repeated - len(retimed)
+        num_trained, num_retimed, num_again = (
+            num_trained + first,
+            num_retimed + len(retimed),
+            num_again + repeated,
+        )
+        topology = results.settings.get("topology")
+        if first and isinstance(topology, dict):
+            networks[visible(topology.get("name", ""), 40)] = None
+        again |= {f"{visible(label)} ({visible(reason, 100)})": None for label, reason in reasons.items()}
+    if not (num_retimed or again):
+        return None
+    on = f" on {', '.join(networks)}" if len(networks) <= _MOST_NETWORKS else ""
+    parts = [f"trained: {format_count(num_trained, 'run')}{on}"] if num_trained else []
+    parts += [f"retimed: {format_count(num_retimed, 'run')}"] if num_retimed else []
+    parts += [f"trained again: {format_count(num_again, 'run')} of {', '.join(again)}"] if again else []
+    return "; ".join(parts)
 
 
 def _placement(results: Results, topology: Mapping[str, Any]) -> str:
