@@ -188,7 +188,7 @@ def _on_networks(
     loaded = None
     if strategy is not None:
         loaded = Experiment.from_document(document, folder, name, code).only(strategy)
-    document = over_networks(document, list(map(_plain_network, networks)), loaded)
+    document = over_networks(document, list(map(_plain_network, networks)), loaded, f"{caller}: topology")
     return _study(document, folder, name, changes, None)
 
 

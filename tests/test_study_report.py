@@ -138,6 +138,13 @@ def test_points_of_a_sweep_are_named_by_their_values(tmp_path: Path) -> None:
         in report.verdict
     )
     assert "topology" not in report.verdict
+    told = r"differ in topology.links.\{\*\}.bandwidth \(50 Mbit/s, 1 Gbit/s\)"  # which no resolved file has
+    with pytest.raises(InputError, match=told):
+        StudyReport([tmp_path / "sweep"], by=["topology"])
+    assert main(["report", str(tmp_path / "sweep"), "--by", "topology, topology.links.{*}.bandwidth"]) == 0
+    sweep.write_summary([entry | {"point": {}} for entry in entries])
+    with pytest.raises(InputError, match="add --group-by point"):
+        StudyReport([tmp_path / "sweep"], by=["topology"])
 
 
 def test_networks_are_no_replicates(tmp_path: Path) -> None:

@@ -27,6 +27,17 @@ from netgym.studies.sweep import Probe, estimate, estimated, objective
 from netsim.errors import InputError
 from netsim.files.documents import load_document, parse_document
 
+PULSE = """\
+from exogym_core.strategy import Strategy
+from exogym_core.strategy.options import option, positive_int
+
+class Pulse(Strategy):
+    period: int = option(5, positive_int)
+    blend: float = option(1.0)
+
+    def communicate(self, step):
+        self.comm.barrier()
+"""
 EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=2.2)
 
 
@@ -429,6 +440,46 @@ def test_a_value_that_no_point_takes_is_refused_before_anything_runs(
     assert main([*command, "small.yaml"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {line}")
     assert [*tuned_file.parent.iterdir()] == [tuned_file]
+
+
+@pytest.mark.parametrize("command", ["tune", "sweep"])
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [("perriod=[2]", "unknown argument of Pulse 'perriod'"), ("blend=[1, nan]", "Pulse: blend='nan' must be")],
+)
+def test_a_value_that_a_strategy_of_the_users_own_refuses_is_refused_before_anything_runs(
+    command: str, value: str, line: str, tuned_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other strategies' points were trained first, and a text in the place of a number was taken."""
+    (tuned_file.parent / "pulse.py").write_text(PULSE)
+    own = ["strategies=[AllReduce, 'pulse:Pulse']", "--over", f"pulse:Pulse.{value}"]
+    if command == "sweep":
+        own = ["strategies=['pulse:Pulse']", "--vary", f"strategies.*.{value}"]
+    assert main([command, "small.yaml", "--set", *own]) == 2
+    assert line in (found := capsys.readouterr().err)
+    assert "points:" not in found
+    assert not list(tuned_file.parent.glob("runs/*"))
+
+
+@pytest.mark.parametrize("key", ["topology.wan.0.bandwidth", "topology.name"])
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        "topology: net.yaml\nsweep: {KEY: [1 Mbit/s]}",
+        "sweep: {topology: [net.yaml], KEY: [1 Mbit/s]}",
+        "sweep: {KEY: [1 Mbit/s], points: [{topology: net.yaml}]}",
+        "sweep: {points: [{KEY: 1 Mbit/s, topology: net.yaml}]}",
+    ],
+)
+def test_keys_inside_a_topology_file_are_those_of_the_file(sweep: str, key: str, tmp_path: Path) -> None:
+    """They were looked for in another form of the network, or lost where the topology came after them."""
+    wan = [{"between": ["a", "b"], "bandwidth": "9 Mbit/s", "rtt": "50 ms"}]
+    regions = dict.fromkeys("ab", {"hosts": 1, "nic": "1 Gbit/s", "latency": "1 ms"})
+    (tmp_path / "net.yaml").write_text(json.dumps({"regions": regions, "wan": wan}))
+    text = experiment(compute="50 ms") + sweep.replace("KEY", key)
+    study = Study.planned(parse_document(text, "small.yaml"), tmp_path)
+    (found,) = (study.experiment_at(point) for point in study.sweep.grid())
+    assert "1 Mbit/s" in json.dumps(found.to_mapping()["topology"])
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:

@@ -63,7 +63,12 @@ SYNONYMS = (
 
 
 def option(default: Any, check: Callable[[str, str, Any], Any] | None = None) -> Any:
-    """A field of `Options`; `check(where, name, value)` returns the value to keep, or raises InputError."""
+    """A field of `Options`; `check(where, name, value)` returns the value to keep, or raises InputError.
+
+    Without a check, an option whose default is a number takes no text, such as the `nan` of a file.
+    """
+    if check is None and isinstance(default, int | float) and not isinstance(default, bool):
+        check = _no_text
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -266,6 +271,13 @@ def refuse_unknown(cls: Any, unknown: Mapping[str, Any]) -> None:
     """Raise UnknownNameError if `unknown` holds anything: an argument is never swallowed."""
     if unknown:
         raise unknown_arguments(cls.__name__, unknown, accepted_arguments(cls), STRATEGY_ARGUMENTS)
+
+
+def _no_text(where: str, name: str, value: object) -> object:
+    """`value`, which is no text."""
+    if isinstance(value, str):
+        raise InputError(f"{where}: {name}={value!r} must be a number")
+    return value
 
 
 def whole_number(where: str, name: str, value: object, least: int = 0) -> int:

@@ -38,7 +38,7 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
 @takes()
 def report(
     folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", required=True),
-    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY"),
+    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY,..."),
     where: tuple[str, ...] = given(metavar="KEY=VALUE"),
     align: str | None = given(type=click.Choice(_ALIGNMENTS)),
     formats: list[str] = given("--format", metavar="NAME,...", callback=_formats),
@@ -48,7 +48,7 @@ def report(
     """Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep.
 
     Args:
-        by: Group runs by this key, such as topology [all that differ]. May be repeated.
+        by: Group runs by these keys, such as topology [all that differ]. May be repeated.
         where: Select runs with this value, such as strategy=DiLoCo. May be repeated.
         align: Horizontal axis of the curves when the page opens [time].
         formats: Also write figures for a paper (pdf, svg, png) or tables (latex) into plots/ next to the page.
@@ -74,7 +74,8 @@ def report(
     if is_one_run and not (by or where or out):
         show_report(RunFolder.open(folders[0]), align or "time", formats, as_json=as_json)
         return
-    study = StudyReport(folders, by, where)  # with few enough groups for the figures that are asked for
+    keys = [key.strip() for text in by for key in text.split(",")]
+    study = StudyReport(folders, keys, where)  # with few enough groups for the figures that are asked for
     drawn = [form for form in formats if form != "latex"]
     if drawn and len(study.groups) > MOST_CURVES:
         raise InputError(

@@ -779,7 +779,8 @@ def _changed(
     if not isinstance(document.data, dict):
         return document  # the schema names the mistake
     data, lines = copy.deepcopy(document.data), dict(document.lines)
-    for key, value, origin in changes:
+    # A whole key first, then what is inside, in whatever order they are given.
+    for key, value, origin in sorted(changes, key=lambda change: "." in change[0]):
         own = {(): origin} if written is None else written[key]
         keys = key.split(".")
         if keys[0] == "topology" and len(keys) > 1:

@@ -136,6 +136,10 @@ def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy
     if resumed is not None:
         return asked.resume_run(resumed)
     names = [name.strip() for name in (asked.topology or "").split(",")]
+    if len(names) > 1 and "" in names and not is_place(asked.topology):
+        raise InputError(
+            f"--topology {visible(asked.topology)}: entry {names.index('') + 1} is empty: give a name, or leave the comma out"
+        )
     if len(names) < 2 or is_place(asked.topology):
         loaded = asked.load()
         return asked.train(loaded.only(*strategies) if strategies else loaded)
@@ -162,7 +166,7 @@ def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence
         Experiment.from_document(document, path.parent, path.stem).only(*strategies) if strategies else None
     )
     places = [str(Path(name).resolve()) if is_place(name) else name for name in names]
-    return Study.create(over_networks(document, places, loaded), path.parent, asked.out, path.stem)
+    return Study.create(over_networks(document, places, loaded, f"--topology {asked.topology}"), path.parent, asked.out, path.stem)
 
 
 # --- sweep --------------------------------------------------------------------------------------------------
@@ -234,17 +238,17 @@ def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document
     from netgym.studies.study import with_sweep
     from netsim.files.documents import parse_document
 
-    added = {}
+    added, origins = {}, {}
     for text in vary:
         key, separator, value = text.partition("=")
         values = parse_document(value, f"--vary {text}").data if separator and key.strip() else None
         if not isinstance(values, list | dict):
             raise InputError(f"--vary {text}: expected KEY=[VALUE, ...], such as 'steps=[100, 200]'")
-        added[key.strip()] = values
+        added[key.strip()], origins[key.strip()] = values, f"--vary {text}"
     searched = asked.searched(minimise=minimise)
     if both := sorted(added.keys() & searched.keys()):
         raise InputError(f"--vary {both[0]}: --{both[0]} is given too: leave one of them out")
-    return with_sweep(asked.document(), {**added, **searched})
+    return with_sweep(asked.document(), {**added, **searched}, origins)
 
 
 def _num_failed(study: Study) -> int:

@@ -164,11 +164,13 @@ class Sweep(Schema):
         unused = f"the points' {min(varied, default='')} would go unused: leave one of them out"
         foreign = "is for search: optuna, whose points depend on earlier results; leave it out"
         aimless = "nothing to minimise: add minimise, such as minimise: virtual_seconds_to_target"
+        both = min({key for point in self.listed for key in point} & self.axes.keys(), default="")
         nothing = "there is nothing to search: add a key, such as strategies.*.lr: [0.01, 0.03]"
         many = f"{self.num_points} points are too many: {MOST_POINTS} at most"
         return [
             (self.at_once is not None and not optuna, "at_once", foreign),
             (self.seeds is not None and varied, "seeds", unused),
+            (both, both, "the points have this key too, and need one value of it: leave one of them out"),
             (grid and ranges, of_range, "a range is for a search: give a list, or add search: random"),
             (grid and self.trials, "trials", f"{for_all} trials out, or add search: random"),
             (grid and self.minimise is not None, "minimise", f"{for_all} it out, or add search: optuna"),

@@ -285,7 +285,10 @@ def _refuse_pooling(group: Group) -> None:
         f"strategies.*.{name}" for member in group.members for name in member.setting("strategies.*") or {}
     ]
     for key in dict.fromkeys([*swept, *_CONDITIONS, *_SETTINGS, *options]):
-        if key not in group.keys and len({_json(member.setting(key)) for member in group.members}) > 1:
+        found = [member.setting(key) for member in group.members]
+        if key in swept and all(each is None for each in found):  # resolved files have another form of it
+            found = [member.value(key) for member in group.members]
+        if key not in group.keys and len(set(map(_json, found))) > 1:
             values = list(dict.fromkeys(member.value(key) for member in group.members))
             raise InputError(
                 f"--group-by {','.join(group.keys)}: {group.name} holds runs that differ in {key} "
@@ -294,12 +297,14 @@ def _refuse_pooling(group: Group) -> None:
             )
     seeds = [run.seed for run in group.runs]
     if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        of_runs = [(member.run.run, run.seed) for member in group.members for run in member.result.runs]
+        apart = "run" if len(set(of_runs)) == len(of_runs) else "point"
         names = ", ".join(
             dict.fromkeys(f"{member.run.run} {member.run.point}".strip() for member in group.members)
         )
         raise InputError(
             f"--group-by {','.join(group.keys)}: {group.name} holds seed {twice[0]} more than once (in {names}), which "
-            "adds no evidence: add --group-by run, or leave one out"
+            f"adds no evidence: add --group-by {apart}, or leave one out"
         )
 
 

@@ -109,6 +109,8 @@ def run_points(
     if study.is_changed or not all(map(study.finished, range(study.sweep.num_points))):
         with warnings_to(write):
             settle_code(study.folder, study.own_code(), accepted=study.edited_code)
+    if not study.entries:
+        study.refuse_untaken(own_code=True)
     if is_new:
         line, measured, _ = estimated(study, 1 if place else jobs)
         write(line)

@@ -52,20 +52,31 @@ def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Documen
     return load_document(path), path.parent, path.stem
 
 
-def with_sweep(document: Document, keys: Mapping[str, Any]) -> Document:
-    """The document with these keys in its `sweep`, beside those of the file."""
+def with_sweep(
+    document: Document, keys: Mapping[str, Any], origins: Mapping[str, str] | None = None
+) -> Document:
+    """The document with these keys in its `sweep`, beside those of the file; `origins` begin errors about some."""
     if not isinstance(document.data, dict):
         return document  # the schema names the mistake
     swept = {**(document.data.get("sweep") or {}), **keys}
-    return replace(document, data={**document.data, "sweep": swept}) if swept else document
+    replaced = {("sweep", key) for key in keys}
+    lines = {at: line for at, line in document.lines.items() if at[:2] not in replaced}
+    lines |= {("sweep", key): origin for key, origin in (origins or {}).items()}
+    return replace(document, data={**document.data, "sweep": swept}, lines=lines) if swept else document
 
 
-def over_networks(document: Document, networks: Sequence[Any], experiment: Experiment | None) -> Document:
-    """The document with a sweep over networks in place of its own, and the strategies of `experiment` alone."""
+def over_networks(
+    document: Document, networks: Sequence[Any], experiment: Experiment | None, origin: str
+) -> Document:
+    """The document with a sweep over networks in place of its own, and the strategies of `experiment` alone.
+
+    Errors about the networks begin with `origin`.
+    """
     data = dict(document.data) if isinstance(document.data, dict) else {}
     if experiment is not None:
         data["strategies"] = [entry.to_mapping() for entry in experiment.strategies]
-    return replace(document, data={**data, "sweep": {"topology": list(networks)}})
+    of_networks = replace(document, data={**data, "sweep": {}})
+    return with_sweep(of_networks, {"topology": list(networks)}, {"topology": origin})
 
 
 class LineWriter:
@@ -130,7 +141,16 @@ class Study:
         document = _inlined(document, source_folder)
         study = cls(document, Sweep.parse(document), RunFolder(source_folder), source_folder)
         study.base()
-        sweep, taken, refused = study.sweep, set[tuple[str, str]](), dict[tuple[str, str], InputError]()
+        study.refuse_untaken()
+        return study
+
+    def refuse_untaken(self, *, own_code: bool = False) -> None:
+        """Refuse a value of the sweep that no point takes; with `own_code`, strategies of the user's are tried too.
+
+        Raises:
+            InputError: of the first such value.
+        """
+        sweep, taken, refused = self.sweep, set[tuple[str, str]](), dict[tuple[str, str], InputError]()
         for point in next(batches_of(sweep))[0]:
             values = {
                 (key, "" if isinstance(sweep.axes.get(key), Range) else json.dumps(value, sort_keys=True))
@@ -138,7 +158,10 @@ class Study:
             }
             try:
                 if not values <= taken:
-                    study.experiment_at(point)
+                    found = self.experiment_at(point)
+                    for entry in found.strategies:
+                        if own_code and entry.own_code:
+                            found.build_strategy(entry)
                     taken |= values
             except InputError as error:
                 for each in values:
@@ -146,7 +169,6 @@ class Study:
         for each, refusal in refused.items():
             if each not in taken:
                 raise refusal
-        return study
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, out: str | None, name: str) -> Study:
@@ -316,4 +338,4 @@ def _inlined_network(value: Any, folder: Path) -> Any:
     if not isinstance(value, str):
         return value
     path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)
-    return value if path is None else Topology.load(path).to_mapping()
+    return value if path is None else Topology.document_of(path).data

@@ -33,6 +33,7 @@ from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
 from netgym.experiment.comparison import settle_code
+from exogym_core.strategy.options import accepted_arguments
 from netgym.experiment.experiment import Experiment, apply_values, differing_key
 from netgym.studies.points import Range, Sweep, TuneSettings, point_text
 from netgym.studies.runners import runner_at
@@ -276,6 +277,13 @@ class Tuning:
         for given in settings.over:
             if given != "*" and given not in labels:
                 raise part.error(("over",), unknown_name("strategy", given, labels))
+        known = [experiment.build_strategy(each) for each in experiment.strategies if not each.own_code]
+        options = {name for each in known for name in accepted_arguments(type(each))}
+        for key in settings.over.get("*", {}) if known else ():
+            owner, dot, _ = key.partition(".")
+            if dot and owner not in options:
+                problem = f"'{visible(owner)}' is no strategy of the experiment ({visible(', '.join(labels), 300)})"
+                raise part.error(("over", "*", key), f"{problem}, and no option of one")
         spaces = {str(entry.label): _space(settings.over, entry) for entry in experiment.strategies}
         seeds = _seeds(part, settings, experiment)
         tuning = cls(document, source_folder, experiment, settings, seeds, spaces, RunFolder(source_folder))
@@ -364,6 +372,8 @@ class Tuning:
         """
         with warnings_to(write):
             settle_code(self.folder, self.experiment.own_code, accepted=self.edited_code)
+        for number in range(len(self.spaces)):
+            Study.planned(self.sweep_of(number), self.source_folder).refuse_untaken(own_code=True)
         with runner_at(on, None, jobs) as runner:
             for number, label in enumerate(self.spaces):
                 study = self.study(number, self.folder.make_folder(SEARCH) / file_name(label))
@@ -466,6 +476,9 @@ def tune(
         tuning = Tuning.open(Path(resume), trust=True, edited_code=edited_code)
     try:
         return tuning.run(LineWriter(tuning.folder), on, jobs)
+    except InputError:
+        tuning.discard_if_empty()
+        raise
     finally:
         tuning.folder.release()
 
