@@ -445,7 +445,10 @@ def test_a_value_that_no_point_takes_is_refused_before_anything_runs(
 @pytest.mark.parametrize("command", ["tune", "sweep"])
 @pytest.mark.parametrize(
     ("value", "line"),
-    [("perriod=[2]", "unknown argument of Pulse 'perriod'"), ("blend=[1, nan]", "Pulse: blend='nan' must be")],
+    [
+        ("perriod=[2]", "unknown argument of Pulse 'perriod'"),
+        ("blend=[1, nan]", "Pulse: blend='nan' must be"),
+    ],
 )
 def test_a_value_that_a_strategy_of_the_users_own_refuses_is_refused_before_anything_runs(
     command: str, value: str, line: str, tuned_file: Path, capsys: pytest.CaptureFixture[str]
@@ -473,7 +476,7 @@ def test_a_value_that_a_strategy_of_the_users_own_refuses_is_refused_before_anyt
 def test_keys_inside_a_topology_file_are_those_of_the_file(sweep: str, tmp_path: Path) -> None:
     """They were looked for in another form of the network, or lost where the topology came after them."""
     wan = [{"between": ["a", "b"], "bandwidth": "9 Mbit/s", "rtt": "50 ms"}]
-    regions = dict.fromkeys("ab", {"hosts": 1, "nic": "1 Gbit/s", "latency": "1 ms"})
+    regions = {name: {"hosts": 1, "nic": "1 Gbit/s", "latency": "1 ms"} for name in "ab"}
     (tmp_path / "net.yaml").write_text(json.dumps({"regions": regions, "wan": wan}))
     text = experiment(compute="50 ms") + sweep.replace("KEY", "topology.wan.0.bandwidth")
     study = Study.planned(parse_document(text, "small.yaml"), tmp_path)

@@ -166,7 +166,12 @@ def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence
         Experiment.from_document(document, path.parent, path.stem).only(*strategies) if strategies else None
     )
     places = [str(Path(name).resolve()) if is_place(name) else name for name in names]
-    return Study.create(over_networks(document, places, loaded, f"--topology {asked.topology}"), path.parent, asked.out, path.stem)
+    return Study.create(
+        over_networks(document, places, loaded, f"--topology {asked.topology}"),
+        path.parent,
+        asked.out,
+        path.stem,
+    )
 
 
 # --- sweep --------------------------------------------------------------------------------------------------

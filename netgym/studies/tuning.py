@@ -32,8 +32,8 @@ from exogym_core.results.progress import progress_for, warnings_to
 from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
-from netgym.experiment.comparison import settle_code
 from exogym_core.strategy.options import accepted_arguments
+from netgym.experiment.comparison import settle_code
 from netgym.experiment.experiment import Experiment, apply_values, differing_key
 from netgym.studies.points import Range, Sweep, TuneSettings, point_text
 from netgym.studies.runners import runner_at
@@ -282,7 +282,9 @@ class Tuning:
         for key in settings.over.get("*", {}) if known else ():
             owner, dot, _ = key.partition(".")
             if dot and owner not in options:
-                problem = f"'{visible(owner)}' is no strategy of the experiment ({visible(', '.join(labels), 300)})"
+                problem = (
+                    f"'{visible(owner)}' is no strategy of the experiment ({visible(', '.join(labels), 300)})"
+                )
                 raise part.error(("over", "*", key), f"{problem}, and no option of one")
         spaces = {str(entry.label): _space(settings.over, entry) for entry in experiment.strategies}
         seeds = _seeds(part, settings, experiment)
