@@ -138,7 +138,8 @@ def compare(asked: RunArguments, strategies: tuple[str, ...] = given("--strategy
     names = [name.strip() for name in (asked.topology or "").split(",")]
     if len(names) > 1 and "" in names and not is_place(asked.topology):
         raise InputError(
-            f"--topology {visible(asked.topology)}: entry {names.index('') + 1} is empty: give a name, or leave the comma out"
+            f"--topology {visible(asked.topology)}: entry {names.index('') + 1} is empty: give a name, or leave the "
+            "comma out"
         )
     if len(names) < 2 or is_place(asked.topology):
         loaded = asked.load()
