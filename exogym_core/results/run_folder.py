@@ -269,8 +269,7 @@ class RunFolder:
 
     def read_code(self) -> dict[str, str]:
         """Digests of the user's code that has trained here, by name; empty where none are noted."""
-        found = _facts(self.path).get("code_digests")
-        return found if isinstance(found, dict) else {}
+        return self._noted("code_digests")
 
     def write_model(self, label: str, state: Mapping[str, Any], *, seed: int | None = None) -> None:
         """The tensors of a model's state; a warning names what else is in it."""
