@@ -200,8 +200,16 @@ def test_points_of_an_edited_experiment_are_run_again(
     assert again["points"] == new["points"]
 
 
+OF_POINTS = "strategies=[[{name: 'own_swept:Own', label: A}], [{name: 'own_swept:Own', label: B, lr: 0.02}]]"
+
+
 @pytest.mark.parametrize(
-    "command", [["sweep", "--vary", "strategies.*.lr=[0.01, 0.02]"], ["tune", "--over", "lr=0.01,0.02"]]
+    "command",
+    [
+        ["sweep", "--vary", "strategies.*.lr=[0.01, 0.02]"],
+        ["sweep", "--set", "strategies=[AllReduce]", "--vary", OF_POINTS],
+        ["tune", "--over", "lr=0.01,0.02"],
+    ],
 )
 def test_a_point_is_not_trained_with_edited_code_next_to_results_of_the_former(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

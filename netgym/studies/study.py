@@ -183,7 +183,8 @@ class Study:
         study.folder = RunFolder.create(out, f"{name}-sweep")
         assert isinstance(document.data, dict)
         study.folder.write_text("experiment.yaml", yaml_text({"name": name} | document.data))
-        study.folder.write_environment(base.code_folder)
+        code_folder = next((code.folder for code in study.own_code() if code.folder), None)
+        study.folder.write_environment(code_folder)
         study.folder.make_folder(POINTS)
         study.folder.write_summary([])
         return study
