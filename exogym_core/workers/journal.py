@@ -30,7 +30,6 @@ from exogym_core.communicator.simulated.meeting_requests import (
     Publish,
 )
 from exogym_core.events import Saved, from_record, to_record
-from netsim.collectives.operations import OPERATIONS
 from netsim.errors import InputError
 from netsim.ranks import (
     Advance,
@@ -328,13 +327,13 @@ def request_to_record(request: Request) -> list[Any]:
     """The request in values that JSON can hold, its kind first; KeyError for one that is not logged."""
     name = _NAMES[type(request)]
     match request:
-        case Post():
-            limit = [request.seconds] if request.seconds < math.inf else []
-            return [name, *request.key, request.member, request.call, *limit]
-        case Wait():
-            return [name, *request.key]
-        case Await():
-            return [name, *request.key, request.seconds]
+        case Post() | Wait() | Await():
+            group, number = request.key
+            named = {"message": group} if isinstance(group, MessageGroup) else group
+            record = [name, named, number, *request[1:]]
+            if isinstance(request, Post) and request.seconds == math.inf:
+                record.pop()
+            return record
         case Ask(key=None, reader=None):
             return [name]
         case Ask():
@@ -358,11 +357,14 @@ def request_from_record(record: list[Any]) -> Request:
         return Ask(None, reader=None)
     values = list(map(from_record if kind is Mark else tuples_of, values))
     if kind in (Post, Wait, Await):
+        match values[0]:
+            case {"message": group}:
+                values[0] = MessageGroup(*tuples_of(group))
+            case (group, int(), int(), int()):  # of earlier logs; no other group has four parts
+                values[0] = MessageGroup(*values[0])
         values[:2] = [values[:2]]
     if "call" in kind._fields:
         values[2] = Call(*values[2])
-    if kind is Post and OPERATIONS[values[2].op].is_message:
-        values[0][0] = MessageGroup(*values[0][0])
     if kind._fields[0] == "key":
         values[0] = Key(*values[0])
     if kind is Join:
