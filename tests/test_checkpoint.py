@@ -225,7 +225,9 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
 def test_requests_of_earlier_logs_are_read() -> None:
     group, about = ["present", 0], [1, [0, 1], 2.0, 9.0, 3.0]
     assert request_from_record(["take", [0, 1, "box"], "inf", True]) == Take((0, 1, "box"), math.inf, True)
-    assert repr(request_from_record(["wait", [0, 1, 0, 7], 3])) == repr(Wait(Key(MessageGroup(0, 1, 0, 7), 3)))
+    assert repr(request_from_record(["wait", [0, 1, 0, 7], 3])) == repr(
+        Wait(Key(MessageGroup(0, 1, 0, 7), 3))
+    )
     found = request_from_record(["joinnext", group, *about, True, [0.0, 0.0, 0.5, 0.0, 2]])
     about[1] = (0, 1)
     deadline = Deadline(quantile=0.5, quorum=2)
