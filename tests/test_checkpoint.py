@@ -204,9 +204,9 @@ def test_a_log_is_appended_and_each_checkpoint_reads_its_part(tmp_path: Path) ->
     added = [(rank, request) for rank, stream in enumerate(streams) for request in stream]
     for each in added:
         log.add(*each)
-    parts = log.link_into(first, [8, 2], (0, 0))
+    parts = log.link_into(first, [9, 2], (0, 0))
     log.add(1, Advance(7.0))
-    more = log.link_into(second, [8, 3], (0, 0))
+    more = log.link_into(second, [9, 3], (0, 0))
     log.close()
     # The file goes on behind what belongs to the first checkpoint: who reads that does not see it.
     assert (first / parts[0].name).stat().st_ino == (second / more[0].name).stat().st_ino, "written once"
