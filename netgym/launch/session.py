@@ -347,7 +347,7 @@ def now() -> float:
 
 
 def _reader(frame: FrameType) -> str | None:
-    """What the code of a frame reads, and where; None if it only shows the time."""
+    """Clock that the code of a frame reads, and the place; None if it only shows the time."""
     module = frame.f_globals.get("__name__", "")
     if shows_time(module):
         return None

@@ -574,7 +574,7 @@ class _Stopwatch:
         return self
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """Ignore a row."""
+        """Take a row of the run; only its time counts here."""
 
     def end(self, words: str) -> None:
         """Note the end of a training, before its files are written."""

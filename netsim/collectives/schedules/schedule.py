@@ -82,7 +82,7 @@ class Phase(ABC):
         """The messages of step `index`, 0 <= index < num_steps, made when asked for."""
 
     def gate(self, index: int) -> int:
-        """How many steps of the phase a member must have done before it posts step `index`."""
+        """Number of steps of the phase that a member must have done before it posts step `index`."""
         return max(index - self.window + 1, 0)
 
     def reduces(self, index: int) -> bool:
