@@ -155,6 +155,19 @@ def test_the_template_of_the_page_is_reproduced(
     assert "measured 297" in capsys.readouterr().out
 
 
+def test_a_call_after_a_pause_begins_with_a_smaller_window(tmp_path: Path) -> None:
+    """After 3 s, twelve time-outs of 200 ms and the round trip, as on a new connection; after 1 ms as without a pause."""
+    pauses = ("repeat: 1", "repeat: 2, pause: 3 s", "repeat: 2, pause: 1 ms", "repeat: 2")
+    group = "network: {line: {bandwidth: 1 Gbit/s, rtt: 50 ms}}, unit: s, op: sendrecv, bytes: 4 MB"
+    cells = ", ".join(f"{{what: f, {pause}}}" for pause in pauses)
+    own = tmp_path / "my.yaml"
+    own.write_text(f"{HEAD}groups:\n  - {{{group}, cells: [{cells}]}}\n")
+    new, cold, warm, again = (cell["predicted"] for cell in reproduce(str(own)))
+    assert cold == pytest.approx(new)
+    assert warm == pytest.approx(again)
+    assert warm < new - 0.2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -164,6 +177,14 @@ def test_the_template_of_the_page_is_reproduced(
         ),
         ("groups:\n  - cells:\n      - {what: f}\n", "my.yaml:8: groups[0].cells[0].unit: is missing"),
         ("groups:\n  - cells:\n      - {what: f, unit: s}\n", "my.yaml:7: groups[0]: needs either op"),
+        (
+            "groups:\n  - pause: 1\n    cells: []\n",
+            "my.yaml:7: groups[0].pause: expected a time such as '30 ms'",
+        ),
+        (
+            "groups:\n  - unit: s\n    cells:\n      - {what: f, pause: 1 s}\n",
+            "my.yaml:9: groups[0].cells[0].pause: has no effect on one call: add repeat",
+        ),
         ("program: {file: a.py, part: b}\n", "my.yaml:6: program: only runs that ship with NetGym"),
         ("", "my.yaml:1: groups: is missing"),
     ],

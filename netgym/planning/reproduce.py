@@ -23,6 +23,7 @@ from netgym.planning.setting import Known
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document, load_document
 from netsim.files.schemas import Schema, validate_document
+from netsim.topology.values import Duration
 from netsim.units import format_count, parse_bytes
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Simulated(Schema):
         algorithm: None: the fastest.
         protocol: None: the network's.
         repeat: the last of so many equal calls counts.
+        pause: idle time before each call but the first, such as 1 s; windows shrink meanwhile.
         times: so many such calls, back to back (see `netsim.collective`'s `calls`), are the figure.
         experiment: an experiment or its file, as `netgym plan` takes it; its first strategy is planned.
         parameters: shapes of a payload in place of the experiment's model: [512x512, 512], or SHAPE: HOW OFTEN.
@@ -94,6 +96,7 @@ class Simulated(Schema):
     algorithm: str | None = None
     protocol: str | dict[str, Any] | None = None
     repeat: int = Field(1, ge=1)
+    pause: Duration = 0.0
     times: int = Field(1, ge=1)
     experiment: str | dict[str, Any] | None = None
     parameters: list[str | int] | dict[str, int] | None = None
@@ -253,13 +256,17 @@ class _Simulation:
         given = {name: getattr(group, name) for name in group.model_fields_set if name != "cells"}
         given |= {name: getattr(own, name) for name in own.model_fields_set}
         given["set"] = {**group.set, **own.set}
-        cell = Cell.model_validate(given)
+        cell = Cell.model_validate(given, context={})
         if (
             missing := next((key for key in ("what", "unit") if getattr(cell, key) is None), None)
         ) is not None:
             raise self._document.error(
                 (*of_cell, missing), "is missing: add this key to the cell or its group"
             )
+        if cell.pause and cell.repeat == 1:
+            path = of_cell if "pause" in own.model_fields_set else of_group
+            message = "has no effect on one call: add repeat, 2 for a call after this pause"
+            raise self._document.error((*path, "pause"), message)
         place = of_cell if "experiment" in own.model_fields_set else of_group
         predicted, cause = self._figure(cell, place), cell.cause
         for plus in cell.plus if isinstance(cell.plus, list) else [cell.plus]:
@@ -267,7 +274,7 @@ class _Simulation:
             predicted += self._figure(plus.model_copy(update=keys), (*place, "plus"))
         error = _error(predicted, cell.measured)
         if cell.other:
-            other = self._figure(Cell.model_validate({**given, **cell.other}), place)
+            other = self._figure(Cell.model_validate({**given, **cell.other}, context={}), place)
             cause = cause.format(
                 other=other,
                 other_error=_error(other, cell.measured) or 0.0,
@@ -320,6 +327,7 @@ class _Simulation:
             num_bytes=num_bytes,
             ranks=_hosts(cell, topology),
             repeat=cell.repeat,
+            pause_seconds=cell.pause,
             calls=cell.times,
             **given,
         )
