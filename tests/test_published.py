@@ -156,7 +156,7 @@ def test_the_template_of_the_page_is_reproduced(
 
 
 def test_a_call_after_a_pause_begins_with_a_smaller_window(tmp_path: Path) -> None:
-    """After 3 s, twelve time-outs of 200 ms and the round trip, as on a new connection; after 1 ms as without a pause."""
+    """After 3 s, twelve time-outs, it begins as on a new connection; 1 ms changes nothing."""
     pauses = ("repeat: 1", "repeat: 2, pause: 3 s", "repeat: 2, pause: 1 ms", "repeat: 2")
     group = "network: {line: {bandwidth: 1 Gbit/s, rtt: 50 ms}}, unit: s, op: sendrecv, bytes: 4 MB"
     cells = ", ".join(f"{{what: f, {pause}}}" for pause in pauses)
