@@ -1,13 +1,23 @@
-"""Deadlines of meetings: fixed, or learned from the arrivals of the last meetings; quorums and grace."""
+"""Deadlines of meetings, fixed or learned from earlier arrivals; quorums and grace; members awaited while they return.
+
+Simulated meetings and those at a rendezvous apply the same rules; instants are of their own clocks.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["ArrivalDelays", "Deadline"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["SLOW_TIMES", "ArrivalDelays", "Deadline", "Returns"]
+
+#: Downloads of a member that was too slow for two averages are not awaited, for this many times an average's time-out.
+SLOW_TIMES = 10
 
 _MEETINGS = 16  # whose arrivals are remembered
 
@@ -81,3 +91,43 @@ class ArrivalDelays:
         middle = median(delays)
         deviation = median(abs(delay - middle) for delay in delays)
         return min(limit, deadline.median * middle + deadline.mad * deviation)
+
+
+@dataclass(slots=True, eq=False)
+class Returns:
+    """Members that return to a group's meetings by downloading its state, and those too slow for its averages.
+
+    Attributes:
+        downloaded: by member, number of the last state that it downloaded, and age of that state then.
+        slow: by member, averages without it in a row, and until when its downloads are not awaited.
+    """
+
+    downloaded: dict[int, tuple[int, float]] = field(default_factory=dict)
+    slow: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def ages(self, number: int) -> dict[int, float]:
+        """Members whose last download was the state of this number, and its age then."""
+        return {member: age for member, (last, age) in self.downloaded.items() if last == number}
+
+    def awaited(self, number: int, due: float, downloading: Collection[int], now: float) -> set[int]:
+        """Members that download the state of this number, or have just done so.
+
+        They are awaited beyond the time that is `due`, by as much as they got the state later.
+        """
+        found = {member for member, age in self.ages(number).items() if now < due + age}
+        return {member for member in found.union(downloading) if now >= self.slow.get(member, (0, now))[1]}
+
+    def forget(self, member: int) -> None:
+        """Forget a member, which another takes the place of."""
+        self.downloaded.pop(member, None)
+        self.slow.pop(member, None)
+
+    def are_slow(self, members: Collection[int], averaging_seconds: float, now: float) -> None:
+        """Stop waiting for downloads of members that were too slow twice, for a while: they would delay all others."""
+        for member in members:
+            num_slow, _ = self.slow.get(member, (0, now))
+            _, age = self.downloaded.get(member, (0, 0.0))
+            self.slow[member] = (
+                num_slow + 1,
+                now + (SLOW_TIMES * (averaging_seconds + age) if num_slow else 0.0),
+            )

@@ -78,6 +78,7 @@ class Membership(SiteTable):
         if known is None or known.session != session:
             if known is not None:
                 self.forget(known.site)
+                self.returns.forget(known.site)
             known = self.sites[site] = SiteInfo(site, session, str(hello.get("where", "")), now)
             self.say(f"site {site} has joined: {known.where}")
         else:
@@ -186,9 +187,8 @@ class Membership(SiteTable):
 
     def fetched(self, site: int, number: int, now: float) -> None:
         """Record that a site has downloaded that state."""
-        info = self.sites[site]
-        info.download.number, info.has_begun = number, True
-        info.download.age = now - self._published.get(number, now)
+        self.sites[site].has_begun = True
+        self.returns.downloaded[site] = (number, now - self._published.get(number, now))
         self.downloads.forget(site)
         self.update(now)
 
@@ -200,7 +200,7 @@ class Membership(SiteTable):
         for site, (question, until) in list(self._leaving.items()):
             is_late = now >= until and not self.downloads.are_from(site)
             is_needed = self.sites[site].newest == self.newest and any(
-                max(info.newest, info.download.number) < self.newest  # it is behind
+                max(info.newest, self.returns.downloaded.get(info.site, (START - 1, 0.0))[0]) < self.newest
                 for info in self.sites.values()
                 if info.site != site and not info.is_gone(now)
             )
@@ -239,7 +239,7 @@ class Downloads:
     def _end(self, site: int) -> None:
         self._under_way.pop(site, None)
         if site in self._sites:
-            self._sites[site].download.since = None
+            self._sites[site].downloading = None
 
     def are_from(self, site: int) -> bool:
         """True if a site downloads from this one."""
@@ -275,7 +275,7 @@ class Downloads:
                 self._members.send(holder.site, {"push": "serve", "to": request.site, **found})
                 self._members.send(request.site, {"id": request.question, **found})
                 self._under_way[request.site] = (group, holder, newest)
-                self._sites[request.site].download.since = now
+                self._sites[request.site].downloading = now
                 return True
         waiting = {each.site for each in self._requests}
         if any(not info.is_gone(now) and info.site not in waiting for info in others):

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import FIXED
 from exogym_core.communicator.deadlines import ArrivalDelays, Deadline
-from exogym_core.communicator.simulated.meetings import SLOW_TIMES
 from exogym_core.names import visible
 from netgym.sites.pairs import PairTest, test_seconds
-from netgym.sites.site_info import START, Lateness, SiteInfo, names_of, progress_of
+from netgym.sites.site_info import START, SiteInfo, names_of, progress_of
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class PendingRounds:
     ) -> None:
         self._members, self._wait_seconds = members, wait_seconds
         self._sites, self._pairs, self._downloads = members.sites, pairs, downloads
-        self._send, self._say = members.send, members.say
+        self._returns, self._send, self._say = members.returns, members.send, members.say
         self.present: tuple[int, ...] = ()
         self._arrivals = ArrivalDelays()
         self._rounds: dict[int, RoundMeeting] = {}
@@ -236,17 +235,14 @@ class PendingRounds:
             self._report_wait(meeting, there, missing, now, until=meeting.deadline)
 
     def _returning(self, meeting: RoundMeeting, now: float) -> set[int]:
-        """Sites that download the state of this number, or have just downloaded it.
-
-        The wait for them is longer, by as much as they got the state later.
-        """
-        found = self._downloads(meeting.number) | {
+        """Sites that download the state of this number, or have just downloaded it, and are not gone."""
+        downloading = self._downloads(meeting.number)
+        awaited = self._returns.awaited(meeting.number, meeting.deadline, downloading, now)
+        return {
             site
-            for site, info in self._sites.items()
-            if info.download.number == meeting.number and now < meeting.deadline + info.download.age
+            for site in awaited
+            if not (self._sites[site].has_done_all or self._members.is_gone(site, now))
         }
-        infos = [self._sites[site] for site in found if now >= self._sites[site].late.slow_until]
-        return {info.site for info in infos if not info.has_done_all and not info.is_gone(now)}
 
     def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
         wanted = range(self._members.num_sites) if meeting.awaited is None else meeting.awaited
@@ -281,16 +277,16 @@ class PendingRounds:
     def _report_absences(self, meeting: RoundMeeting, members: Sequence[int], now: float) -> None:
         """Report why a site that is present misses its second round in a row, and again from time to time."""
         for site, info in self._sites.items():
-            is_coming = info.has_begun or info.download.since is not None
+            is_coming = info.has_begun or info.downloading is not None
             if site in members or not is_coming or not info.is_connected or info.has_done_all:
                 continue
-            if info.late.missed is None:
-                info.late.missed, info.late.reported = meeting.number, now
-            num_missed = meeting.number + 1 - info.late.missed
-            if num_missed == 2 or (num_missed > 2 and now >= info.late.reported + _SECONDS_BETWEEN_REPORTS):
-                info.late.reported = now
+            if info.missed is None:
+                info.missed, info.reported = meeting.number, now
+            num_missed = meeting.number + 1 - info.missed
+            if num_missed == 2 or (num_missed > 2 and now >= info.reported + _SECONDS_BETWEEN_REPORTS):
+                info.reported = now
                 self._say(
-                    f"site {site} has missed {format_count(num_missed, 'round')} since round {info.late.missed + 1}: "
+                    f"site {site} has missed {format_count(num_missed, 'round')} since round {info.missed + 1}: "
                     f"{self._why_absent(info, members, now)}"
                 )
 
@@ -298,14 +294,15 @@ class PendingRounds:
         cut_off = set(self._pairs.unreached(info.site)) & set(members)
         if cut_off:
             return f"it does not reach {names_of(sorted(cut_off))}; it takes part again when it does"
-        if now < info.late.slow_until:
-            seconds = info.late.slow_until - now
+        _, slow_until = self._returns.slow.get(info.site, (0, now))
+        if now < slow_until:
+            seconds = slow_until - now
             return (
                 f"its last averages took too long, so no site waits for its downloads in the next {seconds:.0f} s; "
                 "give averages more time (averaging_timeout), or this site a faster link"
             )
-        if info.download.since is not None:
-            return f"it has been downloading the state for {now - info.download.since:.0f} s"
+        if info.downloading is not None:
+            return f"it has been downloading the state for {now - info.downloading:.0f} s"
         option = "timeout_waiting_for_peers, or matchmaking_time"
         return f"it still computes{progress_of(info)}; raise {option}"
 
@@ -383,8 +380,8 @@ class PendingRounds:
                 attempt.left = self.present = attempt.members
                 for site in attempt.members:
                     if site in self._sites and not self._is_lost(attempt, site, now):
-                        info = self._sites[site]
-                        info.has_begun, info.late = True, Lateness()
+                        self._sites[site].has_begun, self._sites[site].missed = True, None
+                        self._returns.slow.pop(site, None)
             elif not self._has_failed(attempt, now):
                 self._report_wait(attempt, attempt.results, set(attempt.members) - set(attempt.results), now)
                 return
@@ -435,7 +432,7 @@ class PendingRounds:
         if answering != there and now >= attempt.deadline:
             if now < attempt.deadline + _ANSWER_SECONDS:
                 return ()
-            self._are_slow(there - answering, attempt.seconds, now)
+            self._returns.are_slow((there - answering) & self._sites.keys(), attempt.seconds, now)
             there = answering
         left = self._pairs.mesh(there)
         was_late = attempt.failed >= attempt.deadline - attempt.seconds / 10
@@ -444,23 +441,14 @@ class PendingRounds:
             delays = {site: float(self._sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
             weakest = max(attempt.members, key=lambda site: (delays[site], site))
             left = tuple(site for site in attempt.members if site != weakest)
-            self._are_slow(set(attempt.members) - set(left), attempt.seconds, now)
+            self._returns.are_slow([weakest], attempt.seconds, now)
         return left
-
-    def _are_slow(self, sites: set[int], seconds: float, now: float) -> None:
-        """Stop waiting for downloads of sites that were too slow twice, for a while: they would hold up all others."""
-        for site in sites & self._sites.keys():
-            info = self._sites[site]
-            if info.late.num_slow:
-                info.late.slow_until = now + SLOW_TIMES * (seconds + info.download.age)
-            info.late.num_slow += 1
 
     def _retry(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
         attempt.left = left
         lost = sorted(set(attempt.members) - set(left))
-        slow = [site for site in lost if site in self._sites and self._sites[site].late.num_slow]
         reason = f"without {names_of(lost)}" if lost else "as a connection broke"
-        if slow:
+        if any(site in self._returns.slow for site in lost):
             reason += f", as not all members finished in {attempt.seconds:g} s (averaging_timeout)"
         self._say(f"round {attempt.number + 1}: begins again {reason}")
         following = self._begin(attempt.number, attempt.attempt + 1, left, attempt.seconds, now)
@@ -481,7 +469,7 @@ class PendingRounds:
                     "it has ended" if info.has_ended else f"it was lost {now - info.lost:.0f} s ago"
                 )
             elif site not in self.present and not info.has_ended:
-                since = "" if info.late.missed is None else f"since round {info.late.missed + 1}: "
+                since = "" if info.missed is None else f"since round {info.missed + 1}: "
                 absent[str(site)] = since + self._why_absent(info, self.present, now)
         return {
             "present": list(self.present),
@@ -544,8 +532,8 @@ class PendingRounds:
             return f"site {site} has not joined yet"
         if not info.is_connected:
             return f"site {site} is lost{progress_of(info)}"
-        if info.download.since is not None:
-            return f"site {site} has been downloading the state for {now - info.download.since:.0f} s"
+        if info.downloading is not None:
+            return f"site {site} has been downloading the state for {now - info.downloading:.0f} s"
         place = info.pulse.get("place")
         where = f", in {visible(place, 120)}" if place else ""
         return f"site {site} has not arrived{progress_of(info)}{where}, last message {now - info.heard:.0f} s ago"

@@ -6,48 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.communicator.deadlines import Returns
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["START", "Lateness", "SiteInfo", "SiteTable", "names_of", "progress_of"]
+__all__ = ["START", "SiteInfo", "SiteTable", "names_of", "progress_of"]
 
 START = -1
 """The number of the meeting before the first round, at which all get the same state."""
 
 # A process whose connection ended may only have lost that: it is gone when it has not come back by then.
 _RETURN_SECONDS = 1.0
-
-
-@dataclass(eq=False)
-class Download:
-    """A site's last download of the others' state.
-
-    Attributes:
-        number: of the state.
-        age: of that state at its download, in seconds.
-        since: begin of the download under way.
-    """
-
-    number: int = START - 1
-    age: float = 0.0
-    since: float | None = None
-
-
-@dataclass(eq=False)
-class Lateness:
-    """Rounds that a site has missed or held up.
-
-    Attributes:
-        num_slow: averages without it, as they took too long, since its last completed one.
-        slow_until: until then no site waits for its downloads, as two averages took too long.
-        missed: first of the rounds without it, up to the last one; None: it took part.
-        reported: instant of the last report of that.
-    """
-
-    num_slow: int = 0
-    slow_until: float = -math.inf
-    missed: int | None = None
-    reported: float = 0.0
 
 
 @dataclass(eq=False)
@@ -65,8 +35,9 @@ class SiteInfo:
         has_ended: its process has finished the run, or was refused after the end.
         goes_further: its file has another length than that of the finished sites.
         newest: number of the state that it has published.
-        download: of the others' state.
-        late: rounds that it has missed or held up.
+        downloading: begin of its download of the others' state; None: it downloads nothing.
+        missed: first of the rounds without it, up to the last one; None: it took part.
+        reported: instant of the last report of that.
         processes: address at which each of its processes answers others' tests, by local rank.
         pulse: step, round and place, as last reported.
         silent_processes: its processes that hang: connected, and silent for long.
@@ -82,8 +53,9 @@ class SiteInfo:
     has_ended: bool = False
     goes_further: bool = False
     newest: int = START - 1
-    download: Download = field(default_factory=Download)
-    late: Lateness = field(default_factory=Lateness)
+    downloading: float | None = None
+    missed: int | None = None
+    reported: float = 0.0
     processes: dict[int, Any] = field(default_factory=lambda: {0: None})
     pulse: Mapping[str, Any] = field(default_factory=dict)
     silent_processes: set[int] = field(default_factory=set)
@@ -114,6 +86,7 @@ class SiteTable:
 
     Attributes:
         sites: by number.
+        returns: sites that come back by downloading the others' state.
         newest: the number of the newest published state.
         began: when the first round began; None before.
         finished_by: sites, and folders, that have finished the run.
@@ -129,6 +102,7 @@ class SiteTable:
     ) -> None:
         self.num_sites, self.name, self.send, self.say = num_sites, name, send, say
         self.sites: dict[int, SiteInfo] = {}
+        self.returns = Returns()
         self.newest = START - 1
         self.began: float | None = None
         self.finished_by: set[str] = set()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from exogym_core.communicator.deadlines import ArrivalDelays
+from exogym_core.communicator.deadlines import ArrivalDelays, Returns
 from exogym_core.communicator.simulated.meeting_requests import (
     Arrival,
     Confirm,
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
     from netsim.ranks.calls import Calls
 
-__all__ = ["HEARTBEAT_SECONDS", "SLOW_TIMES", "MeetingKernel", "Meetings"]
-
-#: Downloads of a rank that was too slow for two averages are not awaited, for this many times an average's time-out.
-SLOW_TIMES = 10
-
+__all__ = ["HEARTBEAT_SECONDS", "MeetingKernel", "Meetings"]
 
 #: A member that has been silent for so long does not answer (torchft's lighthouse: `heartbeat_timeout_ms`).
 HEARTBEAT_SECONDS = 5.0
@@ -125,8 +121,7 @@ class _State:
         awaited: events of ranks that wait for a newer one.
         wanted: by rank that waits, the oldest number of use to it.
         in_use: by rank that fetches, the number.
-        fetched: by rank, the number that it got last, and how much later than the others.
-        slow: by rank, averages that it was too slow for, and until when it is not awaited.
+        returns: ranks that come back by downloading, to meetings of a whole group.
         members: ranks that were awaited by a meeting so far, or have come to one.
         meetings: by number.
         last: by rank, the last meeting that it came to.
@@ -140,8 +135,7 @@ class _State:
     awaited: list[simpy.Event] = field(default_factory=list)
     wanted: dict[int, int] = field(default_factory=dict)
     in_use: dict[int, int] = field(default_factory=dict)
-    fetched: dict[int, tuple[int, float]] = field(default_factory=dict)
-    slow: dict[int, tuple[int, float]] = field(default_factory=dict)
+    returns: Returns = field(default_factory=Returns)
     members: set[int] = field(default_factory=set)
     meetings: dict[int, _Meeting] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
@@ -344,40 +338,26 @@ class Meetings:
     def _is_due(self, meeting: _Meeting) -> None:
         """Close the meeting to all but ranks that return."""
         meeting.due = self._clock.now
-        for later in self._back(meeting.first.key).values():
+        group, number = meeting.first.key
+        for later in self._states[group].returns.ages(cast("int", number)).values():
             self._at_end(later, partial(self._update, meeting))
         self._update(meeting)
 
-    def _back(self, key: Key) -> dict[int, float]:
-        """Ranks that got the state of this number by downloading it, and how much later than the others."""
-        return {
-            rank: later
-            for state in self._states_of(key.group)
-            for rank, (number, later) in state.fetched.items()
-            if number == key.number
-        }
-
-    def _states_of(self, group: Hashable) -> list[_State]:
-        """Published states of a group and its parts."""
-        return [state for name, state in self._states.items() if group_of(name) == group]
-
     def _returning(self, meeting: _Meeting) -> set[int]:
-        """Ranks that download the state of this number, or have just done so.
-
-        They are waited for longer than others, by as much as they got the state later.
-        """
-        group, number = meeting.first.key
-        now, slow = self._clock.now, self._states[group].slow
-        found = {rank for rank, later in self._back(meeting.first.key).items() if now < meeting.due + later}
-        for state in self._states_of(group):
-            found |= {
+        """Ranks that download the state of this number, or have just done so."""
+        group, number = meeting.first.key.group, cast("int", meeting.first.key.number)
+        downloading = set[int]()
+        for name, state in self._states.items():
+            if group_of(name) != group:
+                continue
+            downloading |= {
                 rank
                 for rank, theirs in state.in_use.items()
                 if theirs == number and self._reach.is_downloading(rank)
             }
             if state.newest == number:  # a download that begins at this instant: it has just been published
-                found |= {rank for rank, at_least in state.wanted.items() if at_least <= number}
-        return {rank for rank in found if now >= slow.get(rank, (0, 0.0))[1]}
+                downloading |= {rank for rank, at_least in state.wanted.items() if at_least <= number}
+        return self._states[group].returns.awaited(number, meeting.due, downloading, self._clock.now)
 
     def _settle(self, meeting: _Meeting, together: Collection[int]) -> None:
         """Close the meeting: later ranks are late."""
@@ -400,7 +380,7 @@ class Meetings:
                 team.left = team.present
                 team.ended.succeed()
                 for each in team.present:
-                    self._states[team.key.group].slow.pop(each, None)
+                    self._states[team.key.group].returns.slow.pop(each, None)
             del self._teams[confirm.key, confirm.attempt]
             self._calls.assemble(team.group)  # no post of theirs can come late any more
         if not team.ended.processed:
@@ -441,25 +421,14 @@ class Meetings:
         if len(left) == len(ranks):
             left = self._reach.without_slowest(ranks)
             left = left if join.has_all_positions(left) else ()
-            self._are_slow(team, set(ranks) - set(left))
+            returns = self._states[team.key.group].returns
+            returns.are_slow(set(ranks) - set(left), join.averaging_seconds, self._clock.now)
         team.left = {rank: arrival for rank, arrival in team.present.items() if rank in left}
         self._calls.dissolve(team.group)
         self._undone.update(ranks)
         if team.left:
             self._begin(join, team.key, team.attempt + 1, team.left)
         team.ended.succeed()
-
-    def _are_slow(self, team: _Team, ranks: Collection[int]) -> None:
-        """Ignore downloads of ranks that were too slow twice, for a while: they would delay all others."""
-        slow, fetched = self._states[team.key.group].slow, dict[int, float]()
-        for state in self._states_of(team.key.group):
-            fetched |= {rank: later for rank, (_, later) in state.fetched.items()}
-        for rank in ranks:
-            num_slow, _ = slow.get(rank, (0, 0.0))
-            held_off = (
-                SLOW_TIMES * (team.join.averaging_seconds + fetched.get(rank, 0.0)) if num_slow else 0.0
-            )
-            slow[rank] = (num_slow + 1, self._clock.now + held_off)
 
     # --- published states ----------------------------------------------------------------------------------
 
@@ -511,7 +480,7 @@ class Meetings:
                     if rank in team.present and team.key.group == whole:
                         team.since = self._clock.now
                 later = self._clock.now - published
-                state.fetched[rank] = (number, later)
+                self._states[whole].returns.downloaded[rank] = (number, later)
                 if meeting is not None and meeting.due < math.inf:
                     left = max(meeting.due + later - self._clock.now, 0.0)
                     self._at_end(left, partial(self._update, meeting))
