@@ -207,7 +207,7 @@ OF_POINTS = "strategies=[[{name: 'own_swept:Own', label: A}], [{name: 'own_swept
     "command",
     [
         ["sweep", "--vary", "strategies.*.lr=[0.01, 0.02]"],
-        ["sweep", "--set", "strategies=[AllReduce]", "--vary", OF_POINTS],
+        ["sweep", "--vary", OF_POINTS],
         ["tune", "--over", "lr=0.01,0.02"],
     ],
 )
@@ -222,9 +222,8 @@ def test_a_point_is_not_trained_with_edited_code_next_to_results_of_the_former(
         importlib.invalidate_caches()
 
     path, out = tmp_path / "small.yaml", tmp_path / "out"
-    path.write_text(
-        experiment(topology="lan", compute="50 ms", strategies="[{name: 'own_swept:Own', lr: 0.01}]")
-    )
+    strategies = "[AllReduce]" if OF_POINTS in command else "[{name: 'own_swept:Own', lr: 0.01}]"
+    path.write_text(experiment(topology="lan", compute="50 ms", strategies=strategies))
     write_code("LocalSGDStrategy")
     assert main([*command, str(path), "--seeds", "1", "--out", str(out), "--jobs", "1"]) == 0
     first, second = sorted(out.rglob("points/000?"))

@@ -17,6 +17,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ __all__ = [
     "differing_training",
     "opened_topology",
     "program_remedy",
+    "refuse_replaced",
     "retimable",
     "training_of",
     "trainings_of",
@@ -745,7 +747,11 @@ def apply_overrides(
         if key.strip() in {earlier for earlier, *_ in changes}:
             raise InputError(f"{flag}: '{key.strip()}' is set twice: leave one of them out")
         changes.append((key.strip(), _read(value, flag), flag))
-    return _changed(document if scale is None else _scaled(document, scale, folder), changes, folder)
+    changed = _changed(document if scale is None else _scaled(document, scale, folder), changes, folder)
+    for key, _, flag in changes:
+        if "." in key and changed.lines and flag not in changed.lines.values():
+            raise InputError(f"{flag}: a later option replaces it: leave one of them out")
+    return changed
 
 
 def apply_values(
@@ -763,6 +769,31 @@ def apply_values(
         InputError: there is no place for a key.
     """
     return _changed(document, [(key, value, origin) for key, value in values.items()], folder)
+
+
+def refuse_replaced(
+    document: Document, values: Iterable[tuple[str, object, KeyPath]], folder: Path = Path()
+) -> None:
+    """Refuse an option such as --set of which nothing is left once `values` are set, as at every point of a sweep.
+
+    Args:
+        document: with the values of options.
+        values: key path as `apply_values` takes it, value, and place in the document of both; those that do not fit are
+            left to the caller.
+        folder: where topology files are searched first.
+
+    Raises:
+        InputError: of the first such option; the line names it and the place.
+    """
+    flags = dict.fromkeys(line for line in document.lines.values() if str(line).startswith("--"))
+    changed = document
+    for key, value, place in values if flags else ():
+        with suppress(InputError):
+            changed = apply_values(changed, {key: value}, key, folder)
+        kept = set(changed.lines.values())
+        if lost := [flag for flag in flags if flag not in kept]:
+            problem = f"replaces {visible(lost[0])} at every point: leave one of them out"
+            raise document.error(place, problem)
 
 
 _Change = tuple[str, object, str]

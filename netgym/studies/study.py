@@ -24,7 +24,7 @@ from exogym_core.names import visible
 from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
-from netgym.experiment.experiment import Experiment, apply_values, differing_key
+from netgym.experiment.experiment import Experiment, apply_values, differing_key, refuse_replaced
 from netgym.studies.points import Range, Sweep, batches_of, point_text
 from netsim import Topology
 from netsim.cli.terminal import plain_console
@@ -33,12 +33,21 @@ from netsim.files.documents import Document, load_document
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from netgym.experiment.own_code import OwnCode
     from netgym.studies.points import Point
+    from netsim.files.documents import KeyPath
 
-__all__ = ["LineWriter", "Study", "check_sweep", "over_networks", "read_experiment", "with_sweep"]
+__all__ = [
+    "LineWriter",
+    "Study",
+    "check_sweep",
+    "over_networks",
+    "read_experiment",
+    "refuse_set_twice",
+    "with_sweep",
+]
 
 _NAMING_CODE = {"task", "model", "strategies"}  # keys whose values may be a module:callable
 _MOST_KEPT = 500  # experiments of points, of some 0.1 MB each
@@ -55,14 +64,26 @@ def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Documen
 def with_sweep(
     document: Document, keys: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> Document:
-    """The document with these keys in its `sweep`, beside those of the file; `origins` begin errors about some."""
+    """The document with these keys in its `sweep`, beside those of the file; `origins` begin errors about some.
+
+    Raises:
+        InputError: a key is set by --set too.
+    """
     if not isinstance(document.data, dict):
         return document  # the schema names the mistake
+    refuse_set_twice(document, [("sweep", key) for key in keys])
     swept = {**(document.data.get("sweep") or {}), **keys}
     replaced = {("sweep", key) for key in keys}
     lines = {at: line for at, line in document.lines.items() if at[:2] not in replaced}
     lines |= {("sweep", key): origin for key, origin in (origins or {}).items()}
     return replace(document, data={**document.data, "sweep": swept}, lines=lines) if swept else document
+
+
+def refuse_set_twice(document: Document, paths: Iterable[KeyPath]) -> None:
+    """Raise InputError if an option such as --set gives one of `paths`, which another option replaces."""
+    for path in paths:
+        if str(document.lines.get(path)).startswith("--"):
+            raise document.error(path, "another option gives it too: leave one of them out")
 
 
 def over_networks(
@@ -75,7 +96,8 @@ def over_networks(
     data = dict(document.data) if isinstance(document.data, dict) else {}
     if experiment is not None:
         data["strategies"] = [entry.to_mapping() for entry in experiment.strategies]
-    of_networks = replace(document, data={**data, "sweep": {}})
+    lines = document.lines | {("topology",): origin}
+    of_networks = replace(document, data={**data, "sweep": {}}, lines=lines)
     return with_sweep(of_networks, {"topology": list(networks)}, {"topology": origin})
 
 
@@ -142,6 +164,7 @@ class Study:
         study = cls(document, Sweep.parse(document), RunFolder(source_folder), source_folder)
         study.base()
         study.refuse_untaken()
+        study._refuse_replaced()
         return study
 
     def refuse_untaken(self, *, own_code: bool = False) -> None:
@@ -169,6 +192,22 @@ class Study:
         for each, refusal in refused.items():
             if each not in taken:
                 raise refusal
+
+    def _refuse_replaced(self) -> None:
+        """Refuse an option such as --set or --topology whose value every point replaces by its own."""
+        sweep, (first, *others) = self.sweep, self.sweep.listed
+        values: list[tuple[str, Any, KeyPath]] = [
+            (key, each.low if isinstance(each, Range) else each[0], ("sweep", key))
+            for key, each in sweep.axes.items()
+        ]
+        values += [
+            (key, value, ("sweep", "points", 0, key))
+            for key, value in first.items()
+            if all(key in other for other in others)
+        ]
+        if sweep.seeds is not None:
+            values.append(("seeds", sweep.seeds, ("sweep", "seeds")))
+        refuse_replaced(self.document, values, self.source_folder)
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, out: str | None, name: str) -> Study:

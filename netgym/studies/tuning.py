@@ -34,10 +34,10 @@ from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
 from exogym_core.strategy.options import accepted_arguments
 from netgym.experiment.comparison import settle_code
-from netgym.experiment.experiment import Experiment, apply_values, differing_key
+from netgym.experiment.experiment import Experiment, apply_values, differing_key, refuse_replaced
 from netgym.studies.points import Range, Sweep, TuneSettings, point_text
 from netgym.studies.runners import runner_at
-from netgym.studies.study import LineWriter, Study, read_experiment
+from netgym.studies.study import LineWriter, Study, read_experiment, refuse_set_twice
 from netgym.studies.sweep import SweepProgress, run_sweep, train_in
 from netsim.cli.terminal import plain_console
 from netsim.errors import InputError, unknown_name
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from exogym_core.config import StrategySettings
+    from netsim.files.documents import KeyPath
 
 __all__ = ["Chosen", "TuneResult", "Tuning", "check_tune", "tune", "with_tune"]
 
@@ -291,6 +292,13 @@ class Tuning:
         tuning = cls(document, source_folder, experiment, settings, seeds, spaces, RunFolder(source_folder))
         for number in range(len(spaces)):
             Study.planned(tuning.sweep_of(number), source_folder)
+        places = {"*": "*"} | {label: str(number) for number, label in enumerate(labels)}
+        values: list[tuple[str, Any, KeyPath]] = [
+            (f"strategies.{places[name]}.{key}", each, ("tune", "over", name, key))
+            for name, space in settings.over.items()
+            for key, each in space.items()
+        ]
+        refuse_replaced(document, values, source_folder)
         return tuning
 
     @classmethod
@@ -489,7 +497,7 @@ def with_tune(document: Document, over: Mapping[str, Any], given: Mapping[str, A
     """The document with arguments or options merged into its `tune`.
 
     Raises:
-        InputError: the file's `over` has options outside of a strategy's name.
+        InputError: the file's `over` has options outside of a strategy's name, or --set gives a key too.
     """
     if not isinstance(document.data, dict):
         return document
@@ -504,12 +512,15 @@ def with_tune(document: Document, over: Mapping[str, Any], given: Mapping[str, A
                 f"expected a strategy's name or '*' with a mapping of its options, such as '*': {{{name}: ...}}",
             )
     own, spaces = dict(own), {name: dict(space) for name, space in of_file.items()}
+    replaced: list[KeyPath] = []
     for key, values in over.items():
-        if isinstance(values, Mapping) and "low" not in values:
-            spaces.setdefault(key, {}).update(values)
-        else:
-            spaces.setdefault("*", {})[key] = values
-    own |= {key: value for key, value in given.items() if value is not None}
+        is_of_one = isinstance(values, Mapping) and "low" not in values
+        name, space = (key, values) if is_of_one else ("*", {key: values})
+        spaces.setdefault(name, {}).update(space)
+        replaced += [("tune", "over", name, option) for option in space]
+    added = {key: value for key, value in given.items() if value is not None}
+    refuse_set_twice(document, [*replaced, *(("tune", key) for key in added)])
+    own |= added
     if spaces:
         own["over"] = spaces
     return replace(document, data={**document.data, "tune": own})
