@@ -96,7 +96,7 @@ def over_networks(
     data = dict(document.data) if isinstance(document.data, dict) else {}
     if experiment is not None:
         data["strategies"] = [entry.to_mapping() for entry in experiment.strategies]
-    lines = document.lines | {("topology",): origin}
+    lines = {**document.lines, ("topology",): origin}
     of_networks = replace(document, data={**data, "sweep": {}}, lines=lines)
     return with_sweep(of_networks, {"topology": list(networks)}, {"topology": origin})
 
