@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import chain_form
 
 from exogym_core import load_runs
 from exogym_core.results.fit_result import FitResult
+from exogym_core.results.reading import value_key, value_texts
 from exogym_core.results.report import RunReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
@@ -145,6 +148,46 @@ def test_points_of_a_sweep_are_named_by_their_values(tmp_path: Path) -> None:
     sweep.write_summary([entry | {"point": {}} for entry in entries])
     with pytest.raises(InputError, match="add --group-by point"):
         StudyReport([tmp_path / "sweep"], by=["topology"])
+
+
+PLAIN = st.none() | st.booleans() | st.integers(0, 2) | st.floats(0, 2) | st.sampled_from(["A", "B"])
+NAMED = st.fixed_dictionaries(
+    {"name": st.sampled_from("AB")}, optional={"H": PLAIN, "lr": PLAIN, "label": st.just("A")}
+)
+
+
+@given(
+    st.lists(st.recursive(PLAIN | NAMED, lambda inner: st.lists(inner, max_size=2), max_leaves=3), max_size=8)
+)
+def test_different_values_of_a_sweep_have_different_texts(values: list[Any]) -> None:
+    texts = value_texts(values)
+    assert texts.keys() == set(map(value_key, values))
+    assert len(set(texts.values())) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        (
+            [{"strategies": [{"name": "A", "H": number}, "B"]} for number in (2, 4)],
+            ["A(H=2)+B, A", "A(H=2)+B, B", "A(H=4)+B, A", "A(H=4)+B, B"],
+        ),
+        ([{"steps": 2}, {"batch_size": 8}], ["0, A", "0, B", "1, A", "1, B"]),
+    ],
+    ids=["values of one name", "one experiment"],
+)
+def test_points_that_look_alike_are_groups_of_their_own(
+    points: list[Any], expected: list[str], tmp_path: Path
+) -> None:
+    """All had been trained when the page was refused."""
+    sweep = RunFolder.create(tmp_path / "sweep", "sweep")
+    sweep.write_text("experiment.yaml", "sweep: {}")
+    (tmp_path / "sweep/points").mkdir()
+    for number in range(2):
+        write_run(tmp_path / f"sweep/points/{number}", {"A": [1.0, 1.1], "B": [3.0, 3.1]})
+    sweep.write_summary([{"name": str(number), "point": point} for number, point in enumerate(points)])
+    report = StudyReport([tmp_path / "sweep"])
+    assert sorted(group.name for group in report.groups) == expected
 
 
 def test_networks_are_no_replicates(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ docs/studies.md explains each column.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -54,7 +55,9 @@ __all__ = [
     "load_runs",
     "setting",
     "tidy_rows",
+    "value_key",
     "value_text",
+    "value_texts",
     "write_tables",
 ]
 
@@ -341,6 +344,7 @@ _EVALUATION += [*COUNTERS, *_OF_ALL_MODELS]
 _OUTCOME = [column.name for column in sorted(SUMMARY, key=lambda column: column.tidy) if column.tidy]
 _COLUMNS = ["run", "point", "strategy", "seed", *_EVALUATION, *_OUTCOME, "complete", "failed", "retimed"]
 """Columns of a tidy table; the keys of sweeps follow the point."""
+_LONGEST_TEXT = 80  # of a value with its options
 
 
 @dataclass(frozen=True)
@@ -352,12 +356,14 @@ class FoundRun:
         run: the name of the run's or the sweep's folder, or its path where another has that name.
         point: its number in a sweep, as text; "" for a run of its own.
         values: values that the sweep set, by key path.
+        texts: of the values, distinct where they are, by key path.
     """
 
     folder: RunFolder
     run: str
     point: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> Path:
@@ -387,9 +393,19 @@ def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
         for run in inside:
             found.setdefault(run.folder.path.resolve(), run)
     places: dict[str, set[Path]] = {}
+    texts: dict[str, dict[str, str]] = {}
     for run in found.values():
         places.setdefault(run.run, set()).add(run.place.resolve())
-    return [replace(run, run=str(run.place)) if len(places[run.run]) > 1 else run for run in found.values()]
+    for key in dict.fromkeys(key for run in found.values() for key in run.values):
+        texts[key] = value_texts(run.values[key] for run in found.values() if key in run.values)
+    return [
+        replace(
+            run,
+            run=str(run.place) if len(places[run.run]) > 1 else run.run,
+            texts={key: texts[key][value_key(value)] for key, value in run.values.items()},
+        )
+        for run in found.values()
+    ]
 
 
 def _inside(path: Path) -> Iterator[FoundRun]:
@@ -415,7 +431,9 @@ def tidy_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for run in runs:
         first = {"run": run.run, "point": run.point}
-        first |= {key: _plain_value(run.values.get(key)) for key in keys}
+        values = {key: run.values.get(key) for key in keys}
+        is_plain = (int, float, str, type(None))
+        first |= {key: each if isinstance(each, is_plain) else run.texts[key] for key, each in values.items()}
         retimed = run.folder.read_retimed()
         for strategy in Results.load(run.folder).strategies:
             for seed in strategy.runs:
@@ -439,10 +457,6 @@ def _evaluations(strategy: StrategyResult, run: SeedResult) -> Iterator[dict[str
         yield {"strategy": strategy.name, "seed": run.seed, **known, **outcome}
 
 
-def _plain_value(value: Any) -> Any:
-    return value if value is None or isinstance(value, int | float | str) else value_text(value)
-
-
 def value_text(value: Any) -> str:
     """Short text of a key's value: of a mapping its name, if it has one.
 
@@ -456,6 +470,53 @@ def value_text(value: Any) -> str:
     if isinstance(value, list) and value:
         return "+".join(value_text(each) for each in value)
     return format(value, ".6g") if isinstance(value, float) else str(value)
+
+
+def value_key(value: Any) -> str:
+    """Text that is equal for equal values."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def value_texts(values: Iterable[Any]) -> dict[str, str]:
+    """Short text of each of a key's values, by `value_key`; those that share one get the options in which they differ.
+
+    >>> list(value_texts([{"name": "DiLoCo", "lr": 0.1, "H": 2}, {"name": "DiLoCo", "lr": 0.1}, "lan"]).values())
+    ['DiLoCo(H=2)', 'DiLoCo', 'lan']
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for value in values:
+        groups.setdefault(value_text(value), {})[value_key(value)] = value
+    found: dict[str, str] = {}
+    for text, alike in groups.items():
+        found |= _distinct_texts(text, alike) if len(alike) > 1 else dict.fromkeys(alike, text)
+    return found
+
+
+def _distinct_texts(text: str, alike: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of different values that share `text`, by key; with a digest where options do not distinguish them."""
+    every, long = list(alike.values()), dict.fromkeys(alike, "")
+    if all(isinstance(each, dict) for each in every):
+        options = dict.fromkeys(
+            name for each in every for name in each if any(each[name] != other.get(name) for other in every)
+        )
+        shown = {name: value_texts(each[name] for each in every if name in each) for name in options}
+        for key, each in alike.items():
+            own = ", ".join(
+                f"{name}={shown[name][value_key(each[name])]}" for name in options if name in each
+            )
+            long[key] = f"{text}({own})" if own else text
+    elif all(isinstance(each, list) for each in every) and len({len(each) for each in every}) == 1:
+        columns = [value_texts(column) for column in zip(*every, strict=True)]
+        for key, each in alike.items():
+            parts = zip(columns, each, strict=True)
+            long[key] = "+".join(texts[value_key(part)] for texts, part in parts)
+    texts = list(long.values())
+    return {
+        key: each
+        if each and len(each) <= _LONGEST_TEXT and texts.count(each) == 1
+        else f"{text} ({hashlib.sha256(key.encode()).hexdigest()[:4]})"
+        for key, each in long.items()
+    }
 
 
 def load_runs(*folders: str | Path) -> pandas.DataFrame:

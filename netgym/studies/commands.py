@@ -263,7 +263,6 @@ def _num_failed(study: Study) -> int:
 
 def _show_sweep(study: Study, *, as_json: bool) -> None:
     """Write tables and page, and print every point's strategies; or all as JSON."""
-    from netgym.studies.points import point_text
     from netgym.studies.runners import write_results
 
     report = write_results(study)
@@ -275,7 +274,7 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
         return
     rows: list[Sequence[str]] = []
     for entry in study.entries[:_ROWS]:
-        rows += _cells(entry, visible(point_text(entry["point"])))
+        rows += _cells(entry, visible(study.point_text(entry["point"])))
     _print_table(("point", "strategy", "final loss", "to target", "virtual time", "wan"), rows)
     console = stdout()
     if len(study.entries) > _ROWS:
@@ -371,7 +370,6 @@ def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, An
 def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     """Print the chosen points, then the comparison; or all as JSON."""
     from exogym_core.results.run_folder import RunFolder
-    from netgym.studies.points import point_text
 
     path = str(tuning.folder.path)
     comparison = RunFolder(tuning.folder.path / "comparison")
@@ -392,7 +390,7 @@ def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     rows = [
         (
             visible(each.strategy),
-            point_text(each.point) if each.point else failed[each.num_failed == each.num_points],
+            tuning.point_text(each) if each.point else failed[each.num_failed == each.num_points],
             _time(each.virtual_seconds_to_target),
             _loss(each.final_loss),
             str(each.num_points),

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from exogym_core.results.reading import value_text
+from exogym_core.results.reading import value_key, value_text, value_texts
 from netsim.errors import InputError
 from netsim.files.schemas import Schema, validate_document
 
@@ -193,6 +193,13 @@ class Sweep(Schema):
         lengths = [len(values) for values in self.axes.values() if not isinstance(values, Range)]
         return math.prod(lengths) * len(self.listed)
 
+    def texts(self) -> dict[str, dict[str, str]]:
+        """Distinct text of each value in lists and points, by key path and `value_key`."""
+        keys = dict.fromkeys(key for point in (self.axes, *self.listed) for key in point)
+        lists = {key: [each[key] for each in self.listed if key in each] for key in keys}
+        lists |= {key: values for key, values in self.axes.items() if isinstance(values, list)}
+        return {key: value_texts(values) for key, values in lists.items()}
+
     def grid(self) -> list[Point]:
         """All combinations, the last key changing first."""
         lists = {key: values for key, values in self.axes.items() if not isinstance(values, Range)}
@@ -256,13 +263,22 @@ def _axis(part: Document, key: str, value: Any) -> list[Any] | Range:
     return value
 
 
-def point_text(point: Mapping[str, Any]) -> str:
+def point_text(point: Mapping[str, Any], texts: Mapping[str, Mapping[str, str]] | None = None) -> str:
     """A point on one line; of a mapping its name, if it has one.
+
+    Args:
+        point: value by key path.
+        texts: of the sweep's values, see `Sweep.texts`; None: short ones.
 
     >>> point_text({"topology": {"name": "home", "links": []}, "strategies.*.lr": 0.01})
     'topology=home, strategies.*.lr=0.01'
     """
-    return ", ".join(f"{key}={value_text(value)}" for key, value in point.items()) or "as it is"
+    known = texts or {}
+    words = [
+        f"{key}={known.get(key, {}).get(value_key(value)) or value_text(value)}"
+        for key, value in point.items()
+    ]
+    return ", ".join(words) or "as it is"
 
 
 def batches_of(sweep: Sweep) -> Iterator[tuple[list[Point], Callable[[Sequence[float | None]], None]]]:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, setting, value_text
+from exogym_core.results.reading import (
+    POINTS,
+    Results,
+    StrategyResult,
+    find_runs,
+    setting,
+    value_text,
+    value_texts,
+)
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.facts import methods, origins, placements
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
@@ -29,6 +37,7 @@ from exogym_core.results.report.verdict import gap_of, unconfirmed_seconds, why_
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
 from netgym.planning.sweep import short_names
+from netgym.studies.points import point_text
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
@@ -86,7 +95,7 @@ class Member:
         if key in ("run", "point"):
             return str(getattr(self.run, key)) or _MISSING
         if key in self.run.values:
-            return value_text(self.run.values[key])
+            return self.run.texts[key]
         found = self.setting(key)
         return _MISSING if found is None else value_text(found)
 
@@ -231,10 +240,16 @@ def _experiments(members: Iterable[Member]) -> list[Results]:
 
 
 def default_keys(members: Sequence[Member]) -> list[str]:
-    """Keys that differ, seeds left aside: the run, where there are several; keys of a sweep; the strategy."""
+    """Keys that differ, seeds left aside: the run, where there are several; keys of a sweep; the strategy.
+
+    With the point, where two of a sweep are the same experiment.
+    """
     swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
     keys = ["run"] if len({member.run.run for member in members}) > 1 else []
-    return [*keys, *(key for key in swept if len({member.value(key) for member in members}) > 1), "strategy"]
+    keys += [key for key in swept if len({member.value(key) for member in members}) > 1]
+    keys.append("strategy")
+    taken = [(*map(member.value, keys), run.seed) for member in members for run in member.result.runs]
+    return keys if len(set(taken)) == len(taken) else ["point", *keys]
 
 
 def selected(members: Sequence[Member], where: Sequence[str]) -> Sequence[Member]:
@@ -605,7 +620,10 @@ def _order(group: Group) -> tuple[int, float]:
 
 def _never_begun(path: Path) -> Iterator[tuple[str, str]]:
     """Name and error of each point of a sweep that could not even be begun."""
-    for entry in RunFolder(path).read_summary() if (path / POINTS).is_dir() else ():
+    entries = RunFolder(path).read_summary() if (path / POINTS).is_dir() else []
+    points = [entry.get("point") or {} for entry in entries]
+    keys = dict.fromkeys(key for point in points for key in point)
+    texts = {key: value_texts(point[key] for point in points if key in point) for key in keys}
+    for entry, point in zip(entries, points, strict=True):
         if entry.get("failed") and not entry.get("strategies"):
-            point = ", ".join(f"{key}={value_text(value)}" for key, value in entry.get("point", {}).items())
-            yield f"{path.resolve().name} {entry['name']} {point}", str(entry.get("error"))
+            yield f"{path.resolve().name} {entry['name']} {point_text(point, texts)}", str(entry.get("error"))

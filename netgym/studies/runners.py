@@ -328,7 +328,7 @@ def _train(job: _Job) -> _Parcel:
             experiment = Experiment.from_document(document, source, "experiment", source)
             asked.update(experiment.to_mapping())
             folder.write_text("experiment.yaml", experiment.to_yaml())
-            unheard = SweepProgress(lambda *line: None, 1).point(0, {})  # rows are in the folder
+            unheard = SweepProgress(lambda *line: None, 1).point(0, "")  # rows are in the folder
             return train_in(folder, experiment, unheard, sources=sources)
 
         found = found_by(run, folder)

@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +254,7 @@ class Study:
         key = self.folder.path, json.dumps(point, default=repr)
         if (known := self._experiments.get(key)) is not None:
             return known
-        origin = f"point {point_text(point)}"
+        origin = f"point {self.point_text(point)}"
         document = apply_values(self.document, point, origin, self.source_folder) if point else self.document
         if not isinstance(document.data, dict):
             raise document.error((), "is not an experiment: expected a mapping")
@@ -266,6 +267,14 @@ class Study:
         if len(self._experiments) < _MOST_KEPT:
             self._experiments[key] = found
         return found
+
+    def point_text(self, point: Point) -> str:
+        """The point on one line, distinct among the sweep's."""
+        return point_text(point, self._texts)
+
+    @cached_property
+    def _texts(self) -> dict[str, dict[str, str]]:
+        return self.sweep.texts()
 
     def base(self) -> Experiment:
         """The experiment of no point; where only points have a network, with the first one's, which times need."""

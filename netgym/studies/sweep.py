@@ -28,7 +28,7 @@ from exogym_core.workers.spec import IN_ONE_PROCESS
 from netgym.command_options import first_line
 from netgym.experiment.comparison import TaskCache, TrainedRun, compare, jobs_at_once
 from netgym.experiment.experiment import Experiment, retimable, trainings_of
-from netgym.studies.points import batches_of, point_text
+from netgym.studies.points import batches_of
 from netgym.studies.report import StudyReport
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError
@@ -320,7 +320,7 @@ class PointRun:
 
     def begin(self) -> tuple[RunFolder, PointProgress]:
         """Mark the point as begun; returns its folder, locked until `end`, and its progress."""
-        listener = self.progress.point(self.number, self.point)
+        listener = self.progress.point(self.number, self.study.point_text(self.point))
         self.study.note(self.number, self.point, {"incomplete": True})
         return self.study.point_folder(self.number).owned(), listener
 
@@ -352,7 +352,7 @@ class PointRun:
         if again := folder.read_trained_again():
             found["trained_again"] = again
         if found.get("failed"):
-            found["error"] = found["error"].removeprefix(f"point {point_text(self.point)}: ")
+            found["error"] = found["error"].removeprefix(f"point {self.study.point_text(self.point)}: ")
         self.study.note(self.number, self.point, found)
         result = f"failed: {found['error']}" if found.get("failed") else _result_line(found["strategies"])
         self.progress.finish(self.number, result)
@@ -426,11 +426,11 @@ class SweepProgress:
         """Count a point that an earlier process finished."""
         self._old += 1
 
-    def point(self, number: int, point: Point) -> PointProgress:
-        """Report the start of a point; numbers count from 0."""
+    def point(self, number: int, text: str) -> PointProgress:
+        """Report the start of the point of `text`; numbers count from 0."""
         self._shares[number] = 0.0
         name = f"point {number + 1} of {self._num_points}"
-        self._write(f"{name}: {visible(point_text(point), 200)}", self._done(), self._num_points)
+        self._write(f"{name}: {visible(text, 200)}", self._done(), self._num_points)
         return PointProgress(self, number, name)
 
     def finish(self, number: int, result: str) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.config import yaml_text
 from exogym_core.names import file_name, visible
 from exogym_core.results.progress import progress_for, warnings_to
-from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
+from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study, value_texts
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
 from exogym_core.strategy.options import accepted_arguments
@@ -403,9 +403,14 @@ class Tuning:
                     study.folder.release()
                     self.chosen.append(_choose(label, study))
         for each in self.chosen:
-            write(_line(each))
+            write(_line(each, self.point_text(each)))
         self.result = self._compare(write, jobs)
         return self.result
+
+    def point_text(self, chosen: Chosen) -> str:
+        """A strategy's best point on one line, distinct among those of its search."""
+        lists = {key: each for key, each in self.spaces[chosen.strategy].items() if isinstance(each, list)}
+        return point_text(chosen.point, {key: value_texts(values) for key, values in lists.items()})
 
     def discard_if_empty(self) -> bool:
         """Remove the folder if no point was begun; returns whether that was so."""
@@ -532,9 +537,10 @@ def _values(values: Any) -> str:
     return ", ".join(f"{each:g}" if _is_number(each) else visible(each, 40) for each in values)
 
 
-def _line(chosen: Chosen) -> str:
+def _line(chosen: Chosen, text: str | None = None) -> str:
+    """A strategy's best point, which is shown as `text`."""
     label = visible(chosen.strategy)
     if not chosen.point:
         return f"{label}: every point failed ({chosen.num_failed} of {chosen.num_points}): left out of the comparison"
     edges = "".join(f"; {line}" for line in chosen.edges)
-    return f"{label}: best is {point_text(chosen.point)}{edges}"
+    return f"{label}: best is {text or point_text(chosen.point)}{edges}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, visible
-from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
+from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_key, value_text, value_texts
 from exogym_core.results.report.table import count_text, evaluated_every, short_count
 from exogym_core.results.templates import rendered
 from exogym_core.stages.options import Stages
@@ -332,8 +332,13 @@ def _tried(chosen: Mapping[str, Any], searches: Path) -> str:
     experiment = load_document(searches / file_name(strategy) / "experiment.yaml").data
     sweep = dict(experiment.get("sweep") or {}) if isinstance(experiment, dict) else {}
     method = _SEARCHES.get(str(sweep.pop("search", "grid")), "a search")
-    space = "; ".join(_axis(key, values) for key, values in sweep.items() if key.startswith("strategies."))
-    best = ", ".join(f"{key} {value_text(value)}" for key, value in chosen["point"].items())
+    axes = {key.rpartition("*.")[2]: each for key, each in sweep.items() if key.startswith("strategies.")}
+    space = "; ".join(_axis(name, values) for name, values in axes.items())
+    texts = {name: value_texts(each) for name, each in axes.items() if isinstance(each, list)}
+    best = ", ".join(
+        f"{name} {texts.get(name, {}).get(value_key(value)) or value_text(value)}"
+        for name, value in chosen["point"].items()
+    )
     edges = ", ".join(line.partition(":")[0] for line in chosen["edges"])
     points = format_count(chosen["num_points"], "point")
     failed = f", of which {chosen['num_failed']} failed" if chosen["num_failed"] else ""
@@ -343,9 +348,8 @@ def _tried(chosen: Mapping[str, Any], searches: Path) -> str:
     )
 
 
-def _axis(key: str, values: Any) -> str:
-    name = key.rpartition("*.")[2]
+def _axis(name: str, values: Any) -> str:
     if isinstance(values, Mapping):
         scale = " on a logarithmic scale" if values.get("log") else ""
         return f"{name} from {value_text(values.get('low'))} to {value_text(values.get('high'))}{scale}"
-    return f"{name} of {', '.join(map(value_text, values if isinstance(values, list) else [values]))}"
+    return f"{name} of {', '.join(value_texts(values if isinstance(values, list) else [values]).values())}"
