@@ -430,7 +430,7 @@ def tidy_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
     rows: list[dict[str, Any]] = []
     for run in runs:
-        first = {"run": run.run, "point": run.point}
+        first: dict[str, Any] = {"run": run.run, "point": run.point}
         values = {key: run.values.get(key) for key in keys}
         is_plain = (int, float, str, type(None))
         first |= {key: each if isinstance(each, is_plain) else run.texts[key] for key, each in values.items()}
