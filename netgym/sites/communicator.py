@@ -365,7 +365,7 @@ class SiteCommunicator(ElasticCommunicator):
     def _serve(self, message: Mapping[str, Any]) -> None:
         """Send the last published state to a site, which asks again on failure."""
         with contextlib.suppress(*BROKEN):
-            groups = self._groups.connect(
+            groups = self._groups.open(
                 message["group"], sorted([self.rank, int(message["to"])]), _DOWNLOAD_SECONDS
             )
             try:
@@ -375,6 +375,7 @@ class SiteCommunicator(ElasticCommunicator):
                     payload = packed(self._published)
                 moved(groups, self.rank, int(message["to"]), payload)
             finally:
+                self._groups.close(message["group"])
                 groups.control.shutdown()
 
     # --- the clock and the end ------------------------------------------------------------------------------

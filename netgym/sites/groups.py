@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -21,14 +21,9 @@ from exogym_core.communicator.gloo.rendezvous import (
     ConnectionLostError,
     ProcessGroups,
     Rendezvous,
-    cut_sockets,
-    open_sockets,
 )
 from netgym.sites.link import LinkStore, SiteLink
 from netsim.errors import DeadlockError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["BROKEN", "CONNECTING_SECONDS", "HurriedGroup", "SiteGroups", "moved"]
 
@@ -99,27 +94,36 @@ class SiteGroups:
         self._dissolved = deque[str](maxlen=100)  # no more
 
     def close(self, group: str) -> None:
-        """Forget a group, made or being made, so that its name may be opened anew."""
+        """Forget a group, made or being made, so that its name may be opened again."""
         self._opened.pop(group, None)
 
     def dissolve(self, group: str) -> None:
         """Fail the calls that wait in a group, which the rendezvous has dropped: one of its members may hang."""
         self._dissolved.append(group)
-        if group in self._opened:
-            self._opened[group].dissolve()
+        if (opened := self._opened.get(group)) is not None:
+            opened.give_up()
+            opened.among.cut()
 
     def give_up_before(self, life: str) -> None:
         """Stop waiting for groups made before the rendezvous restarted as `life`: they find no members."""
-        for opened in list(self._opened.values()):
-            if not opened.group.startswith(life):
+        for group, opened in list(self._opened.items()):
+            if not group.startswith(life):
                 opened.give_up()
 
     def open(self, group: str, members: list[int], seconds: float) -> ProcessGroups:
-        """As `connect`, abandoned when the rendezvous drops the group: gloo itself cannot be interrupted."""
-        opened = self._opened[group] = _Opened(group)
+        """Process groups of these sites, abandoned when the rendezvous drops the group: gloo cannot be interrupted.
+
+        Raises:
+            ConnectionLostError, DeadlockError: not all of them could be reached in time.
+        """
+        store = PrefixStore(f"{group}/{self._link.identity.local_rank}", self._store)
+        secret = hmac.digest(self._secret, group.encode(), "sha256")
+        about: Any = {"secret": secret, "address": self._link.address, "store": store}
+        opened = _Opened(replace(self._common, timeout_seconds=seconds, **about), Future())
+        self._opened[group] = opened
         if group in self._dissolved:
-            opened.dissolve()
-        connecting = in_thread(partial(self.connect, group, members, seconds))
+            opened.give_up()
+        connecting = in_thread(partial(opened.among.subgroup, members))
         try:
             ends: list[Future[Any]] = [connecting, opened.given_up]
             wait(ends, seconds, FIRST_COMPLETED)
@@ -131,51 +135,24 @@ class SiteGroups:
             raise DeadlockError(
                 f"rank {self._common.rank} connects to {members}: not finished in {seconds:g} s"
             )
-        except BaseException:
-            del self._opened[group]
+        except BaseException as error:
+            self.close(group)
+            if isinstance(error, RuntimeError) and not isinstance(
+                error, BROKEN
+            ):  # also a stranger as a member
+                raise ConnectionLostError(str(error).partition("\n")[0], self._common.rank) from None
             raise
-        finally:
-            opened.settle()
-
-    def connect(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
-        """Process groups of these sites.
-
-        Raises:
-            ConnectionLostError, DeadlockError: not all of them could be reached in time.
-        """
-        store = PrefixStore(f"{group}/{self._link.identity.local_rank}", self._store)
-        secret = hmac.digest(self._secret, group.encode(), "sha256")
-        about: Any = {"secret": secret, "address": self._link.address, "store": store}
-        among = replace(self._common, timeout_seconds=seconds, **about)
-        try:
-            return among.subgroup(members)
-        except BROKEN:
-            raise
-        except RuntimeError as error:  # also a stranger in a member's place
-            raise ConnectionLostError(str(error).partition("\n")[0], self._common.rank) from None
 
 
-class _Opened:
-    """A group, connected or being connected."""
+class _Opened(NamedTuple):
+    """A group, connected or being connected: its members' rendezvous, and whether they are no longer waited for."""
 
-    def __init__(self, group: str) -> None:
-        self.group, self.given_up = group, Future[None]()
-        self._before = open_sockets()
-        self._sockets: Mapping[int, int] | None = None
-
-    def settle(self) -> None:
-        """Count no sockets that are opened later."""
-        self._sockets = open_sockets(self._before)
+    among: Rendezvous
+    given_up: Future[None]
 
     def give_up(self) -> None:
-        """Stop waiting for its members to connect."""
         with contextlib.suppress(InvalidStateError):
             self.given_up.set_result(None)
-
-    def dissolve(self) -> None:
-        """Fail the calls that wait in it."""
-        self.give_up()
-        cut_sockets(open_sockets(self._before) if self._sockets is None else self._sockets)
 
 
 def _shut_down(connected: Future[ProcessGroups]) -> None:

@@ -394,7 +394,7 @@ def _greeted(
 
 
 class LinkStore(Store):
-    """torch's store with its values at the rendezvous, over the signed connection.
+    """torch's store with its values at the rendezvous, over the signed connection: what groups of gloo call of it.
 
     It must outlive process groups made with it: torch holds the C++ half alone.
     """
@@ -433,22 +433,6 @@ class LinkStore(Store):
     def add(self, key: str, amount: int) -> int:
         """Add to the counter `key` and return its sum."""
         return int(self._note("add", key, value=amount))
-
-    def delete_key(self, key: str) -> bool:
-        """Delete `key`; True if it was set."""
-        return bool(self._note("delete", key))
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Set the time-out of `get` and `wait`."""
-        self._seconds = timeout.total_seconds()
-
-    def has_extended_api(self) -> bool:
-        """False: torch then uses the methods here alone."""
-        return False
-
-    def clone(self) -> LinkStore:
-        """This store, which threads may share."""
-        return self
 
 
 # The first process may wait long for other sites; a process that ends is noticed at once.

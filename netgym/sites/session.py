@@ -109,7 +109,7 @@ class KeyValueStore:
         self._gone: deque[str] = deque(maxlen=_MOST_GROUPS)  # groups that are no more
 
     def ask(self, client: tuple[int, int], question: int, asked: Mapping[str, Any]) -> None:
-        """`set`, `get`, `add` or `check` a key, or `delete` it."""
+        """`set`, `get`, `add` or `check` a key."""
         what, key = asked["does"], str(asked["key"])
         if key.partition("/")[0] in self._gone:
             self._answer(client, question, {"error": "the group is dissolved"})
@@ -126,10 +126,8 @@ class KeyValueStore:
         elif what == "add":
             self._values[key] = str(int(self._values.get(key, "0")) + int(asked["value"]))
             answer["value"] = int(self._values[key])
-        elif what == "check":
-            answer["value"] = all(each in self._values for each in asked["keys"])
         else:
-            answer["value"] = self._values.pop(key, None) is not None
+            answer["value"] = all(each in self._values for each in asked["keys"])
         self._answer(client, question, answer)
         self._answer_waiting()
 

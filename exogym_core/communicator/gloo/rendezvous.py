@@ -38,8 +38,6 @@ __all__ = [
     "Rendezvous",
     "SignedStore",
     "choose_backend",
-    "cut_sockets",
-    "open_sockets",
 ]
 
 # --- a signed store ------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ class SignedStore(Store):
 _DESCRIPTORS = "/dev/fd"  # of this process; there on Linux and macOS
 
 
-def open_sockets(before: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+def _open_sockets(before: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
     """This process's sockets, without those open `before`: descriptor -> inode, which its next one does not share."""
     found = {}
     with contextlib.suppress(OSError):
@@ -128,17 +126,6 @@ def open_sockets(before: Mapping[int, int] = MappingProxyType({})) -> dict[int, 
                 if stat.S_ISSOCK(about.st_mode) and before.get(int(name)) != about.st_ino:
                     found[int(name)] = about.st_ino
     return found
-
-
-def cut_sockets(sockets: Mapping[int, int]) -> None:
-    """Shut down these connections where still open; listening sockets stay, as gloo's would throw."""
-    for number, node in sockets.items():
-        with contextlib.suppress(OSError):
-            if os.fstat(number).st_ino != node:
-                continue
-            with socket.socket(fileno=os.dup(number)) as connection:
-                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_RDWR)
 
 
 # --- the rendezvous ------------------------------------------------------------------------------------------
@@ -382,9 +369,9 @@ class Rendezvous:
         name = f"{digest} {self._made.num_of[digest]}"
         store = PrefixStore(f"group {name}", self.store)
         place = members.index(self.rank), len(members)
-        before = open_sockets()
+        before = _open_sockets()
         control = self._gloo(PrefixStore("gloo", store), *place)
-        self._made.sockets |= open_sockets(before)
+        self._made.sockets |= _open_sockets(before)
         self._made.alive.add(control)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
@@ -396,8 +383,14 @@ class Rendezvous:
         return ProcessGroups(data, control, PrefixStore("mailboxes", store), name)
 
     def cut(self) -> None:
-        """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""
-        cut_sockets(self._made.sockets)
+        """Shut down gloo's connections: calls waiting in them fail; listening sockets stay, as gloo would throw."""
+        for number, node in self._made.sockets.items():
+            with contextlib.suppress(OSError):
+                if os.fstat(number).st_ino != node:
+                    continue
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
         if not self.address or ("GLOO_SOCKET_IFNAME" in os.environ and not self.store_path):
