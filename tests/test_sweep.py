@@ -250,6 +250,39 @@ def test_a_point_is_not_trained_with_edited_code_next_to_results_of_the_former(
     assert main(resume) == 0, "a folder without digests"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["compare"], ["sweep", "--vary", "strategies.*.lr=[0.01, 0.02]"], ["tune", "--over", "lr=0.01,0.02"]],
+)
+def test_a_failed_strategy_is_mended_next_to_results_of_others(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No row was of the code before, and --edited-code was asked for."""
+
+    def write_code(rest: str) -> None:
+        text = "from netgym.strategy import LocalSGDStrategy\nclass Own(LocalSGDStrategy):\n    "
+        (tmp_path / "own_mended.py").write_text(text + rest)
+        sys.modules.pop("own_mended", None)
+        importlib.invalidate_caches()
+
+    path, out = tmp_path / "small.yaml", tmp_path / "out"
+    strategies = "[AllReduce, {name: 'own_mended:Own', label: Own, H: 2, lr: 0.01}]"
+    path.write_text(experiment(topology="lan", compute="50 ms", strategies=strategies))
+    write_code("def communicate(self, *_): raise ValueError('of step 2')\n")
+    main([*command, str(path), "--out", str(out), "--jobs", "1"])
+    assert "of step 2" in capsys.readouterr().err
+    write_code("pass\n")
+    assert main([command[0], "--resume", str(out), "--jobs", "1"]) == 0
+    ends = [entry for each in out.rglob("summary.json") for entry in json.loads(each.read_text())]
+    assert not any(entry.get("failed") for entry in ends)
+    (comparison,) = out.rglob("comparison") if command[0] == "tune" else [out]
+    assert "Own" in (comparison / "report.html").read_text()
+    write_code("pass  # edited\n")
+    for each in out.rglob("points/0001"):
+        shutil.rmtree(each)
+    assert main([command[0], "--resume", str(out), "--jobs", "1"]) == (0 if command == ["compare"] else 2)
+
+
 @pytest.mark.thorough
 def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")

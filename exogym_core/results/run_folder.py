@@ -367,15 +367,17 @@ class RunFolder:
             entry for entry in self.read_summary() if not (entry.get("incomplete") or entry.get("failed"))
         ]
 
-    def has_finished_runs(self) -> bool:
-        """True if a run here, or in a folder inside, has finished with one of its seeds at least.
+    def finished_runs(self) -> list[dict[str, Any]]:
+        """Objects of the summaries here, and in folders inside, of runs that have finished, one a seed.
 
         Raises:
             InputError: a summary is damaged.
         """
         summaries = [RunFolder(path.parent).read_summary() for path in self.path.rglob("summary.json")]
-        runs = [run for entries in summaries for entry in entries for run in entry.get("by_seed") or [entry]]
-        return any(not (run.get("incomplete") or run.get("failed")) for run in runs)
+        entries = [entry for entries in summaries for entry in entries]
+        entries = [each for entry in entries for each in entry.get("strategies", [entry])]  # of a sweep's points
+        runs = [run for entry in entries for run in entry.get("by_seed") or [entry]]
+        return [run for run in runs if not (run.get("incomplete") or run.get("failed"))]
 
     def read_summary(self) -> list[dict[str, Any]]:
         """The summary's objects; an empty list where no strategy has ended yet.

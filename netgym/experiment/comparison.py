@@ -184,7 +184,7 @@ def edited_code_of(folder: RunFolder, own_code: Collection[OwnCode]) -> list[str
 
 
 def settle_code(folder: RunFolder, own_code: Collection[OwnCode], *, accepted: bool = False) -> None:
-    """Note the code that trains in `folder`, of a run or of several; where results of other code are there, refuse it.
+    """Note the code that trains in `folder`, of a run or of several; where results of its former state are, refuse it.
 
     Args:
         folder: owned by this process.
@@ -197,7 +197,10 @@ def settle_code(folder: RunFolder, own_code: Collection[OwnCode], *, accepted: b
     if not own_code:
         return
     edited = edited_code_of(folder, own_code)
-    if edited and folder.has_finished_runs():
+    # Where strategies alone are the user's, shipped ones have run none of the code; a Chain may have.
+    is_shared = any(code.what != "strategy" for code in own_code)
+    names = [str(run.get("strategy", ":")) for run in folder.finished_runs()] if edited else []
+    if any(is_shared or ":" in name or name == "Chain" for name in names):
         refuse_edited_code(folder.path, edited, "its first results", accepted=accepted)
     folder.note_code(source_digests())
 

@@ -337,8 +337,8 @@ class PointRun:
             experiment = self.study.experiment_at(self.point)
             folder.write_text("experiment.yaml", experiment.to_yaml())
             folder.write_environment(experiment.code_folder)
-            if code := self.study.folder.read_code():
-                folder.note_code(code)  # a point is resumed and retimed by itself too
+        if code := self.study.folder.read_code():
+            folder.note_code(code)  # a point is resumed and retimed by itself too
         return replace(experiment, edited_code=self.study.edited_code)
 
     def end(self, folder: RunFolder, found: Found) -> Found:

@@ -427,7 +427,7 @@ class Tuning:
         experiment = self.tuned(self.chosen)
         stored = path / "experiment.yaml"
         is_begun = stored.is_file()
-        before = Experiment.load(stored, trust=True) if is_begun and self.is_changed else experiment
+        before = Experiment.load(stored, trust=True) if is_begun else experiment
         if (key := differing_key(before, experiment)) is not None:
             write(f"comparison: run again, as the experiment was changed since (another {key})")
             shutil.rmtree(path)
