@@ -226,6 +226,7 @@ def test_a_point_is_not_trained_with_edited_code_next_to_results_of_the_former(
     path.write_text(experiment(topology="lan", compute="50 ms", strategies=strategies))
     write_code("LocalSGDStrategy")
     assert main([*command, str(path), "--seeds", "1", "--out", str(out), "--jobs", "1"]) == 0
+    assert "code: strategy own_swept:Own of " in capsys.readouterr().err
     first, second = sorted(out.rglob("points/000?"))
     kept = (first / "summary.json").stat().st_mtime_ns
     resume = [command[0], "--resume", str(out), "--jobs", "1"]

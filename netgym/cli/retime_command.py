@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from exogym_core.names import visible
-from netgym.cli.run_commands import exit_if_failed, reported, show_report, train_new
+from netgym.cli.run_commands import echo_code, exit_if_failed, reported, show_report, train_new
 from netgym.command_options import not_empty, takes
 from netsim.cli.terminal import given
 from netsim.errors import InputError
@@ -77,6 +77,7 @@ def retime(
     show = partial(show_report, made, as_json=as_json, jobs=jobs)
     again = f"netgym retime {visible(folder)}"
     with reported(made, show, again, made.discard_if_untrained):
+        echo_code(experiment.own_code)
         if edited := edited_code_of(source, experiment.own_code):
             line = (
                 f"{visible(edited[0], 100)} was edited since: rows that are retimed are of the recorded code"

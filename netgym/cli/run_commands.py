@@ -37,7 +37,7 @@ from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from rich.console import Console
@@ -46,8 +46,18 @@ if TYPE_CHECKING:
     from exogym_core.results.report import RunReport
     from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
+    from netgym.experiment.own_code import OwnCode
 
-__all__ = ["RunArguments", "exit_if_failed", "reported", "run", "show_report", "stdout", "train_new"]
+__all__ = [
+    "RunArguments",
+    "echo_code",
+    "exit_if_failed",
+    "reported",
+    "run",
+    "show_report",
+    "stdout",
+    "train_new",
+]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
@@ -129,10 +139,15 @@ def _follow(experiment: Experiment) -> None:
     work.end("rank 0 writes what was trained")
 
 
+def echo_code(codes: Iterable[OwnCode]) -> None:
+    """Print the user's code that will run."""
+    for code in codes:
+        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+
+
 def _load_own_code(experiment: Experiment) -> None:
     """Print the user's code that will run, and run it before anything is trained."""
-    for code in experiment.own_code:
-        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+    echo_code(experiment.own_code)
     if experiment.own_code:
         for entry in experiment.strategies:
             experiment.build_strategy(entry)

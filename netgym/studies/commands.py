@@ -16,7 +16,7 @@ from rich.text import Text
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from netgym.cli.run_commands import RunArguments, reported, show_report, stdout
+from netgym.cli.run_commands import RunArguments, echo_code, reported, show_report, stdout
 from netgym.command_options import TrainingArguments, confirm_seeds, is_place, takes
 from netsim.cli.terminal import given
 from netsim.errors import InputError
@@ -230,8 +230,7 @@ def _run(study: Study, asked: TrainingArguments, place: str | None = None, *, is
     show = partial(_show_sweep, study, as_json=asked.as_json)
     with in_order(study.folder, show, again, study.discard_if_empty):
         if is_new:
-            for code in study.own_code():
-                click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+            echo_code(study.own_code())
         run_points(study, LineWriter(study.folder), place, asked.jobs, is_new=is_new)
     if failed := _num_failed(study):
         total = format_count(len(study.entries), "point")
@@ -341,6 +340,8 @@ def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VA
     show = partial(_show_tuning, tuning, as_json=asked.as_json)
     again = f"netgym tune --resume {visible(tuning.folder.path)}"
     with in_order(tuning.folder, show, again, tuning.discard_if_empty):
+        if resumed is None:
+            echo_code(tuning.own_code())
         tuning.run(LineWriter(tuning.folder), asked.place, asked.jobs)
     if any(not each.point for each in tuning.chosen):
         raise click.exceptions.Exit(1)

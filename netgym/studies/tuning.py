@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from exogym_core.config import StrategySettings
+    from netgym.experiment.own_code import OwnCode
     from netsim.files.documents import KeyPath
 
 __all__ = ["Chosen", "TuneResult", "Tuning", "check_tune", "tune", "with_tune"]
@@ -329,6 +330,14 @@ class Tuning:
         tuning.is_changed, tuning.edited_code = not is_own(path), edited_code
         return tuning
 
+    def own_code(self) -> list[OwnCode]:
+        """Places of the user's code that the experiment and points of the search name, each once."""
+        studies = (
+            Study.planned(self.sweep_of(number), self.source_folder) for number in range(len(self.spaces))
+        )
+        found = dict.fromkeys(code for study in studies for code in study.own_code())
+        return list(dict.fromkeys([*self.experiment.own_code, *found]))
+
     def sweep_of(self, number: int) -> Document:
         """The experiment of a strategy alone, with its sweep."""
         entry = self.experiment.strategies[number]
@@ -381,7 +390,7 @@ class Tuning:
                 strategy finished.
         """
         with warnings_to(write):
-            settle_code(self.folder, self.experiment.own_code, accepted=self.edited_code)
+            settle_code(self.folder, self.own_code(), accepted=self.edited_code)
         for number in range(len(self.spaces)):
             Study.planned(self.sweep_of(number), self.source_folder).refuse_untaken(own_code=True)
         with runner_at(on, None, jobs) as runner:
