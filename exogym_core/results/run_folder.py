@@ -375,7 +375,9 @@ class RunFolder:
         """
         summaries = [RunFolder(path.parent).read_summary() for path in self.path.rglob("summary.json")]
         entries = [entry for entries in summaries for entry in entries]
-        entries = [each for entry in entries for each in entry.get("strategies", [entry])]  # of a sweep's points
+        entries = [
+            each for entry in entries for each in entry.get("strategies", [entry])
+        ]  # of a sweep's points
         runs = [run for entry in entries for run in entry.get("by_seed") or [entry]]
         return [run for run in runs if not (run.get("incomplete") or run.get("failed"))]
 
