@@ -282,7 +282,10 @@ class RankSeconds:
     """
 
     def __init__(self, num_ranks: int) -> None:
-        self.compute, self.exposed, self.network, self.end = ([0.0] * num_ranks for _ in range(4))
+        self.compute = [0.0] * num_ranks
+        self.exposed = [0.0] * num_ranks
+        self.network = [0.0] * num_ranks
+        self.end = [0.0] * num_ranks
         self.waiting_since: dict[int, float] = {}
 
 
@@ -507,29 +510,22 @@ class Kernel:
             line = f"deadlock: {text} {wait} for an event that cannot happen"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
-    def _read(self, rank: int) -> Request | None:
-        """The next request of a rank whose stream is empty, blocking in host time until it is there.
-
-        None: it is held for now.
-        """
-        try:
-            self._source.refill(rank)
-        except BaseException as failure:
-            self._failure = failure
-            raise
-        stream = self.streams[rank]
-        return stream.popleft() if stream else None
-
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
         served, stream, uptime = self._sink.served, self.streams[rank], self._uptime
         at_once, in_time, questions = self._handlers
         while True:
-            request = stream.popleft() if stream else self._read(rank)
-            if request is None:
+            if not stream:  # blocks in host time
+                try:
+                    self._source.refill(rank)
+                except BaseException as failure:
+                    self._failure = failure
+                    raise
+            if not stream:
                 held = self._ranks.held[rank] = self.clock.event()
                 yield from self._wait(rank, "others", _until(held))
                 served(rank, HoldUntil(self.clock.now))
                 continue
+            request = stream.popleft()
             if uptime.hosts_down and uptime.is_down(rank):
                 yield from uptime.until_up(rank)
             if uptime.to_redo:

@@ -7,7 +7,6 @@ import difflib
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import astuple, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -58,9 +57,9 @@ __all__ = [
     "RouteEntry",
     "StoreEntry",
     "TopologyFile",
+    "TopologyReader",
     "likely_names",
     "plain_form",
-    "read_topology",
 ]
 
 MAX_HOSTS = 20_000
@@ -75,12 +74,16 @@ class _EachWay(Schema):
     _both_key: ClassVar[str]
     _example: ClassVar[str]
 
+    if TYPE_CHECKING:
+        up: Any
+        down: Any
+
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        both_ways, up, down = attrgetter(self._both_key, "up", "down")(self)
-        if both_ways is not None and (up is not None or down is not None):
+        both_ways = getattr(self, self._both_key)
+        if both_ways is not None and (self.up is not None or self.down is not None):
             raise InputError(f"give either {self._both_key} (each way) or up and down, not both")
-        if both_ways is None and (up is None or down is None):
+        if both_ways is None and (self.up is None or self.down is None):
             raise InputError(
                 f"give {self._both_key} (each way), or both up and down, such as {self._example}"
             )
@@ -95,7 +98,9 @@ class _EachWay(Schema):
     def value(self, is_up: bool) -> Any:
         """Value of one direction."""
         both_ways = getattr(self, self._both_key)
-        return getattr(self, "up" if is_up else "down") if both_ways is None else both_ways
+        if both_ways is not None:
+            return both_ways
+        return self.up if is_up else self.down
 
 
 class MeasuredEntry(_EachWay):
@@ -312,23 +317,11 @@ _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
 _MANY_PROBLEMS = 20
 
 
-def read_topology(make: type[Topology], document: Document, name: str, folder: Path) -> Topology:
-    """Check a document, and return its topology.
+class TopologyReader:
+    """Checks and builds the parts of a topology in order; each check relies on those before.
 
     Args:
-        make: class of the topology.
         document: a topology file.
-        name: of the topology, if the file gives none.
-        folder: of the files that the document names.
-
-    Raises:
-        InputError: lists every mistake by line and key.
-    """
-    return _Builder(document).topology(make, name, folder)
-
-
-class _Builder:
-    """Checks and builds the parts of a topology in order; each check relies on those before.
 
     Attributes:
         paths: host or router -> where the file names it.
@@ -344,14 +337,24 @@ class _Builder:
         self.paths: dict[str, KeyPath] = {}
         self.hosts: dict[str, tuple[str | None, str | None, int | None, Storage | None]] = {}
 
-    def topology(self, make: type[Topology], name: str, folder: Path) -> Topology:
+    def read(self, make: type[Topology], name: str, folder: Path) -> Topology:
+        """Check the document, and return its topology.
+
+        Args:
+            make: class of the topology.
+            name: of the topology, if the file gives none.
+            folder: of the files that the document names.
+
+        Raises:
+            InputError: lists every mistake by line and key.
+        """
         self._name_nodes()
         pipes = self._pipes()
         if self.problems:
             raise self.document.errors(self.problems)
         names = sorted(self.paths, key=natural_key)
-        machines = filter(self.hosts.__contains__, names)
-        rank = dict(zip(names, itertools.count(), strict=False))
+        machines = [node for node in names if node in self.hosts]
+        rank = {node: number for number, node in enumerate(names)}
         directions: dict[tuple[int, int], tuple[str, str, _Pipe, bool]] = {}
         for (one, other), (pipe, _) in pipes.items():
             directions[rank[one], rank[other]] = one, other, pipe, True
@@ -470,7 +473,7 @@ class _Builder:
         reached, new = set[str](), {first}
         while new:
             reached |= new
-            new = set().union(*map(targets.__getitem__, new)) - reached
+            new = {target for source in new for target in targets[source]} - reached
         cut_off: dict[KeyPath, str] = {}  # one line for all hosts of a region
         for host in net.hosts:
             if host.name not in reached:

@@ -24,7 +24,7 @@ import topologies
 from netsim.errors import InputError, unknown_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.topology import shipped_topologies
-from netsim.topology.file import likely_names, plain_form, read_topology
+from netsim.topology.file import TopologyReader, likely_names, plain_form
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.weather import Weather
 from netsim.units import format_count, shown
@@ -98,7 +98,7 @@ class Topology:
         Raises InputError (a ValueError) with every mistake by file, line and key.
         """
         path = _find(path_or_name)
-        return read_topology(cls, load_document(path), path.stem, path.parent)
+        return TopologyReader(load_document(path)).read(cls, path.stem, path.parent)
 
     @classmethod
     def document_of(cls, path_or_name: str | Path) -> Document:
@@ -110,7 +110,7 @@ class Topology:
         """
         path = _find(path_or_name)
         document = load_document(path)
-        topology = read_topology(cls, document, path.stem, path.parent)
+        topology = TopologyReader(document).read(cls, path.stem, path.parent)
         data: dict[str, Any] = {**document.data, "name": topology.name}  # type: ignore[dict-item]
         if data.get("traces"):
             data["traces"] = topology.to_mapping()["traces"]
@@ -128,7 +128,7 @@ class Topology:
     @classmethod
     def from_document(cls, document: Document) -> Topology:
         """A topology from a `document` that was read already, such as a part of another file; raises InputError."""
-        return read_topology(cls, document, "topology", Path())
+        return TopologyReader(document).read(cls, "topology", Path())
 
     @cached_property
     def link_between(self) -> dict[tuple[str, str], Link]:
@@ -279,7 +279,7 @@ class Topology:
         groups = defaultdict[tuple[object, bool], list[int]](list)
         for host in self.rank_hosts:
             groups[natural_key(host.region or host.name), host.region is None].append(host.index)
-        return list(dict(sorted(groups.items())).values())
+        return [groups[key] for key in sorted(groups)]
 
     @cached_property
     def host_kinds(self) -> Sequence[int]:

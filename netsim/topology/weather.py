@@ -477,7 +477,7 @@ class Weather(Schema, metaclass=_Called):
         return any(entry.is_endless for entry in self.entries())
 
     def __bool__(self) -> bool:
-        return any(map(vars(self).get, Weather.model_fields))
+        return any(getattr(self, key) for key in Weather.model_fields)
 
     def after(self, seconds: float) -> str | None:
         """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.
