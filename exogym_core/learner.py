@@ -9,22 +9,25 @@ kept in the resolved experiment.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from exogym_core.data.batches import autocast_to, device_of, loss_and_count, move_batch
+from exogym_core.data.batches import autocast_to, device_of, move_batch
 from exogym_core.workers.rng import kept_rng
 from exogym_core.workers.streams import BackwardSeconds
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
@@ -36,6 +39,7 @@ __all__ = [
     "LocalStep",
     "TorchLearner",
     "fitting_size",
+    "loss_and_count",
     "memory_limit",
     "saved_bytes",
 ]
@@ -143,6 +147,51 @@ class LocalStep(NamedTuple):
     step: StepSamples
     loss: float
     with_gradient: Collection[str]
+
+
+def loss_and_count(output: Any, where: str, *, with_gradient: bool = False) -> tuple[Tensor, float | None]:
+    """A model's output: its mean loss, a scalar tensor, and what that is the mean of, where the model says so.
+
+    Args:
+        output: the loss, `(loss, count)`, or a mapping with `loss` and perhaps `count`; a count is the number of
+            tokens or samples that count in the batch. In a tuple it is an int or a tensor of whole numbers, which no
+            accuracy is.
+        where: begins the errors' lines.
+        with_gradient: refuse a loss without a gradient.
+
+    Raises:
+        InputError: it is something else.
+    """
+    loss, count = output, None
+    if isinstance(output, Mapping) and "loss" in output:
+        loss, count = output["loss"], output.get("count")
+    elif isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], int | Tensor):
+        whole = not isinstance(output[1], Tensor) or not (
+            output[1].is_floating_point() or output[1].is_complex()
+        )
+        loss, count = output if whole else (output, None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        is_tensor = isinstance(loss, Tensor)
+        what = f"a tensor of shape {list(loss.shape)}" if is_tensor else type(loss).__name__
+        if isinstance(loss, tuple):
+            what = f"({', '.join(type(each).__name__ for each in loss)})"
+        raise InputError(
+            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor, alone or as "
+            "(loss, count) with a whole number"
+        )
+    if with_gradient and not loss.requires_grad:
+        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
+    if count is None:
+        return loss, None
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = 1 if count.is_meta else count.item()
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:
+        what = f"a tensor of shape {list(count.shape)}" if isinstance(count, Tensor) else repr(count)
+        raise InputError(
+            f"{where}: the model returned a loss with count {what}; it must be the number of tokens or samples that "
+            "the loss is the mean of"
+        )
+    return loss, float(count)
 
 
 class _BackwardClock:

@@ -118,7 +118,7 @@ ROOMS = {
         "errors units docstrings files topology network weather transfers collectives ranks testing cli formats probe"
     ),
     "exogym_core": (
-        "moved names plain uncompiled meeting_place successors events communicator workers data cost strategy learner "
+        "moved names plain uncompiled meeting_place successors events communicator workers data learner cost strategy "
         "stages results checkpoints config run testing"
     ),
     "netgym": (

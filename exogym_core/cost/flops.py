@@ -16,7 +16,8 @@ from typing import Any
 from torch import nn
 
 from exogym_core.cost.operations import OperationWatch, TorchOperation
-from exogym_core.data.batches import device_of, loss_and_count
+from exogym_core.data.batches import device_of
+from exogym_core.learner import loss_and_count
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 

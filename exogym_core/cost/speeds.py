@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from exogym_core.cost.compute import VALUE_BYTES, BothWays, Coding, Compute, Updates
-from exogym_core.data.batches import autocast_to, device_of, loss_and_count
+from exogym_core.data.batches import autocast_to, device_of
+from exogym_core.learner import loss_and_count
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.rng import kept_rng
 from exogym_core.workers.spec import num_cores

@@ -1,8 +1,7 @@
-"""Batches: made of samples, moved onto a device, and the loss that a model returns for one."""
+"""Batches: made of samples, and moved onto a device."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -19,13 +18,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from exogym_core.data.samples import Draws
-
-
 __all__ = [
     "PRECISIONS",
     "Reader",
-    "StepReader",
     "as_tuple",
     "autocast_to",
     "batch_layout",
@@ -34,7 +29,6 @@ __all__ = [
     "collate_of",
     "device_of",
     "joined_batch",
-    "loss_and_count",
     "move_batch",
 ]
 
@@ -75,45 +69,6 @@ def batch_reader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | No
 def as_tuple(batch: Any) -> Any:
     """Turn a collated list into a tuple, as EXO Gym's models get it."""
     return tuple(batch) if type(batch) is list else batch
-
-
-class StepReader(Dataset[Any]):
-    """Reads a rank's steps, in its process or a DataLoader's worker, with the same result.
-
-    Args:
-        dataset: of samples.
-        collate: makes a batch of samples.
-        draws: random numbers of reading.
-
-    Attributes:
-        is_plain: tensors are indexed, by indices of any shape.
-    """
-
-    def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None, draws: Draws
-    ) -> None:
-        self._dataset, self._collate, self._draws = dataset, collate, draws
-        self._reader: Reader | None = None
-        while type(dataset) is Subset:
-            dataset = dataset.dataset
-        self.is_plain = collate is None and type(dataset) is TensorDataset  # which draws nothing
-
-    def read(self, place: Sequence[int], pieces: Sequence[Tensor]) -> list[Any]:
-        """The micro-batches of these indices; what is drawn depends on `place`, such as (rank, epoch, step)."""
-        if self._reader is None:
-            self._reader = batch_reader(self._dataset, self._collate)
-        if self.is_plain:
-            return list(map(self._reader, pieces))
-        with self._draws.at(*place):
-            return [self._reader(piece) for piece in pieces]  # a StopIteration of a data set would end a map
-
-    def __getitems__(self, asked: tuple[Sequence[int], Sequence[Any]]) -> list[Any]:
-        """Read for a DataLoader, by indices in arrays."""
-        place, pieces = asked
-        return self.read(place, list(map(torch.from_numpy, pieces)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -195,48 +150,3 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
 
 
 _LOADER_ARGUMENTS = signature(DataLoader).parameters.keys() - _OURS.keys()
-
-
-def loss_and_count(output: Any, where: str, *, with_gradient: bool = False) -> tuple[Tensor, float | None]:
-    """A model's output: its mean loss, a scalar tensor, and what that is the mean of, where the model says so.
-
-    Args:
-        output: the loss, `(loss, count)`, or a mapping with `loss` and perhaps `count`; a count is the number of
-            tokens or samples that count in the batch. In a tuple it is an int or a tensor of whole numbers, which no
-            accuracy is.
-        where: begins the errors' lines.
-        with_gradient: refuse a loss without a gradient.
-
-    Raises:
-        InputError: it is something else.
-    """
-    loss, count = output, None
-    if isinstance(output, Mapping) and "loss" in output:
-        loss, count = output["loss"], output.get("count")
-    elif isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], int | Tensor):
-        whole = not isinstance(output[1], Tensor) or not (
-            output[1].is_floating_point() or output[1].is_complex()
-        )
-        loss, count = output if whole else (output, None)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        is_tensor = isinstance(loss, Tensor)
-        what = f"a tensor of shape {list(loss.shape)}" if is_tensor else type(loss).__name__
-        if isinstance(loss, tuple):
-            what = f"({', '.join(type(each).__name__ for each in loss)})"
-        raise InputError(
-            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor, alone or as "
-            "(loss, count) with a whole number"
-        )
-    if with_gradient and not loss.requires_grad:
-        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
-    if count is None:
-        return loss, None
-    if isinstance(count, Tensor) and count.numel() == 1:
-        count = 1 if count.is_meta else count.item()
-    if not isinstance(count, int | float) or not 0 <= count < math.inf:
-        what = f"a tensor of shape {list(count.shape)}" if isinstance(count, Tensor) else repr(count)
-        raise InputError(
-            f"{where}: the model returned a loss with count {what}; it must be the number of tokens or samples that "
-            "the loss is the mean of"
-        )
-    return loss, float(count)

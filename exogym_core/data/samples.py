@@ -13,7 +13,7 @@ import random
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
@@ -27,11 +27,12 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    Subset,
     TensorDataset,
     default_collate,
 )
 
-from exogym_core.data.batches import StepReader, as_tuple
+from exogym_core.data.batches import Reader, as_tuple, batch_reader
 from exogym_core.plain import reachable
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
@@ -49,13 +50,13 @@ __all__ = [
     "Reading",
     "SharedData",
     "Source",
+    "StepReader",
     "StepSamples",
     "StreamedData",
     "dataset_length",
     "dealt",
     "digest_of",
     "fingerprint",
-    "held_generators",
     "shared_out",
     "steps_together",
     "stream_length",
@@ -67,16 +68,6 @@ _LONGEST_LIST = 64  # longer ones hold samples
 _MOST_OBJECTS = 10_000
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CLOSED = (*_KINDS, type, torch.Tensor, np.ndarray)  # their attributes hold no generators
-
-
-def held_generators(root: object) -> list[Generator]:
-    """The random generators that an object reaches through attributes and short lists and mappings."""
-    if type(root) is TensorDataset:  # indexing tensors draws nothing
-        return []
-    shared = (random._inst, torch.default_generator)  # by the process
-    opened = reachable(root, lambda value: not isinstance(value, _CLOSED), _LONGEST_LIST, _MOST_OBJECTS)
-    found = [each for each in opened if isinstance(each, _KINDS) and not any(each is one for one in shared)]
-    return found[::-1]
 
 
 def _access(
@@ -100,12 +91,22 @@ class Draws:
     """The random numbers of one dataset.
 
     Args:
-        dataset: its own generators are seeded too, from the run's seed and their states now.
+        dataset: generators that it reaches through attributes and short lists and mappings are seeded too, from the
+            run's seed and their states now.
         seed: of the run.
     """
 
     def __init__(self, dataset: object, seed: int) -> None:
-        self._held = held_generators(dataset)
+        self._held: list[Generator] = []
+        if type(dataset) is not TensorDataset:  # indexing tensors draws nothing
+            shared = (random._inst, torch.default_generator)  # by the process
+            opened = reachable(
+                dataset, lambda value: not isinstance(value, _CLOSED), _LONGEST_LIST, _MOST_OBJECTS
+            )
+            found = [
+                each for each in opened if isinstance(each, _KINDS) and not any(each is one for one in shared)
+            ]
+            self._held = found[::-1]
         digest = hashlib.blake2b(str(seed).encode())
         for generator in self._held:
             state = _access(generator)[0]()
@@ -147,6 +148,43 @@ class Draws:
         states[0].load()
         for generator, state in zip(self._held, states[1], strict=True):
             _access(generator)[1](state)
+
+
+class StepReader(Dataset[Any]):
+    """Reads a rank's steps, in its process or a DataLoader's worker, with the same result.
+
+    Args:
+        dataset: of samples.
+        collate: makes a batch of samples.
+        draws: random numbers of reading.
+
+    Attributes:
+        is_plain: tensors are indexed, by indices of any shape.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None, draws: Draws
+    ) -> None:
+        self._dataset, self._collate, self._draws = dataset, collate, draws
+        self._reader: Reader | None = None
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        self.is_plain = collate is None and type(dataset) is TensorDataset  # which draws nothing
+
+    def read(self, place: Sequence[int], pieces: Sequence[Tensor]) -> list[Any]:
+        """The micro-batches of these indices; what is drawn depends on `place`, such as (rank, epoch, step)."""
+        if self._reader is None:
+            self._reader = batch_reader(self._dataset, self._collate)
+        with nullcontext() if self.is_plain else self._draws.at(*place):
+            return [self._reader(piece) for piece in pieces]
+
+    def __getitems__(self, asked: tuple[Sequence[int], Sequence[Any]]) -> list[Any]:
+        """Read for a DataLoader, by indices in arrays."""
+        place, pieces = asked
+        return self.read(place, [torch.from_numpy(piece) for piece in pieces])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +337,9 @@ class Source:
     steps_per_epoch: int | None = None
     num_epochs: int | None = None
     known_as: str | None = None
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self.epoch = 0
-        self.step = 0
+    epoch = 0
+    step = 0
+    _reading: Reading
 
     def next_step(self) -> StepSamples | None:
         """The next step's batch, None at the end; a new epoch begins after the last step of one."""
@@ -346,7 +382,7 @@ class _IndexedData(Source):
     steps_per_epoch: int
 
     def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
-        super().__init__(reading)
+        self._reading = reading
         self._reader = StepReader(dataset, reading.collate, reading.draws or Draws(dataset, 0))
         self._loaded: Iterator[Any] | None = None
 
@@ -554,7 +590,7 @@ class StreamedData(Source):
         is_own: bool = False,
         agreed_steps: int | None = None,
     ) -> None:
-        super().__init__(reading)
+        self._reading = reading
         self._dataset, self._is_own, self._agreed = dataset, is_own, agreed_steps
         self._collate = reading.collate if reading.collate is not None else default_collate
         self._draws = reading.draws or Draws(dataset, 0)

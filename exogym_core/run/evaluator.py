@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.communicator.exchange import accumulator_dtype
-from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss_and_count, move_batch
+from exogym_core.data.batches import autocast_to, batch_reader, collate_of, move_batch
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
 from exogym_core.events import Correlated, Evaluated, EvaluationPoint
+from exogym_core.learner import loss_and_count
 from exogym_core.names import shown_value
 from exogym_core.run.snapshots import load_named, whole_state
 from exogym_core.strategy.parts.flat import pack_named, unpack_named

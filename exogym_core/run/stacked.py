@@ -21,16 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from exogym_core.communicator.exchange import reduce_tensors
-from exogym_core.data.batches import (
-    autocast_to,
-    batch_layout,
-    device_of,
-    joined_batch,
-    loss_and_count,
-    move_batch,
-)
+from exogym_core.data.batches import autocast_to, batch_layout, device_of, joined_batch, move_batch
 from exogym_core.data.samples import steps_together
-from exogym_core.learner import LocalStep, TorchLearner
+from exogym_core.learner import LocalStep, TorchLearner, loss_and_count
 from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.run.snapshots import refuse_other_parameters
 from exogym_core.strategy.parts.flat import unflatten

@@ -13,8 +13,8 @@ from torch.func import functional_call
 from torch.nn.utils import clip_grads_with_norm_
 from torch.utils._pytree import tree_map_only
 
-from exogym_core.data.batches import loss_and_count, move_batch
-from exogym_core.learner import TorchLearner
+from exogym_core.data.batches import move_batch
+from exogym_core.learner import TorchLearner, loss_and_count
 from exogym_core.stages.boundaries import boundary_codec, project_features
 from exogym_core.stages.faults import StageAbsence
 from exogym_core.stages.messages import ChainMessages

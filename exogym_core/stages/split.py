@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.cost.operations import OperationWatch
-from exogym_core.data.batches import autocast_to, device_of, loss_and_count
+from exogym_core.data.batches import autocast_to, device_of
+from exogym_core.learner import loss_and_count
 from exogym_core.stages.boundaries import kept_parameters
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.config import checked_config, file_values
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import with_measured_speeds
-from exogym_core.data.batches import batch_reader, loss_and_count
+from exogym_core.data.batches import batch_reader
+from exogym_core.learner import loss_and_count
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.run.request import unlike_hosts
 from exogym_core.stages.boundaries import boundary_trials
