@@ -197,13 +197,6 @@ def _collectives(value: Any) -> Any:
     return value
 
 
-def _transport(value: str) -> str:
-    from exogym_core.workers.run import transport_named  # here, since it brings torch
-
-    transport_named(value)
-    return value
-
-
 def open_device(value: Any) -> Any:
     """None for "" (EXO Gym leaves a device open with it) and "auto" (experiment files do), else `value`."""
     return None if isinstance(value, str) and value in ("", "auto") else value
@@ -280,7 +273,6 @@ Costs = Annotated[ComputeLike, BeforeValidator(Compute.parse)] | None
 Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
 if not TYPE_CHECKING:
     StagesLike = Annotated[Any, BeforeValidator(Stages.parse)] | None
-TransportName = Annotated[Text, AfterValidator(_transport)]
 # Types of keys of experiment files: values as written, which the resolved form repeats.
 NameList = Annotated[list[str], Field(min_length=1)]
 Precision = bool | Literal["bf16", "fp16"]
@@ -422,7 +414,7 @@ class RunConfig:
     compute: Costs = option(
         None, key="compute", file_type=FileCompute, file_default=Compute(), is_of_network=True
     )
-    transport: TransportName = option("netsim", key="transport", file_type=str, same=True)
+    transport: Text = option("netsim", key="transport", file_type=str, same=True)
     workers: Workers = option("auto", key="workers")
     stages: StagesLike = option(None, key="stages", file_type=int | Stages | None, same=True)
     target_loss: Finite | None = option(None, key="target_loss", file_type=FileNumber | None)

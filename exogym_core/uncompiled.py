@@ -46,8 +46,8 @@ class _Unimported(ModuleType):
             del sys.modules[_NAME]
         return importlib.import_module(_NAME)
 
-    # Does nothing, as no code is compiled; a function in C, since optimizers call it at each step.
-    graph_break = staticmethod(bool)
+    def graph_break(self, msg: str = "") -> None:
+        """Do nothing: no code is compiled."""
 
     def disable(self, fn: Any = None, *options: Any, **named: Any) -> Any:
         """Return `fn`, which is disabled for the compiler from its import on."""

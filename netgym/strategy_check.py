@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from exogym_core.cost.compute import Coding
 from exogym_core.data.samples import digest_of
 from exogym_core.plain import decode, encode, packed
-from exogym_core.run.loop import end_step, set_up
+from exogym_core.run.loop import set_up, take_step
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
@@ -371,15 +371,22 @@ class _Trials:
 
 
 def _train(strategy: Strategy, model: nn.Module, batch: Any, number: int, trace: _Trace) -> None:
-    strategy.begin_step(StepContext(number, samples=1))
-    strategy.zero_grad()
-    with _watched(trace, f"step {number + 1}"):
-        strategy.before_backward(last_micro_batch=True)
-    loss = model(batch)
-    loss.backward()
-    with _watched(trace, f"step {number + 1}"):
-        end_step(strategy)
-    trace.losses.append(float(loss.detach()))
+    where = f"step {number + 1}"
+
+    def gradients(batch: Any, context: StepContext) -> float:
+        with _watched(trace, where):
+            strategy.before_backward(last_micro_batch=True)
+        loss = model(batch)
+        loss.backward()
+        return float(loss.detach())
+
+    with contextlib.ExitStack() as watched:
+
+        def begin_exchange(loss: float) -> None:
+            watched.enter_context(_watched(trace, where))
+
+        loss = take_step(strategy, gradients, batch, StepContext(number, samples=1), begin_exchange)
+    trace.losses.append(loss)
     trace.step_bytes.append(strategy.nbytes)
 
 

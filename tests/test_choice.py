@@ -13,7 +13,7 @@ from worlds import chain, chain_form, star, star_form
 
 import netsim
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim import Protocol, Topology, schedule
 from netsim.collectives.choice import Choices, parse_collectives
@@ -173,7 +173,7 @@ def coded(name: str | None, collectives: Any) -> tuple[float, list[list[float]]]
         flat = torch.linspace(-1, 1, 400_000) * (comm.rank + 1)
         flat[0] = comm.rank
         codec = codec_named(name) if name is not None else None
-        return Averaging(codec).flat(comm, flat)[:4].tolist()
+        return Flight(Averaging(codec).steps(comm, flat)).wait()[:4].tolist()
 
     run = run_ranks(body, 4, "wan-4-regions", protocol="linux-tcp", collectives=collectives)
     assert run.virtual_seconds is not None

@@ -24,7 +24,7 @@ from exogym_core.strategy import (
     Sites,
     build_strategy,
 )
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_named, pack, packed_bytes, unpack
 from exogym_core.strategy.parts.muon import hidden_matrices
 from exogym_core.strategy.parts.tensor_codecs import (
@@ -157,8 +157,8 @@ def test_error_feedback_gives_back_what_was_rounded_off(name: str) -> None:
     def body(comm: Communicator) -> tuple[Tensor, Tensor]:
         plain, fed, residual = torch.zeros(50), torch.zeros(50), torch.zeros(50)
         for _ in range(num_rounds):
-            plain += Averaging(named(name)).flat(comm, sent[comm.rank].clone())
-            fed += Averaging(named(name)).flat(comm, sent[comm.rank].clone(), residual)
+            plain += Flight(Averaging(named(name)).steps(comm, sent[comm.rank].clone())).wait()
+            fed += Flight(Averaging(named(name)).steps(comm, sent[comm.rank].clone(), residual)).wait()
         owed = comm.all_reduce(residual.clone(), "avg")
         torch.testing.assert_close(fed + owed, true, rtol=1e-4, atol=1e-4)
         return plain, fed
@@ -175,7 +175,8 @@ def test_error_feedback_gives_back_what_was_rounded_off(name: str) -> None:
 def test_robust_averages_equal_their_definition(aggregate: str, num_ranks: int) -> None:
     values = torch.randn(num_ranks, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     run = run_ranks(
-        lambda comm: Averaging(aggregate=aggregate).flat(comm, values[comm.rank].clone()), num_ranks
+        lambda comm: Flight(Averaging(aggregate=aggregate).steps(comm, values[comm.rank].clone())).wait(),
+        num_ranks,
     )
     for column in range(6):
         there = sorted(values[:, column].tolist())
@@ -196,7 +197,7 @@ def test_one_rank_that_lies_pulls_nothing_beyond_the_honest_ones(aggregate: str,
 
     def body(comm: Communicator) -> Tensor:
         own = torch.full((10,), lie) if comm.rank == 2 else honest[comm.rank - (comm.rank > 2)].clone()
-        return Averaging(aggregate=aggregate).flat(comm, own)
+        return Flight(Averaging(aggregate=aggregate).steps(comm, own)).wait()
 
     for result in run_ranks(body, 5).results:
         assert bool((result >= honest.amin(dim=0)).all() and (result <= honest.amax(dim=0)).all())

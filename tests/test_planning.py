@@ -20,7 +20,7 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.run.recording import record_kinds
 from exogym_core.strategy import Chain, CommunicationModule, DiLoCoCommunicator, Strategy, build_strategy
 from exogym_core.strategy.participation.sampling import draw_clients
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.codecs import codec_named
 from netgym.experiment.experiment import Experiment
 from netgym.planning.measure import Measured, RefusedPlanError, Setting, measure
@@ -428,7 +428,7 @@ def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
     def body(comm: Any, computing: Any) -> None:
         ran.append(comm.rank)
         flat = torch.empty(200, device="meta")
-        Averaging(codec_named("int8")).flat(comm, flat)
+        Flight(Averaging(codec_named("int8")).steps(comm, flat)).wait()
         comm.mark({})
 
     made = record_kinds(body, 60)

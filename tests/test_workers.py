@@ -114,17 +114,18 @@ def test_generators_that_travel_are_as_good_as_ones_own(turns: list[tuple[int, l
             GPU.manual_seed(rank)
             alone.append([draw(kind) for who, kinds in turns if who == rank for kind in kinds])
         together: list[list[Any]] = [[], [], []]
-        ranks = RandomStates.of_ranks(7, range(3))
-        begun: set[int] = set()
+        ranks: dict[int, RandomStates] = {}
         outside.load()
         inside = outside
         for who, kinds in turns:
             inside.save()
-            ranks[who].load(inside)
-            inside = ranks[who]
-            if who not in begun:  # a rank seeds its GPU itself, as it begins
+            if who in ranks:
+                ranks[who].load(inside)
+            else:  # a rank seeds its streams as it begins
+                ranks[who] = RandomStates()
+                seed_process(7, who)
                 GPU.manual_seed(who)
-                begun.add(who)
+            inside = ranks[who]
             together[who] += [draw(kind) for kind in kinds]
         inside.save()
         outside.load(inside)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exogym_core.communicator.simulated.meetings import MeetingKernel
+from exogym_core.communicator.simulated.simulation import MeetingKernel
 from netsim import Topology
 from netsim.collectives import start
 from netsim.network import network

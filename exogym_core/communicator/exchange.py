@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -166,16 +165,16 @@ def combine(
     `reduce_scatter`, `scatter` (root only) and `all_to_all` take one tensor a member; the rest take one.
     Of `sendrecv` that is member 0's tensor for member 1. Members with the same values have one tuple.
     """
-    firsts = map(itemgetter(0), inputs)  # of members with one tensor each
+    firsts = [tensors[0] for tensors in inputs if tensors]
     match name:
         case "all_reduce":
-            return [(reduce(list(firsts), reduce_op),)] * len(inputs)
+            return [(reduce(firsts, reduce_op),)] * len(inputs)
         case "broadcast":
             return [(inputs[root][0],)] * len(inputs)
         case "all_gather":
             return [tuple(firsts)] * len(inputs)
         case "reduce" | "gather":
-            of_root = tuple(firsts) if name == "gather" else (reduce(list(firsts), reduce_op),)
+            of_root = tuple(firsts) if name == "gather" else (reduce(firsts, reduce_op),)
             return [of_root if member == root else () for member in range(len(inputs))]
         case "scatter":
             return [(part,) for part in inputs[root]]

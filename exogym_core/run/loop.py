@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from exogym_core.stages.learner import StageRank
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["Loop", "RankOutcome", "Role", "Server", "end_step", "set_up", "take_step"]
+__all__ = ["Loop", "RankOutcome", "Role", "Server", "set_up", "take_step"]
 
 Samples = TypeVar("Samples")
 
@@ -105,21 +105,12 @@ def take_step(
     loss = gradients(step, context)
     if announce is not None:
         announce(loss)
-    end_step(strategy)
-    return loss if context.loss is None else context.loss
-
-
-def end_step(strategy: Strategy) -> None:
-    """End a local step by `strategy.step()`, which counts it.
-
-    Raises:
-        InputError: an override has not counted the step, and no round of it would ever come.
-    """
     number = strategy.local_step
     strategy.step()
-    if strategy.local_step == number:
+    if strategy.local_step == number:  # no round of it would ever come
         name = type(strategy).__name__
         raise InputError(f"{name}: step() has not counted step {number + 1}: end it with super().step()")
+    return loss if context.loss is None else context.loss
 
 
 def set_up(
@@ -268,26 +259,22 @@ class Loop(Role):
         """Take the next step, or several at once; returns False at the end of the run."""
         if self.local_step >= self.max_steps or (self.until is not None and self._is_late(self.until)):
             return False
-        workers = self.strategy.workers
+        workers, every = self.strategy.workers, self.checkpoints.every
         if workers.has_absences and (out := workers.sits_out(self.local_step)):
             self._sit_out(out)
-            return True
-        ahead = self._steps_ahead() if self.learner.runs_ahead else 0
-        step = None if ahead else self.data.next_step()
-        if not ahead and step is None:
-            return False
-        self.snapshots.evaluate(self.local_step)
-        if step is None:
-            self._run_ahead(ahead)
         else:
-            self.do(step)
-        self._save_if_due()
+            ahead = self._steps_ahead() if self.learner.runs_ahead else 0
+            step = None if ahead else self.data.next_step()
+            if not ahead and step is None:
+                return False
+            self.snapshots.evaluate(self.local_step)
+            if step is None:
+                self._run_ahead(ahead)
+            else:
+                self.do(step)
+        if every is not None and self.local_step % every == 0 and workers.can_save(self.local_step):
+            self._save(self.local_step)
         return True
-
-    def _save_if_due(self) -> None:
-        step, every = self.local_step, self.checkpoints.every
-        if every is not None and step % every == 0 and self.strategy.workers.can_save(step):
-            self._save(step)
 
     def _sit_out(self, num_steps: int) -> None:
         """Pass `num_steps` in which this rank takes no part, but not beyond the next checkpoint or the end."""
@@ -303,7 +290,6 @@ class Loop(Role):
         self.strategy.sit_out(num_steps)
         self.data.sit_out(num_steps)
         self.local_step += num_steps
-        self._save_if_due()
 
     def _is_late(self, until: float) -> bool:
         """Return True once `until` has passed: for this rank, or for all of the ranks that step together.

@@ -6,7 +6,6 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +140,7 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
         if self.resumed is not None or request.checkpoint_interval is not None:
             self.journal, self.writer = begin_checkpoints(program, self.resumed)
         self._loggers = make_loggers(program)
-        listening = [*listeners, *map(attrgetter("event"), self._loggers)]
+        listening = [*listeners, *(logger.event for logger in self._loggers)]
         if request.on_event is not None:
             listening.append(partial(_tell, request.on_event))
         clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"

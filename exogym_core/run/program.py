@@ -130,7 +130,7 @@ def _try_state(model: nn.Module, keeps: bool) -> None:
         doing = "give its state, and take it again, as at the end of a run"
         state = {**copied.state_dict(), **passing_buffers(copied)}
         others = {name: each for name, each in state.items() if not isinstance(each, torch.Tensor)}
-        if torch.dtype in map(type, others.values()):
+        if any(isinstance(each, torch.dtype) for each in others.values()):
             raise TypeError("a module is quantised: train it as it was before, and quantise it afterwards")
         load_whole_state(copied, state | copy.deepcopy(others))
     except Exception as error:

@@ -468,7 +468,7 @@ def unlike_hosts(topology: Topology, used: Sequence[str]) -> str | None:
     for host, links in zip(topology.hosts, topology.access_links, strict=True):
         if host.store is None:
             figures[host.name] = links and (links[0].figures, links[1].figures)
-    mine = set(map(figures.get, used))
+    mine = {figures[name] for name in used}
     left = [name for name, kind in figures.items() if kind is not None and kind not in mine]
     if not left or None in mine or len(used) < 2:
         return None

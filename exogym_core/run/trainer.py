@@ -17,8 +17,6 @@ from inspect import Parameter, Signature, signature
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
-import torch
-
 from exogym_core.config import OPTIONS, RunConfig, checked_config, open_device
 from exogym_core.meeting_place import registered_sites
 from exogym_core.results.fit_result import FitResult
@@ -43,6 +41,7 @@ from netsim.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from torch import nn
     from torch.utils.data import Dataset
 
@@ -308,7 +307,7 @@ class Trainer:
                 max_steps=program.known_max_steps() or 0,
                 target_loss=request.target_loss,
                 judged=request.strategy.judged,
-                parameters=sum(map(torch.numel, self.model.parameters())),
+                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             )
             every, steps = request.checkpoint_interval, result.max_steps
             if every is not None and 0 < steps < every:

@@ -234,6 +234,7 @@ class Strategy(Stateful):
         scheduler: torch's schedule of the rate; None: the rate is constant.
         sites, patience, clients: options of sites, of waiting for absent ranks, and of clients drawn for each round.
         site: this rank's site: its connections, and the average of gradients inside it.
+        held: parameters, or parts of them, that this rank averages with other sites.
         workers: membership of rounds.
         outer: global model of strategies with rounds; else None.
         num_rounds: completed rounds, of strategies that count them.
@@ -260,6 +261,7 @@ class Strategy(Stateful):
         weighs_by_samples: all its averages over workers can be weighed by their samples.
         shared_state: attributes that members of a chain have in common with it.
         context: the current step.
+        scaler: of the step's gradients; None: they are not scaled.
         coding: cost of coding in virtual time, as passed to `setup`; None: free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
             each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
@@ -325,6 +327,7 @@ class Strategy(Stateful):
     comm = Shared["Communicator"]()
     optim = Shared[Optimizer]()
     site = Shared[Site]()
+    held = Shared["Sequence[Tensor]"]("shared_state.site")
     where = Shared[str]()
     max_steps = Shared[int]("shared_state.run")
     seed = Shared[int]("shared_state.run")
@@ -332,6 +335,7 @@ class Strategy(Stateful):
     scheduler = Shared[LRScheduler | None]()
     lr_callbacks = Shared["list[Callable[[float], None]]"]()
     context = Shared[StepContext]()
+    scaler = Shared["torch.amp.GradScaler | None"]("shared_state.context")
     local_step = Shared[int]()
     nbytes = Shared[int]()
     workers: Everyone
@@ -422,7 +426,11 @@ class Strategy(Stateful):
         steps = self.round_steps
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1):
             raise InputError(f"{self.where}: round_steps={steps!r} must be a whole number of at least 1")
-        if comm.world_size > 1 and not self.takes_complex and any(map(torch.is_complex, self.trainable)):
+        if (
+            comm.world_size > 1
+            and not self.takes_complex
+            and any(each.is_complex() for each in self.trainable)
+        ):
             name, parameter = next(each for each in self.named_trainable() if each[1].is_complex())
             raise InputError(
                 f"{self.where}: parameter {name!r} is {parameter.dtype}, and ranks bring real ones together; hold its "
@@ -606,8 +614,18 @@ class Strategy(Stateful):
 
     @cached_property
     def num_nodes(self) -> int:
-        """The number of workers, from `setup` on."""
-        return self.workers_among(self.comm.world_size)
+        """The number of workers, from `setup` on.
+
+        Raises:
+            InputError: servers leave no worker.
+        """
+        num_ranks = self.comm.world_size
+        if num_ranks <= self.num_servers:
+            raise InputError(
+                f"{type(self).__name__}: {num_ranks} ranks, of which {self.num_servers} serve, leave no worker; "
+                "start more ranks"
+            )
+        return num_ranks - self.num_servers
 
     @property
     def acting(self) -> Sequence[Strategy]:
@@ -629,30 +647,12 @@ class Strategy(Stateful):
         """The weight of this rank's samples in the step under way."""
         return self.context.weight
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """Scaler of the step's gradients, if they are scaled."""
-        return self.context.scaler
-
     # --- servers --------------------------------------------------------------------------------------------
 
     @property
     def server_groups(self) -> tuple[int, ...]:
         """Numbers of servers by kind; each kind is spread over regions like the workers."""
         return (self.num_servers,)
-
-    def workers_among(self, num_ranks: int) -> int:
-        """Number of workers among `num_ranks` workers and servers.
-
-        Raises:
-            InputError: servers leave no worker.
-        """
-        if num_ranks <= self.num_servers:
-            raise InputError(
-                f"{type(self).__name__}: {num_ranks} ranks, of which {self.num_servers} serve, leave no worker; "
-                "start more ranks"
-            )
-        return num_ranks - self.num_servers
 
     def take_servers(self, count: int) -> None:
         """Set the number of servers.
@@ -797,11 +797,6 @@ class Strategy(Stateful):
     def named_trainable(self) -> list[tuple[str, Tensor]]:
         """Trainable parameters with their names."""
         return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
-
-    @property
-    def held(self) -> Sequence[Tensor]:
-        """Parameters, or parts of them, that this rank averages with other sites."""
-        return self.site.held
 
     def unscale_gradients(self) -> None:
         """Undo the scaler's factor before gradients are exchanged; overflows of this rank become zero.

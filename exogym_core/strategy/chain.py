@@ -169,7 +169,7 @@ class Chain(Strategy):
 
     def enter_site(self) -> None:
         """Connect this rank with its site, which a member describes, and with other sites."""
-        divisions = [each.sites for each in self.modules if each.sites.divides]
+        divisions = [each.sites for each in self.modules if each.sites.ranks_per_worker != 1]
         if len(divisions) > 1:
             raise InputError(f"{self.where}: has sites already; name Sites once")
         self.sites = divisions[0] if divisions else self.sites

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 
 __all__ = [
@@ -122,19 +122,6 @@ class RandomStates:
     _random_words: bytes | None = None
     _numpy_words: bytes | None = None
     _numpy: Any  # state of its generator
-
-    @classmethod
-    def of_ranks(cls, seed: int, ranks: Iterable[int]) -> dict[int, RandomStates]:
-        """States of the ranks' own streams, before they have drawn; the process's generators stay as they are."""
-        own, states = cls.of_process(), {}
-        try:
-            for rank in ranks:
-                seed_process(seed, rank)
-                states[rank] = cls.of_process()
-                states[rank]._cuda = []  # of no device before the rank has left one
-        finally:
-            own.load()
-        return states
 
     @classmethod
     def of_process(cls) -> RandomStates:

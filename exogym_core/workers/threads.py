@@ -26,7 +26,7 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from exogym_core.workers.failures import Aborted, is_own, place_in, reported_error
 from exogym_core.workers.host import Runner, SimulatedHost, run_rank
 from exogym_core.workers.journal import join
-from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.rng import RandomStates, seed_process
 from netsim.errors import InputError, NetsimError
 from netsim.network.clock import raised_gc_threshold
 from netsim.ranks import Mark, Request
@@ -124,7 +124,8 @@ class Turns:
         self.parked: dict[int, None] = {}  # ranks that continue with others, or when no other can, in order
         self.aborting = False
         self._intra_op_threads = intra_op_threads
-        self._states = RandomStates.of_ranks(seed, ranks)
+        self._seed = seed
+        self._states: dict[int, RandomStates] = {}  # of those that have had the turn
         self._locks: dict[int, threading.Lock] = {}
         for each in (_HOST, *ranks):
             self._locks[each] = threading.Lock()
@@ -186,17 +187,13 @@ class Turns:
                     unusual = now - since > 2 * longest
                     self._on_silence(Silence(rank, now - since, num_calls, place_in(frame), unusual))
 
-    def is_rank_thread(self, rank: int) -> bool:
-        """True if the calling thread is the one that runs `rank`."""
-        return threading.current_thread() is self._threads.get(rank)
-
     def require_rank_thread(self, rank: int) -> None:
         """Check that the calling thread is the rank's, before it gives way.
 
         Raises:
             InputError: this is another thread, such as autograd's, which serves all ranks of a process.
         """
-        if not self.is_rank_thread(rank):
+        if threading.current_thread() is not self._threads.get(rank):
             raise InputError(
                 f"rank {rank}: a blocking call in a gradient hook on autograd's own thread; post it "
                 f"with async_op=True and wait in step(), or give every rank its own process"
@@ -213,9 +210,13 @@ class Turns:
         self._hand_over(rank, self._next())
 
     def give_way_to_host(self, rank: int) -> None:
-        """Pass the turn to the host though this rank is ready; raises as `give_way`."""
-        self.ready.append(rank)
-        self._hand_over(rank, _HOST)
+        """Pass the turn to the host though this rank is ready, unless the call comes from another thread of the rank.
+
+        Raises as `give_way`.
+        """
+        if threading.current_thread() is self._threads.get(rank):
+            self.ready.append(rank)
+            self._hand_over(rank, _HOST)
 
     def by_host(self, function: Callable[[], T]) -> T:
         """Result of `function`, called by the host's thread while a rank keeps the turn.
@@ -281,9 +282,10 @@ class Turns:
             raise Aborted
 
     def _pass_on(self, me: int, to: int) -> None:
-        leaving = self._states[me]
+        leaving = self._states.setdefault(me, RandomStates())
         leaving.save()
-        self._states[to].load(leaving)
+        if to in self._states:  # else it seeds its own streams
+            self._states[to].load(leaving)
         self._holder = to
         self._locks[to].release()
 
@@ -331,6 +333,7 @@ class Turns:
         try:
             if not self.aborting:
                 torch.set_num_threads(self._intra_op_threads)  # OpenMP's count is one a thread
+                seed_process(self._seed, rank)
                 body(rank)
         except Aborted:
             pass
@@ -470,7 +473,7 @@ class _ThreadPort:
         if isinstance(request, Mark) and (now := time.monotonic()) >= self._run.next_rows:
             self._run.next_rows = now + SECONDS_BETWEEN_ROWS
             is_behind = True
-        if is_behind and self.turns.is_rank_thread(self._rank):
+        if is_behind:
             self.turns.give_way_to_host(self._rank)
 
     def post(self, part: Part, waits: bool = False) -> Slot:
@@ -500,8 +503,7 @@ class _ThreadPort:
             self._run.on_deposit(self._rank, note, tensors)
 
     def flush(self) -> None:
-        if self.turns.is_rank_thread(self._rank):
-            self.turns.give_way_to_host(self._rank)
+        self.turns.give_way_to_host(self._rank)
 
     def ask(self, question: Question) -> Answer:
         self.turns.check()

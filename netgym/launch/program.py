@@ -176,7 +176,9 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
     """Start a process a rank, as torchrun does."""
     num_ranks = launched.num_ranks
     import_late_modules()
-    RandomStates.of_ranks(0, [0])  # numpy's generators take 5 MB of a process that seeds its first
+    own = RandomStates.of_process()
+    seed_process(0, 0)  # numpy's generators take 5 MB of a process that seeds its first
+    own.load()
     gc.collect()
     gc.freeze()  # forks share memory that no collection writes to
     body = partial(run_rank, script=launch.script, launched=launched, clocks=imported_clocks())

@@ -300,6 +300,8 @@ class SimulatedCommunicator(Communicator):
         book: traffic of calls.
         state: shared by all communicators of this rank.
         group_id: equal on all members, different for every group.
+        num_calls: number of calls of joint work, and of messages between two members; None: of the group, in the state.
+        first_call: number of the first call of joint work.
 
     Attributes:
         call_seconds: virtual seconds that each call may take from its post; one that takes longer breaks the group:
@@ -318,13 +320,16 @@ class SimulatedCommunicator(Communicator):
         book: ScheduleBook,
         state: RankState | None = None,
         group_id: Hashable = 0,
+        num_calls: Counter[Hashable] | None = None,
+        first_call: int = 0,
     ) -> None:
         super().__init__(rank, len(ranks), state if state is not None else RankState())
         self._port, self._ranks, self._book = port, tuple(ranks), book
         self._group_id = group_id
         self.call_seconds = math.inf
-        self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
-        self._first_call = 0
+        self._is_joint_work = num_calls is not None
+        self._num_calls = self.state.num_calls[group_id] if num_calls is None else num_calls
+        self._first_call = first_call
         self._store: tuple[str, ...] | None = None
         self._part: int | None = None
 
@@ -337,10 +342,9 @@ class SimulatedCommunicator(Communicator):
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
         """Give this receive's number, and its values if they have come, to the next receive of its messages."""
         self.state.in_flight.pop((key, 1), None)
-        counter = self._counter
-        counter[key.group, "recv"] -= 1
-        if not counter[key.group, "recv"]:
-            del counter[key.group, "recv"]
+        self._num_calls[key.group, "recv"] -= 1
+        if not self._num_calls[key.group, "recv"]:
+            del self._num_calls[key.group, "recv"]
         if self._port.ready(ticket, 1):
             self.state.withdrawn[key] = (ticket, signature)
         else:
@@ -439,17 +443,11 @@ class SimulatedCommunicator(Communicator):
             group = (self._group_id, "off") if state.off_clock else self._group_id
         if state.again is not None:
             return Key(group, state.again.pop(0))
-        counter = self._counter
-        number = self._first_call + counter[group, side]
-        counter[group, side] += 1
+        number = self._first_call + self._num_calls[group, side]
+        self._num_calls[group, side] += 1
         if state.noted is not None:
             state.noted.append(number)
         return Key(group, number)
-
-    @property
-    def _counter(self) -> Counter[Hashable]:
-        """Number of calls of this group, and of messages between two members."""
-        return self.state.num_calls[self._group_id] if self._num_calls is None else self._num_calls
 
     def _request(self, request: Request) -> None:
         state = self.state
@@ -636,20 +634,25 @@ class SimulatedCommunicator(Communicator):
     def _with(
         self, ranks: tuple[int, ...], rank: int, group_id: Hashable, number: int | None = None
     ) -> SimulatedCommunicator:
-        made = SimulatedCommunicator(self._port, ranks, rank, self._book, self.state, group_id)
-        if number is not None:
-            made._num_calls, made._first_call = Counter(), number * _CALLS_A_ROUND
-        return made
+        about = self._port, ranks, rank, self._book, self.state, group_id
+        if number is None:
+            return SimulatedCommunicator(*about)
+        return SimulatedCommunicator(*about, Counter(), number * _CALLS_A_ROUND)
 
     def group(
         self, ranks: Sequence[int], reuse: bool = False, number: int | None = None
     ) -> SimulatedCommunicator:
         members = self._check_members(ranks)
         of_run = tuple(self._ranks[rank] for rank in members)
-        if self._num_calls is not None:  # of joint work, with which its calls end
-            made = self._with(of_run, members.index(self.rank), GroupPart(self._group_id, of_run))
-            made._num_calls, made._first_call = self._num_calls, self._first_call
-            return made
+        if self._is_joint_work:  # with which its calls end
+            about = (
+                self._book,
+                self.state,
+                GroupPart(self._group_id, of_run),
+                self._num_calls,
+                self._first_call,
+            )
+            return SimulatedCommunicator(self._port, of_run, members.index(self.rank), *about)
         # A group is its name: where calls are counted and connections kept. Those made again count from 0.
         if reuse:
             return self._with(of_run, members.index(self.rank), (of_run, -1), number)
@@ -750,7 +753,7 @@ class SimulatedCommunicator(Communicator):
         return {
             "traffic": asdict(state.traffic),
             "pending_seconds": state.pending_seconds,
-            "num_calls": {group: dict(counts) for group, counts in state.num_calls.items()},
+            "num_calls": {group: dict(counts) for group, counts in state.num_calls.items() if counts},
             "num_groups": dict(state.num_groups),
         }
 
@@ -759,8 +762,12 @@ class SimulatedCommunicator(Communicator):
         state.load_traffic(saved["traffic"])
         state.pending_seconds = saved["pending_seconds"]
         state.pending_work = [state.pending_seconds] if state.pending_seconds else []
-        state.num_calls.clear()  # the same object: groups that go take their counts with them
-        state.num_calls |= {group: Counter(counts) for group, counts in saved["num_calls"].items()}
+        for (
+            counts
+        ) in state.num_calls.values():  # in place: groups have them, and take them with them when they go
+            counts.clear()
+        for group, numbers in saved["num_calls"].items():
+            state.num_calls[group].update(numbers)
         state.num_groups = Counter(saved["num_groups"])
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from exogym_core.communicator.deadlines import ArrivalDelays, Returns
 from exogym_core.communicator.simulated.meeting_requests import (
@@ -15,13 +15,12 @@ from exogym_core.communicator.simulated.meeting_requests import (
     Fetch,
     Fetched,
     Join,
-    Keep,
     Met,
     Publish,
 )
 from exogym_core.communicator.simulated.reach import AGAIN, Reach
 from netsim.network.clock import Clock, Order
-from netsim.ranks import Kernel, Key, call_at, group_of, on_grid
+from netsim.ranks import Key, call_at, group_of, on_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from netsim.ranks.calls import Calls
 
-__all__ = ["HEARTBEAT_SECONDS", "MeetingKernel", "Meetings"]
+__all__ = ["HEARTBEAT_SECONDS", "Meetings"]
 
 #: A member that has been silent for so long does not answer (torchft's lighthouse: `heartbeat_timeout_ms`).
 HEARTBEAT_SECONDS = 5.0
@@ -517,80 +516,3 @@ class Meetings:
         """Call `call` after `seconds`, last in its instant; never if infinite."""
         if seconds < math.inf:
             call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)
-
-
-class MeetingKernel(Kernel):
-    """Kernel that also serves meetings of ranks, their joint work, and states that they publish and download.
-
-    Args:
-        about: arguments of `Kernel`.
-        reach: reachability between ranks, and downloads; None: every rank reaches every other, in no time.
-        outdated: called with a group, and the only numbers of its published states that can be asked for yet.
-        options: of `Kernel`.
-
-    Attributes:
-        meetings: those of its ranks.
-    """
-
-    def __init__(
-        self,
-        *about: Any,
-        reach: Reach | None = None,
-        outdated: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
-        **options: Any,
-    ) -> None:
-        super().__init__(*about, **options)
-        reach = reach if reach is not None else Reach(None, (), lambda links: False)
-        meetings = Meetings(self.clock, reach, self.calls, self._ranks.idle, outdated)
-        self.meetings = meetings
-        self._uptime.on_lost = meetings.crashed
-        self._handlers.at_once.update({Publish: meetings.publish, Keep: self._keep})
-        self._handlers.questions.update({Join: self._join, Confirm: meetings.confirm, Fetch: self._fetch})
-
-    def _keep(self, rank: int, keep: Keep) -> None:
-        self._uptime.unkept[rank] = 0.0
-        self.meetings.take_part(rank, keep.group)
-
-    def _join(self, rank: int, join: Join) -> Generator[simpy.Event, None, Met | None]:
-        """Join a meeting, the next one after a crash once more; None: the others have ended without this rank."""
-        if join.key.number is not None:
-            return (yield from self.meetings.join(rank, join))
-        while rank not in self._uptime.lost:
-            met = yield from self.meetings.join_next(rank, join)
-            if met is not None:
-                return met
-            yield from self._uptime.restart(rank)
-        return None
-
-    def _fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
-        begin = self.clock.now
-        self.meetings.waiting.add(rank)
-        fetched = yield from self.meetings.fetch(rank, fetch)
-        self.meetings.waiting.discard(rank)
-        self.seconds.network[rank] += self.clock.now - begin
-        if fetched is None:
-            self._uptime.lost.add(rank)
-        return fetched
-
-    def _end(self, rank: int) -> None:
-        super()._end(rank)
-        self.meetings.leave(rank)
-
-    def _can_go_on(self) -> bool:
-        """Let ranks go on that wait in vain.
-
-        Joint work has a time-out of its own. Where other ranks have ended without all that are left, these are lost:
-        they continue alone.
-        """
-        if self.meetings.is_under_way or super()._can_go_on():
-            return True
-        running, uptime, meetings = self._ranks.running, self._uptime, self.meetings
-        ended = set(range(len(self.streams))) - running - uptime.lost
-        if not (ended and meetings.have_met and uptime.paused | meetings.waiting == running):
-            return False
-        uptime.lost |= meetings.waiting
-        for rank in sorted(uptime.paused):
-            uptime.lost.add(rank)
-            uptime.processes[rank].interrupt()
-        meetings.give_up()
-        return True

@@ -13,19 +13,29 @@ import numpy as np
 
 from exogym_core.communicator.base import AVERAGING_ALGORITHMS, CollectiveCall
 from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
-from exogym_core.communicator.simulated.meetings import MeetingKernel
+from exogym_core.communicator.simulated.meeting_requests import (
+    Confirm,
+    Fetch,
+    Fetched,
+    Join,
+    Keep,
+    Met,
+    Publish,
+)
+from exogym_core.communicator.simulated.meetings import Meetings
 from exogym_core.communicator.simulated.reach import Reach
 from netsim import Clock, Faults, Network, Protocol, schedule, start_collective
 from netsim.collectives.choice import Choices, parse_collectives
 from netsim.collectives.schedules.direct import store_exchange
 from netsim.collectives.start import start_all_to_all
-from netsim.ranks import Call, RankSink, RankSource
+from netsim.ranks import Call, Kernel, RankSink, RankSource
 from netsim.topology.graph import Storage
 from netsim.topology.protocol import WindowLimit, window_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 
+    import simpy
     from numpy import float64
     from numpy.typing import NDArray
 
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
     from netsim.network.network import Waiting
     from netsim.ranks import Cancel, Enter, Key, Request, StampedRow
 
-__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "load_of"]
+__all__ = ["LinkHistory", "MeetingKernel", "Schedules", "Simulation", "World", "load_of"]
 
 _MOST = 120  # instants that are kept after each thinning; twice as many at most
 _MOST_NUMBERS = 50_000  # in all rows: networks of thousands of links are looked at less often
@@ -271,6 +281,99 @@ def load_of(call: CollectiveCall, ranks: tuple[int, ...], store: tuple[str, ...]
     return Call(name, ranks, num_bytes * num_tensors, call.root, element_bytes, store=kept)
 
 
+class MeetingKernel(Kernel):
+    """Kernel that also serves meetings of ranks, their joint work, and states that they publish and download.
+
+    Args:
+        about: arguments of `Kernel`.
+        make_reach: makes reachability of ranks, and downloads; by default all reach each other, in no time.
+        outdated: called with a group, and the only numbers of its published states that can be asked for yet.
+        options: of `Kernel`.
+    """
+
+    def __init__(
+        self,
+        *about: Any,
+        make_reach: Callable[[], Reach] = lambda: Reach(None, (), lambda links: False),
+        outdated: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*about, **options)
+        self._make_reach, self._outdated = make_reach, outdated
+        self._meetings: Meetings | None = None
+        self._handlers.at_once.update(
+            {Publish: lambda rank, request: self.meetings.publish(rank, request), Keep: self._keep}
+        )
+        self._handlers.questions.update(
+            {
+                Join: self._join,
+                Confirm: lambda rank, request: self.meetings.confirm(rank, request),
+                Fetch: self._fetch,
+            }
+        )
+
+    @property
+    def meetings(self) -> Meetings:
+        """Meetings of its ranks, made at the first request of one: most runs have none."""
+        if self._meetings is None:
+            about = (self.clock, self._make_reach(), self.calls, self._ranks.idle, self._outdated)
+            self._meetings = Meetings(*about)
+            self._uptime.on_lost = self._meetings.crashed
+        return self._meetings
+
+    def _keep(self, rank: int, keep: Keep) -> None:
+        self._uptime.unkept[rank] = 0.0
+        self.meetings.take_part(rank, keep.group)
+
+    def _join(self, rank: int, join: Join) -> Generator[simpy.Event, None, Met | None]:
+        """Join a meeting, the next one after a crash once more; None: the others have ended without this rank."""
+        if join.key.number is not None:
+            return (yield from self.meetings.join(rank, join))
+        while rank not in self._uptime.lost:
+            met = yield from self.meetings.join_next(rank, join)
+            if met is not None:
+                return met
+            yield from self._uptime.restart(rank)
+        return None
+
+    def _fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
+        begin = self.clock.now
+        self.meetings.waiting.add(rank)
+        fetched = yield from self.meetings.fetch(rank, fetch)
+        self.meetings.waiting.discard(rank)
+        self.seconds.network[rank] += self.clock.now - begin
+        if fetched is None:
+            self._uptime.lost.add(rank)
+        return fetched
+
+    def _end(self, rank: int) -> None:
+        super()._end(rank)
+        if self._meetings is not None:
+            self._meetings.leave(rank)
+
+    def _can_go_on(self) -> bool:
+        """Let ranks go on that wait in vain.
+
+        Joint work has a time-out of its own. Where other ranks have ended without all that are left, these are lost:
+        they continue alone.
+        """
+        meetings = self._meetings
+        if (meetings is not None and meetings.is_under_way) or super()._can_go_on():
+            return True
+        if meetings is None:
+            return False
+        running, uptime = self._ranks.running, self._uptime
+        ended = set(range(len(self.streams))) - running - uptime.lost
+        if not (ended and meetings.have_met and uptime.paused | meetings.waiting == running):
+            return False
+        uptime.lost |= meetings.waiting
+        for rank in sorted(uptime.paused):
+            uptime.lost.add(rank)
+            uptime.processes[rank].interrupt()
+        meetings.give_up()
+        return True
+
+
 class Simulation(RankSource, RankSink):
     """The exchange and the kernel of one run, joined: source and sink of the kernel's ranks.
 
@@ -326,7 +429,9 @@ class Simulation(RankSource, RankSink):
                 "find_stop": faults and faults.find_stop,
                 "downtime": network.downtime,
                 "hosts": world.hosts,
-                "reach": Reach(network, world.hosts, faults.may_come_back if faults else lambda links: False),
+                "make_reach": partial(
+                    Reach, network, world.hosts, faults.may_come_back if faults else lambda links: False
+                ),
             }
         self.on_span = recorder.spans.append if recorder is not None else None
         in_flight, cores = world.protocol.collectives_in_flight, world.shared_cores

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from exogym_core.strategy.options import Options, option, positive_int
-from exogym_core.strategy.parts.average import Averaging, run
+from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
 from exogym_core.strategy.parts.gradients import (
     DEFAULT_BUCKET_BYTES,
@@ -206,7 +206,7 @@ class Site:
 
     def average(self, averaging: Averaging | Mixing, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average over sites, and wait for the result."""
-        return run(self.steps(averaging, flat, residual))
+        return Flight(self.steps(averaging, flat, residual)).wait()
 
     def apart(self) -> Site:
         """Copy with separate groups, whose collectives wait for no other group's; called by all ranks."""
@@ -344,7 +344,6 @@ class Division(Options):
 
     Attributes:
         ranks_per_worker: consecutive ranks of a site; None: all are one.
-        divides: ranks form sites.
         bucket_bytes: size of a bucket of gradients.
     """
 
@@ -352,7 +351,6 @@ class Division(Options):
     ranks_per_node: int | None = option(None)
 
     ranks_per_worker: ClassVar[Any] = None
-    divides: ClassVar[Any] = True
     bucket_bytes: ClassVar[Any] = DEFAULT_BUCKET_BYTES
 
     def check(self, where: str) -> None:
@@ -413,7 +411,7 @@ class Division(Options):
             InputError: ranks cannot be cut into such sites, or torch has cut the parameters otherwise.
         """
         parameters = strategy.trainable
-        if not self.divides and not cut_by_torch(parameters):
+        if self.ranks_per_worker == 1 and not cut_by_torch(parameters):
             return Site(None, strategy.comm, parameters, parameters)
         return self.filled(self.connected(strategy), strategy)
 
@@ -422,7 +420,7 @@ class Division(Options):
         comm, where = strategy.comm, strategy.where
         size = self.ranks_per_worker or comm.world_size
         refuse_other_sites(where, strategy.trainable, size, self.sharding)
-        if not self.divides:
+        if self.ranks_per_worker == 1:
             return Site(None, comm)
         is_whole = size == comm.world_size
         if not is_whole:
@@ -434,7 +432,7 @@ class Division(Options):
     def filled(self, site: Site, strategy: Strategy) -> Site:
         """A site that is `connected`, with the parameters of a strategy and the average of their gradients."""
         parameters, comm = strategy.trainable, strategy.comm
-        if not self.divides or cut_by_torch(parameters):  # torch averages gradients inside the site
+        if self.ranks_per_worker == 1 or cut_by_torch(parameters):  # torch averages gradients inside the site
             return Site(None, site.between, parameters, list(map(part_of, parameters)))
         inside = comm.group([comm.rank]) if site.inside is None else site.inside
         averaging = self.gradient_averaging().charged(strategy)
@@ -453,11 +451,6 @@ class SiteOptions(Division):
     """
 
     ranks_per_worker: int = option(1, positive_int)  # type: ignore[misc]
-
-    @property
-    def divides(self) -> bool:
-        """True if ranks form sites."""
-        return self.ranks_per_worker != 1
 
 
 class GradientOptions(Division, Averaging):

@@ -37,7 +37,6 @@ __all__ = [
     "counted",
     "decoded",
     "gathering",
-    "run",
     "served_mean",
 ]
 
@@ -98,17 +97,6 @@ class Flight(Generic[T]):
             self._go_on(self._waits_for.wait())
 
 
-def run(steps: Steps[T]) -> T:
-    """Run an exchange to its end."""
-    value = None
-    while True:
-        try:
-            posted = steps.send(value)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        value = posted.wait()
-
-
 def counted(comm: Communicator, steps: Steps[T], payload_bytes: int) -> Steps[T]:
     """`steps`, whose calls count together as `payload_bytes` in `traffic.payload_bytes`."""
     value = None
@@ -160,7 +148,8 @@ def served_mean(
     """
     parts = (flat if error is None else flat + error).tensor_split(comm.world_size)
     lost = _parts_of(error, comm.world_size)
-    means = run(_counted_parts(comm, direct(comm, parts, codec, lost, server_error), codec, parts))
+    steps = direct(comm, parts, codec, lost, server_error)
+    means = Flight(_counted_parts(comm, steps, codec, parts)).wait()
     pairs = zip(means, parts, strict=True)
     return torch.cat([codec.decode(each, len(part)).to(flat.dtype) for each, part in pairs])
 
@@ -323,10 +312,6 @@ class Averaging(Options):
         mean: Tensor = call if waits else (yield call)
         return mean
 
-    def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Average `flat`, and wait for it."""
-        return run(self.steps(comm, flat, residual, waits=True))
-
 
 def _bucket_size(where: str, name: str, value: object) -> str | int:
     """`value` as "one", "parameter" or a size in bytes, which may be a text with a unit."""
@@ -429,7 +414,7 @@ class RoundAveraging(Averaging, Buckets):
         if weight != 1.0:
             self.weigh(flats, weight)
         if len(flats) == 1 and site.inside is None:  # no other call to overlap with
-            return [self.flat(site.between, flats[0], residuals[0])]
+            return [Flight(self.steps(site.between, flats[0], residuals[0], waits=True)).wait()]
         flights = [Flight(site.steps(self, *each)) for each in zip(flats, residuals, strict=True)]
         return [flight.wait() for flight in flights]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,8 +77,8 @@ def flatten(tensors: Sequence[Tensor], comm: Communicator | None = None) -> Tens
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of `flat` in the shapes of `like`, in order."""
-    pieces = flat.split_with_sizes(list(map(torch.numel, like)))
-    return list(map(Tensor.view, pieces, map(attrgetter("shape"), like)))  # plain ones, of subclasses too
+    pieces = flat.split_with_sizes([tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 
 @torch.no_grad()

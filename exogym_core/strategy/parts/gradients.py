@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from exogym_core.communicator.base import CollectiveCall
-from exogym_core.strategy.parts.average import Averaging, Flight, decoded, gathering, run
+from exogym_core.strategy.parts.average import Averaging, Flight, decoded, gathering
 from exogym_core.strategy.parts.flat import flatten, in_buckets, plan_buckets, unflatten, widened
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State, Stateful
@@ -362,13 +362,13 @@ def zeros_like_gradients(strategy: Strategy) -> list[Tensor]:
 
 def average(comm: Communicator, tensors: Sequence[Tensor]) -> None:
     """Replace `tensors` by their means over ranks, as they are."""
-    in_buckets(tensors, partial(Averaging().flat, comm))
+    in_buckets(tensors, lambda flat: Flight(Averaging().steps(comm, flat, waits=True)).wait())
 
 
 def gathered(comm: Communicator, codec: Codec, flat: Tensor) -> Iterator[Tensor]:
     """Gather all ranks' `flat` in rank order, each encoded once and sent to all."""
     codec = codec.on(flat.device)
-    return decoded(codec, run(gathering(comm, codec.encode(flat))), flat)
+    return decoded(codec, Flight(gathering(comm, codec.encode(flat))).wait(), flat)
 
 
 class PowerIteration(Stateful):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.parts.average import AGGREGATES, Flight, RoundAveraging, run
+from exogym_core.strategy.parts.average import AGGREGATES, Flight, RoundAveraging
 from exogym_core.strategy.parts.flat import flatten, pack_plain, unflatten, unpack_plain, write_back
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
@@ -154,8 +154,8 @@ class SharedModel(GlobalModel):
     def __init__(self, parameters: Sequence[Tensor], averaging: RoundAveraging) -> None:
         self.averaging = averaging
         self.plan = averaging.plan(parameters)
-        self.buckets = [list(map(parameters.__getitem__, bucket)) for bucket in self.plan]
-        self.residuals = list(map(averaging.residual, self.buckets))
+        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
+        self.residuals = [averaging.residual(bucket) for bucket in self.buckets]
 
     @abstractmethod
     def values(self, comm: Communicator | None = None) -> list[Tensor]:
@@ -197,7 +197,7 @@ class SharedModel(GlobalModel):
     def spread(self, site: Site, values: Sequence[Tensor]) -> None:
         """Complete the result of `averaged` among the ranks of the site."""
         for value in values:
-            run(site.spread_steps(value))
+            Flight(site.spread_steps(value)).wait()
 
 
 class OuterStep(SharedModel):
@@ -217,7 +217,7 @@ class OuterStep(SharedModel):
         self.flats = [flatten(bucket) for bucket in self.buckets]
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
         views = zip(self.flats, self.buckets, strict=True)
-        self.anchors = [list(map(nn.Parameter, unflatten(flat, like))) for flat, like in views]
+        self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
         self.optim = optim_spec.build(chain.from_iterable(self.anchors))
 
     @property
