@@ -278,8 +278,25 @@ class Experiment:
                 name = self._maker(name, "model")
             return build_model(name, task, seed=self.settings.seed, **options)
         except InputError as error:
-            path = _blamed(("model",), model.options, str(error)) if model else ("task",)
-            raise self.document.error(path, error) from error
+            raise self.blame_model(error) from error
+
+    def blame_model(self, error: InputError) -> InputError:
+        """`error` with the place of the model's option that it names first."""
+        model = self.settings.model
+        if model is None:
+            return self.document.error(("task",), error)
+        return self.document.errors([self._of_option(("model",), model.options, str(error), error)])
+
+    def _of_option(
+        self, path: KeyPath, options: Mapping[str, Any], line: str, error: InputError
+    ) -> ConfigError:
+        """Problem of a `line` about `options` under `path`; says where the name was replaced alone."""
+        place, is_unknown = _blamed(path, options, line), isinstance(error, UnknownNameError)
+        origin = self.document.lines.get((*path, "name"))
+        if is_unknown and place != path and isinstance(origin, str):
+            whole = ".".join(map(str, path))
+            line += f"; {visible(origin)} replaces the name alone: remove these options, or replace {whole} as a whole"
+        return ConfigError(place, line, is_unknown)
 
     def build_strategy(self, entry: StrategySettings) -> Strategy:
         """A fresh strategy object."""
@@ -474,17 +491,14 @@ class Experiment:
     def _blame(self, entry: StrategySettings, error: InputError) -> InputError:
         """`error`, each line of it with the place of the strategy's option that it names first."""
         path = "strategies", [other.label for other in self.strategies].index(entry.label)
-        is_unknown = isinstance(error, UnknownNameError)
-        return self.document.errors(
-            [
-                ConfigError(_blamed(path, entry.options, line), line, is_unknown)
-                for line in str(error).splitlines()
-            ]
-        )
+        lines = str(error).splitlines()
+        return self.document.errors([self._of_option(path, entry.options, line, error) for line in lines])
 
     def _check_options(self) -> None:
         """Check each option as `fit` does, devices and the micro-batch, before data are read."""
         from exogym_core.run.request import nearest_divisor, parse_device
+        from exogym_core.successors import refuse_unknown_options
+        from netgym.tasks import MODELS
 
         for name, value in file_values(self.settings).items():
             key = OPTIONS[name].key
@@ -503,6 +517,12 @@ class Experiment:
         device, size, batch_size = (
             getattr(self.settings, key) for key in ("device", "minibatch_size", "batch_size")
         )
+        model = self.settings.model
+        if model is not None and model.name in MODELS:
+            try:
+                refuse_unknown_options(f"option of model {model.name}", MODELS[model.name], model.options)
+            except InputError as error:
+                raise self.blame_model(error) from error
         for position, each in enumerate(device if isinstance(device, list) else ()):
             _at(self.document, ("device", position), parse_device, each, "device")
         if isinstance(device, str) and device != "auto":

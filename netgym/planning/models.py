@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.plain import reachable
+from exogym_core.successors import refuse_unknown_options
 from netgym.planning.tables import PLANNED_MODELS
 from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from netsim.errors import InputError, unknown_name
@@ -108,19 +109,12 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
         options: dimensions that replace the published ones.
 
     Raises:
-        UnknownNameError: there is no such model.
+        UnknownNameError: there is no such model, or it has no such option.
 
     >>> round(planned_model("llama-150m", 128).num_parameters / 1e6)
     215
     """
-    try:
-        model = _built(name, length, options)
-    except InputError:  # of which an unknown name is a TypeError too
-        raise
-    except TypeError as error:
-        named = ", ".join(options)
-        problem = f"model {name}: one of the options {named} is not its own ({error}): leave it out"
-        raise InputError(f"plan: {problem}") from None
+    model = _built(name, length, options)
     layers = len(model.blocks)
     if layers <= _COUNTED_LAYERS:
         return SequenceModel(model, length, *_counted(name, length, **options))
@@ -226,6 +220,7 @@ def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
     if name not in PLANNED_MODELS and preset not in presets:
         every = [f"{family}-{key}" for family, (_, keys) in _FAMILIES.items() for key in keys]
         raise unknown_name("model to plan", name, [*PLANNED_MODELS, *every])
+    refuse_unknown_options(f"option of model {name}", kind, options)
     sizes: Any = PLANNED_MODELS.get(name, {"preset": preset})
     with torch.device("meta"), _WithoutInit():
         return kind(**{**sizes, "block_size": length, **options})

@@ -39,7 +39,7 @@ from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
 from netgym.planning.stages import stages_text
 from netgym.tasks import MODELS, Task, TokenWindows
 from netgym.tasks.task import MissingDataError
-from netsim.errors import InputError, locate_errors, unknown_name
+from netsim.errors import InputError, UnknownNameError, locate_errors, unknown_name
 from netsim.files.documents import Document, load_document
 from netsim.units import format_count, parse_bits_per_second
 
@@ -395,7 +395,10 @@ def _model(
     length = int(arguments.pop("block_size", sequence or of_task))
     if is_preset:
         name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
-    return known.call(_named_model, name, length, arguments)
+    try:
+        return known.call(_named_model, name, length, arguments)
+    except UnknownNameError as error:
+        raise experiment.blame_model(error) if arguments else error from None
 
 
 def _named_model(
