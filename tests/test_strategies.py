@@ -267,7 +267,7 @@ def test_a_strategy_without_step_updates_and_exchanges(kind: type[Strategy], wei
 
 
 class InFragments(Strategy):
-    """A strategy of one's own that has fragments, and none of the options of others beside them."""
+    """A strategy of one's own that has fragments, and no rounds in which they leave."""
 
     cut: FragmentOptions = options_of(FragmentOptions)
 
@@ -276,8 +276,12 @@ class InFragmentsOfARound(InFragments):
     H: int = option(2, positive_int)
 
 
-def test_fragments_need_no_round_and_are_held_to_it_where_there_is_one() -> None:
-    assert InFragments(num_fragments=3).cut.num_fragments == 3
+def test_fragments_need_a_round_and_are_held_to_it() -> None:
+    with pytest.raises(
+        InputError, match=r"^InFragments: has FragmentOptions, but no H.*: declare H: int = option"
+    ):
+        InFragments()
+    assert InFragmentsOfARound(num_fragments=2).cut.num_fragments == 2
     with pytest.raises(InputError, match="InFragmentsOfARound: num_fragments=3 must be at most H=2"):
         InFragmentsOfARound(num_fragments=3)
 

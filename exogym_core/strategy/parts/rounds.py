@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -147,7 +146,14 @@ class FragmentOptions(Options):
         fragments: instead, which modules make up each: a list of names, or of lists of names; what none names is a
             fragment of its own.
         pattern: "strided" (fragment p has layers p, p + P, ...) or "sequential" (neighbouring layers).
+
+    Attributes:
+        H: steps in which each fragment leaves once: an option of the strategy.
+        tau: steps from a fragment's departure to its application, where the strategy has that option.
     """
+
+    H: ClassVar[Any] = None
+    tau: ClassVar[Any] = 0
 
     num_fragments: int | None = option(None, positive_int)
     fragments: Sequence[str | Sequence[str]] | None = option(None)
@@ -155,13 +161,17 @@ class FragmentOptions(Options):
 
     def check(self, where: str) -> None:
         """Refuse options under which a fragment would be sent again before its mean arrives."""
-        num_steps, delay = getattr(self, "H", math.inf), getattr(self, "tau", 0)  # if the strategy has them
-        if delay >= num_steps and delay > 0:
+        if self.H is None:
             raise InputError(
-                f"{where}: tau={delay} must be below H={num_steps}: a fragment must arrive before it is sent again"
+                f"{where}: has FragmentOptions, but no H, the steps in which each fragment leaves once: declare "
+                "H: int = option(100, positive_int)"
             )
-        if self.num_fragments is not None and self.num_fragments > num_steps:
-            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={num_steps}")
+        if self.tau >= self.H:
+            raise InputError(
+                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must arrive before it is sent again"
+            )
+        if self.num_fragments is not None and self.num_fragments > self.H:
+            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")
         if self.num_fragments is not None and self.fragments is not None:
             raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
 
