@@ -158,32 +158,43 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
     quiet = replace(world, topology=replace(world.topology, weather=Weather()))
     if not (names := rivals(recording, quiet)):
         return fixed
+    rounds = _RivalRounds(recording, quiet, step_seconds)
+    if len(names) == 1:
+        ((op, of_op),) = names.items()
+        # Where all calls are alike, `auto` is one of the algorithms, and need not be found by call.
+        are_alike = sum(call.op == op for call in recording.calls) == 1
+        return fixed | rounds.fastest([*([] if are_alike else [{}]), *({op: name} for name in of_op)])
+    best: dict[str, str] = {}
+    for_all = ({op: name for op in names if name in names[op]} for name in chain(*names.values()))
+    singly = ({op: name} for op in names for name in names[op])
+    for change in chain(for_all, singly):
+        best = rounds.fastest([best, {**best, **change} if len(change) == 1 else change])
+    return fixed | best
 
-    seconds = [partial(_same, each) for each in step_seconds]
-    few = recording.with_few_copies or recording.shortened if recording.num_calls() > MOST_CALLS else None
-    played_rounds = recording if few is None else few[-1][0]
 
-    found: dict[tuple[tuple[str, str], ...], tuple[float, RunResult[None]]] = {}  # by trial
+class _RivalRounds:
+    """Rounds by different algorithms, each of which is simulated once, unless its lower bound is too long.
 
-    def play(trial: Mapping[str, str], most: float) -> tuple[float, RunResult[None]]:
-        """Seconds of the rounds that are compared; infinity if they take more than `most`."""
-        there = replace(quiet, collectives={**fixed, **trial})
-        run = played_rounds.replay(there, seconds, Schedules(there), most_seconds=most)
-        ends: list[list[float]] = [[] for _ in range(world.num_ranks)]
-        for row in run.rows:
-            ends[row.rank].append(row.virtual_seconds)
-        if min(map(len, ends)) < CHOICE_ROUNDS:
-            return math.inf, run
-        first, *_, last = map(max, zip(*ends, strict=True))
-        return last - first, run
+    Args:
+        recording: rounds of ranks.
+        world: ranks and quiet network, with the algorithms that are fixed.
+        step_seconds: mean seconds of computing of each rank's step.
+    """
 
-    def fastest(trials: Sequence[dict[str, str]]) -> dict[str, str]:
-        """The first trial than which no other is faster. Those with the least bounds are played first."""
+    def __init__(self, recording: Recording, world: World, step_seconds: Sequence[float]) -> None:
+        few = recording.with_few_copies or recording.shortened if recording.num_calls() > MOST_CALLS else None
+        self._recording = recording if few is None else few[-1][0]
+        self._world, self._step_seconds = world, step_seconds
+        # By algorithm of each operation.
+        self._simulated: dict[tuple[tuple[str, str], ...], tuple[float, RunResult[None]]] = {}
+
+    def fastest(self, trials: Sequence[dict[str, str]]) -> dict[str, str]:
+        """The first of these choices than which no other is faster. Those with the least bounds are simulated first."""
         keys = [tuple(trial.items()) for trial in trials]
         bounds = [
-            found[key][0]
-            if key in found
-            else least_seconds(played_rounds, replace(quiet, collectives=fixed | trial), step_seconds)
+            self._simulated[key][0]
+            if key in self._simulated
+            else least_seconds(self._recording, self._by(trial), self._step_seconds)
             for key, trial in zip(keys, trials, strict=True)
         ]
         took = [math.inf] * len(trials)
@@ -192,36 +203,40 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
             """Return whether rounds take no longer than computing alone."""
             if took[place] == math.inf:
                 return False
-            _, run = found[keys[place]]
+            _, run = self._simulated[keys[place]]
             return took[place] <= max(run.compute_seconds) * (1 - 1 / CHOICE_ROUNDS) * _SAME
 
         for place in sorted(range(len(trials)), key=bounds.__getitem__):
             key, least = keys[place], min(took)
             if bounds[place] > least * _SAME or any(map(is_hidden, range(place))):
                 continue
-            if key not in found:
-                runs = [found[other][1] for other in keys if other in found]
+            if key not in self._simulated:
+                runs = [self._simulated[other][1] for other in keys if other in self._simulated]
                 if any(all(run.collectives[op] == [name] for op, name in key) for run in runs):
                     continue
-                found[key] = play(trials[place], least * _SAME)
-            took[place] = found[key][0]
+                self._simulated[key] = self._simulate(trials[place], least * _SAME)
+            took[place] = self._simulated[key][0]
         best = 0
         for place, each in enumerate(took):
             if not is_hidden(best) and each * _SAME < took[best]:
                 best = place
         return trials[best]
 
-    if len(names) == 1:
-        ((op, of_op),) = names.items()
-        # Where all calls are alike, `auto` is one of the algorithms, and need not be found by call.
-        are_alike = sum(call.op == op for call in recording.calls) == 1
-        return fixed | fastest([*([] if are_alike else [{}]), *({op: name} for name in of_op)])
-    best: dict[str, str] = {}
-    for_all = ({op: name for op in names if name in names[op]} for name in chain(*names.values()))
-    singly = ({op: name} for op in names for name in names[op])
-    for change in chain(for_all, singly):
-        best = fastest([best, {**best, **change} if len(change) == 1 else change])
-    return fixed | best
+    def _by(self, trial: Mapping[str, str]) -> World:
+        """World with a choice of algorithms."""
+        return replace(self._world, collectives={**self._world.collectives, **trial})
+
+    def _simulate(self, trial: Mapping[str, str], most: float) -> tuple[float, RunResult[None]]:
+        """Seconds of the rounds that are compared, and their run; infinity if they take more than `most`."""
+        there, seconds = self._by(trial), [partial(_same, each) for each in self._step_seconds]
+        run = self._recording.replay(there, seconds, Schedules(there), most_seconds=most)
+        ends: list[list[float]] = [[] for _ in range(there.num_ranks)]
+        for row in run.rows:
+            ends[row.rank].append(row.virtual_seconds)
+        if min(map(len, ends)) < CHOICE_ROUNDS:
+            return math.inf, run
+        first, *_, last = map(max, zip(*ends, strict=True))
+        return last - first, run
 
 
 def least_seconds(recording: Recording, world: World, step_seconds: Sequence[float]) -> float:

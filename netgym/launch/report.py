@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.simulation import Simulation
     from exogym_core.results.run_folder import RunFolder
-    from netgym.launch.call_sites import CallSites, RankCalls, SiteTotals
+    from netgym.launch.call_sites import CallSite, CallSites, RankCalls, SiteTotals
 
 __all__ = [
     "CallTimes",
@@ -211,6 +211,46 @@ class LaunchReport(_Part):
         return float(sum(getattr(rank, name) for rank in self.ranks) / max(len(self.ranks), 1))
 
 
+def _rank_times(
+    rank: int,
+    host: str,
+    own: RankCalls,
+    end: float,
+    compute_seconds: float,
+    exposed: float,
+    at_network: float,
+) -> RankTimes:
+    """Times of a rank that ended at `end`; it was `exposed` to calls, `at_network` of that time to calls in flight."""
+    computing = min(compute_seconds, max(end - exposed, 0.0))  # that under way was counted as a whole
+    return RankTimes(
+        rank=rank,
+        host=host,
+        startup_seconds=own.startup_seconds,
+        virtual_seconds=end,
+        computing_seconds=computing,
+        waiting_seconds=exposed - at_network,
+        network_seconds=at_network,
+        down_seconds=max(end - exposed - computing, 0.0),
+        bytes_sent=own.bytes_sent,
+        steps=own.steps[1].step if own.steps else 0,
+        step_seconds=own.mean_step("virtual_seconds"),
+    )
+
+
+def _call_times(site: CallSite, total: SiteTotals, num_ranks: int) -> CallTimes:
+    """Times of the calls of one place, in the mean over ranks."""
+    return CallTimes(
+        place=site.place,
+        op=site.op,
+        calls=total.calls / num_ranks,
+        bytes_per_call=total.num_bytes / total.calls if total.calls else 0.0,
+        waiting_seconds=(total.exposed_seconds - total.network_seconds) / num_ranks,
+        network_seconds=total.network_seconds / num_ranks,
+        exposed_seconds=total.awaited_seconds / num_ranks,
+        hidden_seconds=total.hidden_seconds / num_ranks,
+    )
+
+
 def report_of(
     simulation: Simulation,
     sites: CallSites,
@@ -238,26 +278,10 @@ def report_of(
     sites.finish(waited, instant)
     size = world.num_ranks
     hosts = [world.topology.hosts[host].name for host in world.hosts]
-    ranks = []
-    for rank, (end, own) in enumerate(zip(ends, sites.ranks, strict=True)):
-        exposed, at_network = waited[rank]
-        # Computing under way was counted as a whole.
-        computing = min(kernel.seconds.compute[rank], max(end - exposed, 0.0))
-        ranks.append(
-            RankTimes(
-                rank=rank,
-                host=hosts[rank],
-                startup_seconds=own.startup_seconds,
-                virtual_seconds=end,
-                computing_seconds=computing,
-                waiting_seconds=exposed - at_network,
-                network_seconds=at_network,
-                down_seconds=max(end - exposed - computing, 0.0),
-                bytes_sent=own.bytes_sent,
-                steps=own.steps[1].step if own.steps else 0,
-                step_seconds=own.mean_step("virtual_seconds"),
-            )
-        )
+    ranks = [
+        _rank_times(rank, hosts[rank], own, ends[rank], kernel.seconds.compute[rank], *waited[rank])
+        for rank, own in enumerate(sites.ranks)
+    ]
     whole = max(ends)
     return LaunchReport(
         **about,
@@ -278,16 +302,7 @@ def report_of(
         ranks=ranks,
         steady_state=_steady_state(sites.ranks),
         calls=[
-            CallTimes(
-                place=site.place,
-                op=site.op,
-                calls=each.calls / size,
-                bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
-                waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
-                network_seconds=each.network_seconds / size,
-                exposed_seconds=each.awaited_seconds / size,
-                hidden_seconds=each.hidden_seconds / size,
-            )
+            _call_times(site, each, size)
             for site, each in sites.totals_by(lambda posted: posted.site).items()
         ],
         splits=[

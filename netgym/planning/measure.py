@@ -446,17 +446,8 @@ class Measured:
         if steps is not None:
             seconds, egress, is_silent = self._bill(steps, period, pace)
             if steps < period:
-                given = format_count(steps, "step")
-                nothing = (
-                    f"nothing is sent in {given}, before the first round of {period:,} ends: {_ALONE}"
-                    if is_silent and setting.num_ranks > 1
-                    else f"no round of {period:,} steps ends in {given}"
-                )
-                of_round = "step, round, MFU" if changes else "step, round, utilisation, MFU"
-                remarks += (
-                    f"{nothing}; days, dollars and tokens/s are those of {given}; {of_round} and bytes those of a "
-                    "whole round",
-                )
+                is_silent = is_silent and setting.num_ranks > 1
+                remarks += (_short_remark(steps, period, is_silent, bool(changes)),)
             days = seconds / SECONDS_A_DAY
             hourly = setting.hourly_dollars()
             workers = None if hourly is None else days * 24 * hourly
@@ -464,13 +455,6 @@ class Measured:
             worked = (steps - missed * period / setting.num_ranks) * setting.tokens_a_round(1)
             if days:  # cold connections, weather and all
                 per_second = worked / (days * SECONDS_A_DAY)
-        share = pace.computing_seconds / pace.seconds if pace.seconds else 1.0
-        if pace.ends and pace.ends[-1] and changes:
-            # As a run computes it: over all of its time, the changes and absences included.
-            count = num_rounds if steps is None else steps / period
-            computed = figures.mean_computing()[: int(count)]
-            computing = sum(computed[-1:]) + (count - len(computed)) * pace.computing_seconds
-            share = computing / (days * SECONDS_A_DAY if days else pace.ends[-1])
         available = setting.memory_available()
         states = self.rounds.memory
         memory, fits = setting.memory_of(states), setting.fits(states)
@@ -493,7 +477,9 @@ class Measured:
             seconds_per_step=pace.seconds / period,
             seconds_per_round=pace.seconds,
             steps_per_round=period,
-            compute_utilisation=share,
+            compute_utilisation=self._utilisation(
+                pace, num_rounds if steps is None else steps / period, days
+            ),
             exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
             tokens_per_second=per_second,
             days=days,
@@ -524,6 +510,14 @@ class Measured:
             collectives=figures.collectives,
             remarks=remarks,
         )
+
+    def _utilisation(self, pace: Pace, num_rounds: float, days: float | None) -> float:
+        """Share of the time that workers compute; on a changing network of all the time, as a run has it."""
+        if not (pace.ends and pace.ends[-1] and last_change_seconds(self.setting.topology.weather)):
+            return pace.computing_seconds / pace.seconds if pace.seconds else 1.0
+        computed = self.figures.mean_computing()[: int(num_rounds)]
+        computing = sum(computed[-1:]) + (num_rounds - len(computed)) * pace.computing_seconds
+        return computing / (days * SECONDS_A_DAY if days else pace.ends[-1])
 
     def _with_missed(self, name: str, steps: int, period: int, span: int) -> tuple[int, float]:
         """Steps of the budget, of which `steps` count, and how often a worker is away at a round's end.
@@ -974,6 +968,18 @@ def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) 
 def measure(strategy: Strategy, setting: Setting) -> Plan:
     """Plan of `strategy`, not set up, in a setting: simulated until its rounds repeat."""
     return Measured(strategy, setting).plan
+
+
+def _short_remark(steps: int, period: int, is_silent: bool, is_changing: bool) -> str:
+    """Remark on a plan that ends before its first round."""
+    given = format_count(steps, "step")
+    nothing = (
+        f"nothing is sent in {given}, before the first round of {period:,} ends: {_ALONE}"
+        if is_silent
+        else f"no round of {period:,} steps ends in {given}"
+    )
+    of_round = "step, round, MFU" if is_changing else "step, round, utilisation, MFU"
+    return f"{nothing}; days, dollars and tokens/s are those of {given}; {of_round} and bytes those of a whole round"
 
 
 def _coding_remark(coding_bytes: float) -> str:
