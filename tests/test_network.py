@@ -107,6 +107,8 @@ def test_an_aborted_transfer_gives_way(clock: Clock, network: Network, log: Log)
     clock.run()
     assert log.lines == [(1.52, "next")]
     assert network.link_bytes.max() == pytest.approx(1_500_000)
+    network.credit([A, B], [(0, 1, 250_000)])
+    assert network.link_bytes.max() == pytest.approx(1_750_000)
     with pytest.raises(InputError, match=r"no transfer 0 is in flight"):
         network.abort(doomed)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from netsim import Weather
 from netsim.collectives.closed_form import after_entry
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
+from netsim.collectives.schedules.algorithms import ALGORITHMS
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -153,12 +154,32 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
         world: ranks and network; its weather is left out.
         step_seconds: mean seconds of computing of each rank's step.
     """
-    fixed = dict(world.collectives)
     assert world.topology is not None
     quiet = replace(world, topology=replace(world.topology, weather=Weather()))
-    if not (names := rivals(recording, quiet)):
+    table = tuple((op, *rows.items()) for op, rows in ALGORITHMS.items())
+    return dict(_choose(_Asked(recording, quiet, tuple(step_seconds), table)))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Rounds on a quiet network; equal where the algorithms chosen for them are."""
+
+    recording: Recording
+    world: World
+    step_seconds: tuple[float, ...]
+    table: tuple[tuple[Any, ...], ...]  # of algorithms, to which a user's own may be added
+
+    def __hash__(self) -> int:
+        return hash(self.step_seconds)
+
+
+@lru_cache(maxsize=8)  # for fits that differ in what changes no message, such as learning rates and seeds
+def _choose(asked: _Asked) -> dict[str, str]:
+    """Algorithms of `choose_algorithms`."""
+    recording, fixed = asked.recording, dict(asked.world.collectives)
+    if not (names := rivals(recording, asked.world)):
         return fixed
-    rounds = _RivalRounds(recording, quiet, step_seconds)
+    rounds = _RivalRounds(recording, asked.world, asked.step_seconds)
     if len(names) == 1:
         ((op, of_op),) = names.items()
         # Where all calls are alike, `auto` is one of the algorithms, and need not be found by call.

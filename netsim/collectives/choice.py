@@ -240,7 +240,7 @@ def schedule(
     )
     if algorithm == "auto" and topology is not None and hosts is not None:
         estimator = _estimator(topology, Protocol.resolve(protocol, topology.protocol))
-        algorithm = estimator.fastest(replace(problem, element_bytes=1, parts=None), hosts)
+        algorithm = estimator.fastest(replace(problem, element_bytes=1, parts=None), tuple(hosts))
     return build(replace(problem, algorithm=names[0] if algorithm in (None, "auto") else str(algorithm)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ _SAME_PACE = 1e-3  # relative difference of the seconds of a step
 _SAME = 1 + 1e-9
 # A crowd that is not sooner than the best by more than its estimate's error is left out; a long one is not simulated.
 _SURELY, _LONG_SECONDS = 0.99, 1.0
+_MOST_RIVALS = 64  # whose seconds are remembered: contenders are timed again
 # The second repetition has warm connections, as a training step does.
 _REPETITIONS = 2
 
@@ -79,6 +81,7 @@ class Estimator:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self.crowds = _Crowds(topology, protocol)
+        self._rival_seconds = lru_cache(_MOST_RIVALS)(self._time_rival)
 
     def most_at_once(self, hosts: Sequence[int]) -> int:
         """Number of messages at once that are simulated between `hosts`; more are a crowd."""
@@ -98,7 +101,7 @@ class Estimator:
         listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
         return listed and schedule.num_messages > (self.most_at_once(hosts) if most is None else most)
 
-    def fastest(self, problem: Problem, hosts: Sequence[int]) -> str:
+    def fastest(self, problem: Problem, hosts: tuple[int, ...]) -> str:
         """Find the algorithm whose last member finishes first; only those that can win are simulated.
 
         Args:
@@ -121,7 +124,7 @@ class Estimator:
         return best
 
     def nearly_as_fast(
-        self, problem: Problem, hosts: Sequence[int], names: Sequence[str], within: float
+        self, problem: Problem, hosts: tuple[int, ...], names: Sequence[str], within: float
     ) -> list[str]:
         """Algorithms among `names` that take at most `within` times as long as the problem's, and all different.
 
@@ -176,7 +179,7 @@ class Estimator:
         crowded = self.is_crowd(made, hosts)
         return _Rival(problem, bound, self.crowds.times(made, hosts)[0] if crowded else 0.0)
 
-    def _rival_seconds(self, rival: _Rival, hosts: Sequence[int]) -> float:
+    def _time_rival(self, rival: _Rival, hosts: tuple[int, ...]) -> float:
         """Estimate a rival; infinite if it has too many messages to list."""
         if rival.bound == math.inf or rival.crowd_seconds > _LONG_SECONDS:
             return rival.crowd_seconds or math.inf

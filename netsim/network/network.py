@@ -69,6 +69,48 @@ class Waiting:
     links: tuple[int, ...]
 
 
+class _LinkBytes:
+    """Payload bytes that have crossed each link.
+
+    Args:
+        engine: its transfers.
+        num_links: of the network.
+
+    Attributes:
+        credited: bytes that were not sent here, by link.
+        at_rest: transfers sent so far, and bytes, when none was last in flight; None: not known.
+    """
+
+    def __init__(self, engine: Engine, num_links: int) -> None:
+        self._engine, self._num_links = engine, num_links
+        self.credited: FloatArray | float = 0.0
+        self.at_rest: tuple[int, FloatArray] | None = None
+
+    def all(self) -> FloatArray:
+        """Bytes of all traffic; shape (links,)."""
+        counts = self._engine.counts
+        if counts.num_in_flight:
+            return self.of("all") + self.credited
+        if self.at_rest is None or self.at_rest[0] != counts.num_sent:
+            self.at_rest = counts.num_sent, self.of("all")
+        return self.at_rest[1] + self.credited
+
+    def of(self, kind: Literal["all", "background"]) -> FloatArray:
+        """Bytes of the transfers of a kind; shape (links,)."""
+        import numpy as np
+
+        routes = self._engine.connections.routes
+        crossed = {route: getattr(route.delivered, kind) for route in routes}
+        for transfer in self._engine.in_flight() if self._engine.counts.num_in_flight else ():
+            connection = transfer.connection
+            if transfer.drains and (connection.is_background or kind == "all"):
+                crossed[connection.route] += self._engine.crossed_bytes(transfer)
+        links = [link for route in routes for link in route.links]
+        lengths = np.array([len(route.links) for route in routes], dtype=int)
+        payload = np.repeat(np.array(list(crossed.values()), dtype=np.float64), lengths)
+        return np.bincount(np.array(links, dtype=int), payload, self._num_links).astype(np.float64)
+
+
 class Network:
     """A topology in use: transfers in flight, their rates, and bytes by link.
 
@@ -126,7 +168,6 @@ class Network:
         self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
         self._stated = [link.bits_per_second / 8 for link in topology.links]
         self._is_up = [True] * len(self._stated)
-        self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
         self._share = self.protocol.link_shares(topology)
         self.engine = Engine(
             self.protocol,
@@ -140,6 +181,7 @@ class Network:
         )
         self.engine.dead.on_give_up = lambda transfer: self.on_give_up(self._waiting(transfer))
         env.attach(self.engine)
+        self._crossed = _LinkBytes(self.engine, len(self._stated))
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -249,27 +291,12 @@ class Network:
     @property
     def link_bytes(self) -> FloatArray:
         """Payload bytes that have crossed each link so far; shape (links,)."""
-        return self._by_link(is_background=False) + self._credited
+        return self._crossed.all()
 
     @property
     def background_link_bytes(self) -> FloatArray:
         """Background traffic's part of `link_bytes`; shape (links,)."""
-        return self._by_link(is_background=True)
-
-    def _by_link(self, *, is_background: bool) -> FloatArray:
-        import numpy as np
-
-        routes = self.engine.connections.routes
-        name = "background" if is_background else "all"
-        crossed = {route: getattr(route.delivered, name) for route in routes}
-        for transfer in self.engine.in_flight() if self.engine.counts.num_in_flight else ():
-            connection = transfer.connection
-            if transfer.drains and (connection.is_background or not is_background):
-                crossed[connection.route] += self.engine.crossed_bytes(transfer)
-        links = [link for route in routes for link in route.links]
-        lengths = np.array([len(route.links) for route in routes], dtype=int)
-        payload = np.repeat(np.array(list(crossed.values()), dtype=np.float64), lengths)
-        return np.bincount(np.array(links, dtype=int), payload, len(self._stated)).astype(np.float64)
+        return self._crossed.of("background")
 
     @property
     def num_in_flight(self) -> int:
@@ -295,10 +322,11 @@ class Network:
         """Count `pair_bytes` between members on `hosts` as sent: (source, target, bytes), by position."""
         for src, dst, num_bytes in pair_bytes:
             self.engine.route(hosts[src], hosts[dst]).delivered.all += num_bytes
+        self._crossed.at_rest = None
 
     def credit_links(self, link_bytes: FloatArray) -> None:
         """Count bytes as having crossed links; shape (links,)."""
-        self._credited = self._credited + link_bytes
+        self._crossed.credited = self._crossed.credited + link_bytes
 
     # -- routes ----------------------------------------------------------------------------------------------
 

@@ -191,11 +191,12 @@ def test_rounds_left_out_by_their_bound_would_not_be_chosen(
         first, *_, last = map(max, zip(*ends, strict=True))
         assert least_seconds(recording, there, means) <= last - first
     chosen = choose_algorithms(recording, world("auto"), means)
+    algorithms._choose.cache_clear()
     with patch.object(algorithms, "least_seconds", return_value=0.0):
         assert choose_algorithms(recording, world("auto"), means) == chosen
 
 
-def test_bounds_leave_most_rounds_out_where_bytes_take_the_time() -> None:
+def test_bounds_leave_most_rounds_out_where_bytes_take_the_time_and_equal_rounds_are_chosen_for_once() -> None:
     with torch.device("meta"):
         model = Sized([10**9])
     recording = first_rounds(build_strategy("DiLoCo", H=3), model, 16, 9, None, "auto")
@@ -203,7 +204,14 @@ def test_bounds_leave_most_rounds_out_where_bytes_take_the_time() -> None:
     world = World.build(16, Topology.load("wan-4-regions"), None, "ideal", "auto")
     with patch.object(Recording, "replay", autospec=True, side_effect=Recording.replay) as replay:
         choose_algorithms(recording, world, [0.5] * 16)
-    assert replay.call_count <= len(rivals(recording, world)["all_reduce"]) / 2
+        assert 0 < replay.call_count <= len(rivals(recording, world)["all_reduce"]) / 2
+        replay.reset_mock()
+        again = first_rounds(build_strategy("DiLoCo", H=3), model, 16, 9, None, "auto")
+        assert again is not None
+        choose_algorithms(again, world, [0.5] * 16)
+        assert not replay.call_count
+        choose_algorithms(again, world, [0.25] * 16)
+        assert replay.call_count
 
 
 class Odd(DiLoCoStrategy):
