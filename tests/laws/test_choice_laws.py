@@ -196,7 +196,9 @@ def test_rounds_left_out_by_their_bound_would_not_be_chosen(
         assert choose_algorithms(recording, world("auto"), means) == chosen
 
 
-def test_bounds_leave_most_rounds_out_where_bytes_take_the_time_and_equal_rounds_are_chosen_for_once() -> None:
+def test_bounds_leave_most_rounds_out_where_bytes_take_the_time_and_equal_rounds_are_chosen_for_once() -> (
+    None
+):
     with torch.device("meta"):
         model = Sized([10**9])
     recording = first_rounds(build_strategy("DiLoCo", H=3), model, 16, 9, None, "auto")
