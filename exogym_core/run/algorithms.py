@@ -157,11 +157,11 @@ def choose_algorithms(recording: Recording, world: World, step_seconds: Sequence
     assert world.topology is not None
     quiet = replace(world, topology=replace(world.topology, weather=Weather()))
     table = tuple((op, *rows.items()) for op, rows in ALGORITHMS.items())
-    return dict(_choose(_Asked(recording, quiet, tuple(step_seconds), table)))
+    return dict(_choose(_QuietRounds(recording, quiet, tuple(step_seconds), table)))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _QuietRounds:
     """Rounds on a quiet network; equal where the algorithms chosen for them are."""
 
     recording: Recording
@@ -174,7 +174,7 @@ class _Asked:
 
 
 @lru_cache(maxsize=8)  # for fits that differ in what changes no message, such as learning rates and seeds
-def _choose(asked: _Asked) -> dict[str, str]:
+def _choose(asked: _QuietRounds) -> dict[str, str]:
     """Algorithms of `choose_algorithms`."""
     recording, fixed = asked.recording, dict(asked.world.collectives)
     if not (names := rivals(recording, asked.world)):
