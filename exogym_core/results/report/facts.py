@@ -145,10 +145,14 @@ def placements(runs: Iterable[Results]) -> list[str]:
 
 
 def origins(runs: Iterable[tuple[RunFolder, Results]]) -> str | None:
-    """Line on runs that were trained, retimed, and trained again with the reason; None where each was just trained."""
-    num_trained = num_retimed = num_again = 0
-    networks, again = dict[str, None](), dict[str, None]()
+    """Line on runs that were trained, retimed, and trained again with the reason; None where each was just trained.
+
+    Of one folder it names those in which retimed runs were trained.
+    """
+    num_folders = num_trained = num_retimed = num_again = 0
+    networks, again, sources = dict[str, None](), dict[str, None](), dict[str, None]()
     for folder, results in runs:
+        num_folders += 1
         retimed, reasons = folder.read_retimed(), folder.read_trained_again()
         lengths = {strategy.name: len(strategy.runs) for strategy in results.strategies}
         repeated = sum(length for label, length in lengths.items() if label in reasons)
@@ -161,12 +165,14 @@ def origins(runs: Iterable[tuple[RunFolder, Results]]) -> str | None:
         topology = results.settings.get("topology")
         if first and isinstance(topology, dict):
             networks[visible(topology.get("name", ""), 40)] = None
+        sources |= dict.fromkeys(visible(each, 100) for each in retimed.values())
         again |= {f"{visible(label)} ({visible(reason, 100)})": None for label, reason in reasons.items()}
     if not (num_retimed or again):
         return None
     on = f" on {', '.join(networks)}" if len(networks) <= _MOST_NETWORKS else ""
     parts = [f"trained: {format_count(num_trained, 'run')}{on}"] if num_trained else []
-    parts += [f"retimed: {format_count(num_retimed, 'run')}"] if num_retimed else []
+    trained_in = f", trained in {', '.join(sources)}" if num_folders == 1 else ""
+    parts += [f"retimed: {format_count(num_retimed, 'run')}{trained_in}"] if num_retimed else []
     parts += [f"trained again: {format_count(num_again, 'run')} of {', '.join(again)}"] if again else []
     return "; ".join(parts)
 

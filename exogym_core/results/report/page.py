@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.names import PROGRAM_TASK, visible
 from exogym_core.results.reading import WALL_CLOCK, Results
 from exogym_core.results.report.curves import interactive_curves
-from exogym_core.results.report.facts import head_facts, methods, options_text, run_facts, search_methods
+from exogym_core.results.report.facts import (
+    head_facts,
+    methods,
+    options_text,
+    origins,
+    run_facts,
+    search_methods,
+)
 from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
 from exogym_core.results.report.network import NetworkSection, weather_of
 from exogym_core.results.report.table import ResultTable, comparison_table, target_table
@@ -315,6 +322,7 @@ class RunReport(Report):
         # Bytes that had crossed each link, of each strategy's first seed.
         seed = results.seeds[0] if len(results.seeds) > 1 else None
         histories = [(each.name, self._folder.read_links(each.name, seed)) for each in results.strategies]
+        line = origins([(self._folder, results)])
         again = "This file runs again as it is: netgym compare experiment.yaml"
         if str(results.setting("task.name")).startswith(PROGRAM_TASK):
             again = (
@@ -326,7 +334,7 @@ class RunReport(Report):
         return Page(
             title=self.title,
             methods=self.methods,
-            facts=head_facts(results),
+            facts=[*head_facts(results), *([("trainings", line)] if line else [])],
             verdict=self.verdict,
             results=self.table.filled(),
             note=(_NOTE_OF_REAL if is_real else _NOTE) + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
