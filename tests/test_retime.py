@@ -173,7 +173,9 @@ def test_a_run_folder_is_timed_on_another_network(run: Path, capsys: pytest.Capt
     log = (folder / "timed/log.txt").read_text(encoding="utf-8")
     assert "DiLoCo seed 1 is retimed: it was trained in ../run" in log
     assert "AsyncDiLoCo seed 0 is trained: this run has to be trained again: its ranks read the clock" in log
-    line = "retimed: 4 runs, trained in ../run; trained again: 2 runs of AsyncDiLoCo (its ranks read the clock, "
+    line = (
+        "retimed: 4 runs, trained in ../run; trained again: 2 runs of AsyncDiLoCo (its ranks read the clock, "
+    )
     assert line in " ".join(capsys.readouterr().out.split())
     assert line in (folder / "timed/report.html").read_text(encoding="utf-8")
 

@@ -163,6 +163,10 @@ class LaunchReport(_Part):
     """A launched program's run. All seconds are virtual, from init_process_group on, unless a field says otherwise."""
 
     run_folder: str | None = None
+    retimed_from: str | None = Field(
+        default=None,
+        description="folder, from this one, of the launch whose calls were timed; null: the script ran",
+    )
     script: str
     arguments: list[str]
     is_module: bool
@@ -485,6 +489,8 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
         ("clock", _CLOCKS[report.clock]),
     ]
+    if report.retimed_from is not None:
+        facts.append(("retimed", f"calls and computing of the launch in {visible(report.retimed_from)}"))
     if not report.has_values:
         facts.append(("values", _WITHOUT))
     if report.uncharged:

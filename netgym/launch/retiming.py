@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -233,5 +234,7 @@ def retime_launch(
         if run.expired is None:
             raise
         raise _refusal(run.expired, _RetimedLaunch(launch.world(len(streams)), streams, False)) from None
-    report = write_launch(made, report_of(run, run.sites, launch.about(), "finished", None))
+    source = os.path.relpath(folder.resolve(), made.path.resolve())
+    about = {**launch.about(), "retimed_from": source}
+    report = write_launch(made, report_of(run, run.sites, about, "finished", None))
     print_launch(report, made.path, as_json=as_json)

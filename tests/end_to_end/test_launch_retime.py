@@ -60,6 +60,11 @@ def launched(run: Run, folder: Path, *options: str, last: str = "") -> dict[str,
     return json.loads(out)  # type: ignore[no-any-return]
 
 
+def results_on(page: str) -> str:
+    """The page from its first table on, without the report that it is made of."""
+    return page[page.index("<table") : page.index("<h2>Experiment")]
+
+
 def test_a_retimed_launch_has_the_report_of_launching_there(run: Run, tmp_path: Path) -> None:
     """Times, bytes, lines of the script, ranks and algorithms are equal to the bit, by marks and by the roofline."""
     for number, (compute, options) in enumerate(
@@ -74,10 +79,13 @@ def test_a_retimed_launch_has_the_report_of_launching_there(run: Run, tmp_path: 
         code, out, err = run("retime", str(here), "--out", str(made), "--json", *options)
         assert code == 0, err
         report = json.loads(out)
-        assert report == expected | {"run_folder": str(made)}
+        source = f"../{here.name}"
+        assert report == expected | {"run_folder": str(made), "retimed_from": source}
         assert report["virtual_seconds"] != first["virtual_seconds"]
         page = (there / "report.html").read_text().replace(str(there), str(made))
-        assert (made / "report.html").read_text() == page
+        own = (made / "report.html").read_text()
+        assert f"calls and computing of the launch in {source}" in own
+        assert results_on(own) == results_on(page)
 
 
 def test_placement_and_collectives_of_a_launched_run_can_be_set(run: Run, tmp_path: Path) -> None:
@@ -88,7 +96,7 @@ def test_placement_and_collectives_of_a_launched_run_can_be_set(run: Run, tmp_pa
     options = ["--set", f"placement={places}", "--set", "collectives={all_reduce: tree}"]
     code, out, err = run("retime", str(here), "--out", str(tmp_path / "made"), "--json", *options)
     assert code == 0, err
-    assert json.loads(out) == expected | {"run_folder": str(tmp_path / "made")}
+    assert json.loads(out) == expected | {"run_folder": str(tmp_path / "made"), "retimed_from": "../here"}
     code, _, err = run("retime", str(here), "--set", "compute.jitter=0.2")
     assert (code, err.count("\n")) == (2, 1)
     assert "--set compute.jitter: of a launched run placement and collectives can be set" in err
@@ -141,7 +149,8 @@ def test_shown_times_and_time_outs_that_do_not_expire_are_retimed(run: Run, tmp_
         if limit == "50":
             last = LIMITED.strip().replace("LIMIT", limit)
             expected = launched(run, tmp_path / "there", "--compute", "marks", *there, last=last)
-            assert json.loads(out) == expected | {"run_folder": str(tmp_path / "made-50")}
+            of_made = {"run_folder": str(tmp_path / "made-50"), "retimed_from": "../50"}
+            assert json.loads(out) == expected | of_made
     assert (code, out, err.count("\n")) == (2, "", 1)
     late = r"retime: there rank \d's call at program.py:26 takes [1-9][.\d]* m?s, and its time-out is 50 ms: launch"
     assert re.search(late, err)
