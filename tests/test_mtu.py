@@ -27,6 +27,11 @@ def seconds(topology: Topology, num_bytes: int, protocol: Any = None) -> float:
     return netsim.collective(topology, "sendrecv", num_bytes=num_bytes, protocol=protocol).seconds
 
 
+def num_rounds(topology: Topology, num_bytes: int) -> int:
+    """Round trips of 80 ms before the last bytes leave."""
+    return round((seconds(topology, num_bytes) - 0.04) / 0.08)
+
+
 @given(mtu=st.integers(576, 65_535), num_bytes=st.integers(10**6, 10**9))
 def test_a_line_carries_the_payload_of_full_frames(mtu: int, num_bytes: int) -> None:
     """52 of each packet's bytes are headers, and 14 more of its frame: by link or protocol, and not without headers."""
@@ -41,7 +46,7 @@ def test_windows_are_of_segments_that_the_whole_route_carries(links: tuple[str |
     """Ten segments leave first, and a loss of 1 % keeps a window of as many segments: of the route's least MTU."""
 
     def topology(mtu: int | None, **figures: str) -> Topology:
-        entry = {"bandwidth": "10 Gbit/s", "rtt": "40 ms", "mtu": 9001, **figures}
+        entry = {"bandwidth": "10 Gbit/s", "rtt": "40 ms", "mtu": 3000, **figures}
         two = [dict(entry, between=list(ends)) for ends in ("ar", "rb")]
         for given_, each in zip(links, two, strict=True):
             if given_ and mtu is not None:
@@ -49,12 +54,24 @@ def test_windows_are_of_segments_that_the_whole_route_carries(links: tuple[str |
         return Topology.from_mapping({"hosts": ["a", "b"], "routers": ["r"], "links": two})
 
     def rounds(mtu: int, num_bytes: int) -> int:
-        return round((seconds(topology(mtu), num_bytes) - 0.04) / 0.08)
+        return num_rounds(topology(mtu), num_bytes)
 
-    assert rounds(9001, 10 * 8949) == rounds(1500, 10 * 1448) == 0
-    assert rounds(9001, 10 * 8949 + 1) == rounds(1500, 10 * 1448 + 1) == rounds(1500, 10 * 8949) - 1 == 1
-    lost = [seconds(topology(mtu, loss="1 %"), 20_000_000) for mtu in (1500, 9001)]
-    assert lost[0] / lost[1] == pytest.approx(8949 / 1448, rel=0.1)
+    assert rounds(3000, 10 * 2948) == rounds(1500, 10 * 1448) == 0
+    assert rounds(3000, 10 * 2948 + 1) == rounds(1500, 10 * 1448 + 1) == rounds(1500, 10 * 2948) == 1
+    lost = [seconds(topology(mtu, loss="1 %"), 20_000_000) for mtu in (1500, 3000)]
+    assert lost[0] / lost[1] == pytest.approx(2948 / 1448, rel=0.1)
+
+
+@pytest.mark.parametrize("streams", [1, 16])
+def test_a_receive_window_opens_one_round_late(streams: int) -> None:
+    """64 KiB a stream in each of two round trips and 128 KiB in each of two more, then slow start's; once only."""
+    topology = pair(AWS, {"preset": "linux-tcp", "streams": streams}, bandwidth="100 Gbit/s", rtt="80 ms")
+    first = streams * 65536
+    for num, windows in enumerate((1, 2, 4, 6, 10, 18)):
+        assert num_rounds(topology, windows * first) == num
+        assert num_rounds(topology, windows * first + streams) == num + 1
+    calls = netsim.collective(topology, "sendrecv", num_bytes=6 * first, repeat=2, pause_seconds=60)
+    assert calls.repeat_seconds[1] < calls.repeat_seconds[0] - 0.07
 
 
 def test_acknowledgements_take_a_share_of_the_way_back_by_segments() -> None:

@@ -11,6 +11,10 @@ ones (`quick_acks`), and W_1 is 20. A round that takes longer than a round trip 
 pipe: from then on the window limits nothing. A transfer of bandwidth B beyond P = B x RTT so takes
 RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last round costs its own bytes only.
 
+**Receive window.** A receiver allows 64 KiB a stream at first, then twice what a round trip brought, and as much more as that had
+grown; it measures one round late (Linux's dynamic right-sizing). Slow start outruns it with segments above 3 kB: of 8,949 bytes
+rounds are 64, 64, 128 and 128 KiB before they double. With smaller ones the receiver keeps pace. The buffer never shrinks.
+
 **Window limit.** At most `window_bytes` per round trip: what the sender's buffer holds.
 
 **Idling.** After more than the retransmission time-out (200 ms + RTT) without a byte the window is halved for
@@ -69,6 +73,7 @@ ROUND_TOLERANCE: Final = 1.0 - ROUNDING
 # Remaining bytes are exact to this share of themselves: less than that is nothing, or it would never be used up.
 BYTES_TOLERANCE: Final = 2.0**-48
 QUEUE_SECONDS: Final = 0.1  # a full queue at a bottleneck: a round trip across a continent or an ocean
+RECEIVE_BYTES: Final = 65536.0  # of a stream's first receive window: half of tcp_rmem's default, 128 KiB
 HYSTART_SEGMENTS: Final = 16  # of a round, whose delays HyStart takes: eight acknowledgements
 # Idle for longer, a connection has forgotten all it learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
 FORGOTTEN_SECONDS: Final = 3600.0
@@ -128,6 +133,29 @@ class SlowStart:
         self.has_filled = False
 
 
+@final
+class ReceiveWindow:
+    """Bytes that the receiver allows in a round, by Linux's dynamic right-sizing (`tcp_rcv_space_adjust`).
+
+    Attributes:
+        window: of the present round.
+        coming: of the next round.
+        copied: most bytes that the application has read in a round trip.
+    """
+
+    def __init__(self, window: float, copied: float) -> None:
+        self.window = self.coming = window
+        self.copied = min(copied, window)
+
+    def after(self, used: float) -> float:
+        """Return the window that follows a round of `used` bytes; they widen the one after it (`tcp_rcvbuf_grow`)."""
+        self.window = self.coming
+        if self.coming < inf and used >= self.copied * ROUND_TOLERANCE:
+            self.coming = max(self.coming, 2 * used * (1 + 2 * (used / self.copied - 1)))
+            self.copied = used
+        return self.window
+
+
 class Window(CongestionControl):
     """Congestion window of one connection: slow start, and then congestion avoidance.
 
@@ -146,6 +174,7 @@ class Window(CongestionControl):
         self.slow_start = SlowStart()
         self.drop = TailDrop()
         self.round = RoundTrip(route.round_trip)
+        self.receive = ReceiveWindow(self._first_receive, self._initial)
         self.window = self._fresh_window
         self.largest = self.window  # ever
         self.left = 0.0  # remaining bytes of the present message, when last reported
@@ -160,7 +189,13 @@ class Window(CongestionControl):
 
     @property
     def _fresh_window(self) -> float:
-        return self._initial if self.tcp.slow_start else self.route.window_limit
+        return min(self._initial, self._first_receive) if self.tcp.slow_start else self.route.window_limit
+
+    @property
+    def _first_receive(self) -> float:
+        """Receive window of a new connection; infinity where slow start does not reach it in two rounds."""
+        first = RECEIVE_BYTES * self.route.streams
+        return first if self.tcp.slow_start and 2 * self._initial > first else inf
 
     @property
     def _loss_bytes(self) -> float:
@@ -173,21 +208,22 @@ class Window(CongestionControl):
 
     def buffer_bytes(self, now: float) -> float:
         """Size of the sender's socket buffer: twice the largest window so far (Linux)."""
-        largest = self._fresh_window if self._is_forgotten(now) else self.largest
-        return min(2 * largest, self.route.window_limit)
+        largest = 0.0 if self._is_forgotten(now) else self.largest
+        return min(2 * max(largest, self._initial, self._fresh_window), self.route.window_limit)
 
     def is_as_new(self, now: float) -> bool:
         """Return whether messages from `now` on take as long as on a new connection."""
         idle = now - self.last_used
         if self.last_used != inf and idle <= FORGOTTEN_SECONDS:
             has_lost = self.until_loss != self._loss_bytes or self.avoids
-            if idle <= self._timeout or has_lost or self.slow_start.threshold < inf:
+            has_opened = self.receive.window > self._first_receive
+            if idle <= self._timeout or has_lost or has_opened or self.slow_start.threshold < inf:
                 return False
             largest = self._initial * 2.0 ** int(min(idle / self._timeout, 64))
-            if not self._initial <= self._acknowledged_window() <= largest:
+            if not self._fresh_window <= self._acknowledged_window() <= largest:
                 return False
         # Under a rendezvous a sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
-        is_small = self.buffer_bytes(now) == min(2 * self._fresh_window, self.route.window_limit)
+        is_small = self.buffer_bytes(now) == self.buffer_bytes(inf)
         return not self.tcp.rendezvous or is_small
 
     # -- messages --------------------------------------------------------------------------------------------
@@ -315,6 +351,7 @@ class Window(CongestionControl):
             self.avoids = self.avoidance.has_lost = False
             self.until_loss = self._loss_bytes
             self.slow_start.reset()
+            self.receive = ReceiveWindow(self._first_receive, self._initial)
         else:
             acknowledged = self._acknowledged_window()
             if acknowledged > self.window:
@@ -377,7 +414,7 @@ class Window(CongestionControl):
         wanted = self.window + used if self.round.follows_full else max(self.window, 2 * used)
         if self.window == self._initial and used >= self.window * ROUND_TOLERANCE:
             wanted -= self.tcp.owed * self.route.segment
-        wanted = min(wanted, self.route.window_limit)
+        wanted = min(wanted, self.receive.after(used), self.route.window_limit)
         pipe = rate * self.route.round_trip
         train = self._train(pipe)
         ends_by_train = is_one and used > train > 0
