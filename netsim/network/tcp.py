@@ -11,9 +11,10 @@ ones (`quick_acks`), and W_1 is 20. A round that takes longer than a round trip 
 pipe: from then on the window limits nothing. A transfer of bandwidth B beyond P = B x RTT so takes
 RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last round costs its own bytes only.
 
-**Receive window.** A receiver allows 64 KiB a stream at first, then twice what a round trip brought, and as much more as that had
-grown; it measures one round late (Linux's dynamic right-sizing). Slow start outruns it with segments above 3 kB: of 8,949 bytes
-rounds are 64, 64, 128 and 128 KiB before they double. With smaller ones the receiver keeps pace. The buffer never shrinks.
+**Receive window.** A receiver allows 64 KiB a stream at first, then twice what a round trip brought, and up to three
+times that while it doubles; it measures one round late (Linux's dynamic right-sizing). Slow start outruns it with
+segments above 3,300 bytes: of 8,949 bytes rounds are 64, 64, 128 and 128 KiB before they double. With smaller ones the
+receiver keeps pace. Its buffer never shrinks.
 
 **Window limit.** At most `window_bytes` per round trip: what the sender's buffer holds.
 
