@@ -16,7 +16,7 @@ from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.record import PLAIN, plain_arguments
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.run.retiming import RecordedEvaluator
-from exogym_core.stages.assembly import Assembly
+from exogym_core.stages.split import Assembly
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.streams import Streams

@@ -28,7 +28,7 @@ from exogym_core.run.request import FitRequest
 from exogym_core.run.resumption import describe_last_checkpoint, go_on_after_restart, remember_checkpoints
 from exogym_core.run.retiming import RecordedTraining
 from exogym_core.run.snapshots import load_whole_state
-from exogym_core.stages.assembly import whole_states
+from exogym_core.stages.split import whole_states
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.uncompiled import without_compiler
 from exogym_core.workers.host import Sinks
