@@ -116,12 +116,10 @@ class Rounds:
         num_ranks: all ranks of the run.
 
     Attributes:
-        has_any: whether there were such rows.
         num_alive: ranks that were alive when the last round was formed; None: not known.
     """
 
     def __init__(self, num_ranks: int) -> None:
-        self.has_any = False
         self.num_alive: int | None = None
         self._num_ranks = num_ranks
         self._held: dict[int, dict[int, dict[int, StampedRow]]] = {}  # round -> step -> rank -> row
@@ -138,7 +136,6 @@ class Rounds:
 
     def add(self, marked: StampedRow) -> Iterator[list[StampedRow]]:
         """Take a row; yields the steps that it completes, in order, as rows of the ranks that did them."""
-        self.has_any = True
         step, place = marked.row.step, marked.row.place
         number, present = place.round, place.averaged_ranks
         if place.missed_round is not None:
@@ -260,6 +257,9 @@ class RowRecorder:
             of a round in which other ranks took part than before also has `dropped_peers`, all absences so far.
         clock: "virtual_seconds", or "wall_seconds" of a real transport, which stand in the same place.
         num_ranks: ranks that mark a step; None: one a worker.
+
+    Attributes:
+        rounds: those in which ranks may be absent; None: there were none.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class RowRecorder:
         self._here: set[int] = set()  # in the last step
         self._newest: dict[int, StepDone] = {}  # of each rank
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
-        self.rounds = Rounds(self._num_ranks)
+        self.rounds: Rounds | None = None
 
     def add(self, marked: StampedRow) -> None:
         """Take a rank's row; rows come in order of virtual time."""
@@ -296,6 +296,8 @@ class RowRecorder:
             case StepDone() | Absent() as row:
                 if isinstance(row, StepDone):
                     self._newest[marked.rank] = row
+                if self.rounds is None:
+                    self.rounds = Rounds(self._num_ranks)
                 for present in self.rounds.add(marked):
                     self._finish_step(present)
             case Served(wan_bytes=wan_bytes):
@@ -335,14 +337,14 @@ class RowRecorder:
             last = max(marked.virtual_seconds for marked in ranks)
             merged["compute_utilisation"] = mean_utilisation([each.compute_seconds for each in ranks], last)
         absences: Row = {}
-        if place is not None:
+        if self.rounds is not None and place is not None:
             merged["num_peers"] = len(ranks)
             if self.rounds.num_alive is not None:
                 merged["num_alive"] = self.rounds.num_alive
             if here != self._here:
                 self._here, absences["dropped_peers"] = here, self.rounds.dropped_peers(self._clock)
-        if place is not None and place.averaged_ranks is not None:
-            self.rounds.count(result, step, place.averaged_ranks)
+            if place.averaged_ranks is not None:
+                self.rounds.count(result, step, place.averaged_ranks)
         result.history.append(merged)
         result.virtual_seconds = merged.get("virtual_seconds")
         result.wall_seconds = merged.get("wall_seconds")
@@ -368,14 +370,14 @@ class RowRecorder:
 
     def finish(self) -> None:
         """Take the rows held back for the end of a round that does not come."""
-        for present in self.rounds.finish():
+        for present in () if self.rounds is None else self.rounds.finish():
             self._finish_step(present)
         for step in sorted(self._steps):  # that not all ranks have done
             self._finish_step(self._steps.pop(step))
         result = self._result
-        if self._newest and (self.rounds.has_any or self._served):
+        if self._newest and (self.rounds is not None or self._served):
             self._traffic(list(self._newest.values()))
-        if self.rounds.has_any:
+        if self.rounds is not None:
             result.dropped_peers = self.rounds.dropped_peers(self._clock)
         self._take_evaluations(at_end=True)
         if result.target_loss is not None and self._judged:

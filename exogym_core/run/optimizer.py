@@ -22,7 +22,6 @@ from exogym_core.strategy.participation.site import (
     ShardedReplica,
     Site,
     cut_by_torch,
-    is_cut,
     load_outer,
     outer_to_keep,
     part_of,
@@ -358,7 +357,7 @@ class DiLoCoOptimizer(Optimizer):
         if not self._is_averaged:
             self.average_gradients()
         norm: Any = self.strategy.site.clip(max_norm)
-        return norm.full_tensor() if is_cut(norm) else norm  # type: ignore[no-any-return]
+        return norm.full_tensor() if cut_by_torch(norm) else norm  # type: ignore[no-any-return]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the last step's gradients, where they are sharded too; `set_to_none` as torch has it."""

@@ -77,15 +77,14 @@ def fit_local(
         trains = program.request.carrier.host
         host = trains(program.job()) if recording is None else recording.host(program)
         run = host.run(program, monitor.sinks)
-        rounds = monitor.recorder.rounds
-        if not rounds.has_any:  # the last model exists when the run ends
+        if monitor.recorder.rounds is None:  # the last model exists when the run ends
             result.virtual_seconds = run.virtual_seconds
         monitor.take_final_models()
     if program.request.carrier.has_clock:
         about = (program, monitor.streams, monitor.found, run.results, result)
         result.recording = recording or RecordedTraining.of(*about)
     # Ranks left behind continue after the run has ended without them, at the time of its last row.
-    return fill(result, program.request, run, left_behind=rounds.has_any)
+    return fill(result, program.request, run, left_behind=monitor.recorder.rounds is not None)
 
 
 def fill(

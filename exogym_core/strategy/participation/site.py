@@ -52,7 +52,6 @@ __all__ = [
     "SiteOptions",
     "SitesOptions",
     "cut_by_torch",
-    "is_cut",
     "load_outer",
     "outer_to_keep",
     "part_of",
@@ -411,7 +410,7 @@ class Division(Options):
             InputError: ranks cannot be cut into such sites, or torch has cut the parameters otherwise.
         """
         parameters = strategy.trainable
-        if self.ranks_per_worker == 1 and not cut_by_torch(parameters):
+        if self.ranks_per_worker == 1 and not cut_by_torch(*parameters):
             return Site(None, strategy.comm, parameters, parameters)
         return self.filled(self.connected(strategy), strategy)
 
@@ -432,7 +431,9 @@ class Division(Options):
     def filled(self, site: Site, strategy: Strategy) -> Site:
         """A site that is `connected`, with the parameters of a strategy and the average of their gradients."""
         parameters, comm = strategy.trainable, strategy.comm
-        if self.ranks_per_worker == 1 or cut_by_torch(parameters):  # torch averages gradients inside the site
+        if self.ranks_per_worker == 1 or cut_by_torch(
+            *parameters
+        ):  # torch averages gradients inside the site
             return Site(None, site.between, parameters, list(map(part_of, parameters)))
         inside = comm.group([comm.rank]) if site.inside is None else site.inside
         averaging = self.gradient_averaging().charged(strategy)
@@ -646,21 +647,16 @@ def _num_values(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def cut_by_torch(parameters: Sequence[Tensor]) -> bool:
-    """True if one of the values is a DTensor."""
-    return any(map(is_cut, parameters))
-
-
-def is_cut(value: object) -> bool:
-    """True if this is a DTensor; does not import their module, which takes a second."""
+def cut_by_torch(*values: object) -> bool:
+    """True if one of the values is a DTensor; does not import their module, which takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
 
 
 def part_of(parameter: Tensor) -> Tensor:
     """Part of a parameter that this rank holds, in the same memory; the parameter itself where it is whole."""
     cut: Any = parameter
-    return cut.detach().to_local() if is_cut(cut) else parameter
+    return cut.detach().to_local() if cut_by_torch(cut) else parameter
 
 
 def refuse_other_sites(
@@ -671,13 +667,13 @@ def refuse_other_sites(
     Raises:
         InputError: they are.
     """
-    if not cut_by_torch(parameters):
+    if not cut_by_torch(*parameters):
         return
     if sharding != "NO_SHARD":
         raise InputError(
             f"{where}: fully_shard has cut the parameters already; leave out sharding={sharding!r}"
         )
-    whole = [parameter for parameter in parameters if not is_cut(parameter)]
+    whole = [parameter for parameter in parameters if not cut_by_torch(parameter)]
     if whole:
         raise InputError(
             f"{where}: {len(whole)} of {len(parameters)} parameters are not cut by fully_shard; call it on the whole "
@@ -697,7 +693,7 @@ def part_to_keep(part: Tensor, parameter: Any) -> Tensor:
     So torch.distributed.checkpoint recognises the ranks' parts and joins them.
     """
     copied = part.detach().clone()
-    if not is_cut(parameter):
+    if not cut_by_torch(parameter):
         return copied
     from torch.distributed.tensor import DTensor
 
@@ -709,7 +705,7 @@ def part_to_keep(part: Tensor, parameter: Any) -> Tensor:
 def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, Any]:
     """`outer.state_dict()`; if the parameters are DTensors, so are the values shaped like them."""
     state = outer.state_dict()
-    if not cut_by_torch(parameters):
+    if not cut_by_torch(*parameters):
         return state
     # In the outer optimizer's order.
     in_order = [parameters[index] for bucket in outer.plan for index in bucket]
