@@ -305,7 +305,7 @@ def test_a_learned_deadline_follows_the_last_arrivals_and_never_passes_the_fixed
     delays = ArrivalDelays()
     for number, own in enumerate(meetings):
         for delay in own:
-            delays.add(number, delay)
+            delays.add(number, delay, 0.0)
     known = sorted(delay for own in meetings[-16:] for delay in own)
     middle = median(known)
     spread = median(abs(each - middle) for each in known)

@@ -51,8 +51,8 @@ class ArrivalDelays:
     """Delays of arrivals at the last meetings of a group, each from its meeting's first arrival (which counts as 0).
 
     >>> arrivals = ArrivalDelays()
-    >>> for delay in (0.0, 1.0, 2.0, 30.0):
-    ...     arrivals.add(7, delay)
+    >>> for now in (5.0, 6.0, 7.0, 35.0):
+    ...     arrivals.add(7, now)
     >>> arrivals.seconds(Deadline(median=1, mad=3), 60.0)  # 1.5 + 3 * 1
     4.5
     >>> arrivals.seconds(Deadline(quantile=0.75), 60.0), arrivals.seconds(Deadline(), 60.0)
@@ -60,16 +60,23 @@ class ArrivalDelays:
     """
 
     def __init__(self) -> None:
-        self._delays: deque[tuple[int, list[float]]] = deque(maxlen=_MEETINGS)
+        self._meetings: deque[tuple[int, float, list[float]]] = deque(
+            maxlen=_MEETINGS
+        )  # number, first, delays
 
-    def add(self, number: int, delay: float) -> None:
-        """Add an arrival at the meeting `number`, `delay` seconds after the first; also one after it has closed."""
-        for known, delays in self._delays:
+    def add(self, number: int, now: float, since: float | None = None) -> None:
+        """Add an arrival at the meeting `number`, also one after it has closed.
+
+        Args:
+            number: of the meeting.
+            now: instant of the arrival.
+            since: instant from which its delay counts; None: the first arrival.
+        """
+        if not self._meetings or number > self._meetings[-1][0]:
+            self._meetings.append((number, now, []))
+        for known, first, delays in self._meetings:
             if known == number:
-                delays.append(delay)
-                return
-        if not self._delays or number > self._delays[-1][0]:
-            self._delays.append((number, [delay]))
+                delays.append(now - (first if since is None else since))
 
     def seconds(self, deadline: Deadline, limit: float, before: int | None = None) -> float:
         """Deadline in seconds after the first arrival: `limit` at most, and where nothing has been learned yet.
@@ -82,7 +89,7 @@ class ArrivalDelays:
         if not deadline.is_learned:
             return limit
         delays = sorted(
-            delay for number, own in self._delays if before is None or number < before for delay in own
+            delay for number, _, own in self._meetings if before is None or number < before for delay in own
         )
         if not delays:
             return limit

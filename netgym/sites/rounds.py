@@ -58,6 +58,11 @@ class RoundMeeting(_Pending):
     weights: dict[int, float] = field(default_factory=dict)
     is_settled: bool = False
 
+    @property
+    def closes(self) -> float:
+        """Instant at which it waits no longer, except for sites that return."""
+        return max(self.deadline, self.enough) + self.rule.grace_seconds
+
 
 @dataclass(eq=False, kw_only=True)
 class Attempt(_Pending):
@@ -128,8 +133,8 @@ class PendingRounds:
         """Join a round's meeting: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`, `deadline`."""
         number = int(asked["number"])
         rule = FIXED if number == START else Deadline(*asked.get("deadline", ()))
-        opened = self._rounds[number].opened if number in self._rounds else now
-        self._arrivals.add(number, now - opened)
+        if number != START:
+            self._arrivals.add(number, now)
         if self._is_over(site, number, now):
             self._members.refuse(site, question)
             return
@@ -225,8 +230,7 @@ class PendingRounds:
             meeting.enough = math.inf
         elif meeting.enough == math.inf:
             meeting.enough = now
-        closes = max(meeting.deadline, meeting.enough) + meeting.rule.grace_seconds
-        awaited = self._awaited(meeting, now) if now < closes else set[int]()
+        awaited = self._awaited(meeting, now) if now < meeting.closes else set[int]()
         awaited |= self._returning(meeting, now)
         missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.questions)
         if there and not missing and meeting.enough < math.inf:
@@ -237,7 +241,7 @@ class PendingRounds:
     def _returning(self, meeting: RoundMeeting, now: float) -> set[int]:
         """Sites that download the state of this number, or have just downloaded it, and are not gone."""
         downloading = self._downloads(meeting.number)
-        awaited = self._returns.awaited(meeting.number, meeting.deadline, downloading, now)
+        awaited = self._returns.awaited(meeting.number, meeting.closes, downloading, now)
         return {
             site
             for site in awaited

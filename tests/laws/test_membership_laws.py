@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from worlds import star_form
 
 from exogym_core import Trainer
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.deadlines import Deadline
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import DiLoCoStrategy
 from netgym.sites.membership import START, Membership
@@ -235,6 +238,117 @@ def test_one_end_of_a_broken_pair_is_left_out_until_the_pair_is_mended() -> None
     world.run()
     assert world.results == {number: {(0, 1, 3)} for number in range(START, ROUNDS)}
     assert world.now < 10.0, "one average was cut off, after 2 s, and no other"
+
+
+# --- the rendezvous and the simulation ----------------------------------------------------------------------
+
+DELAYS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 2.5, 4.0, 9.0, math.inf])
+Rounds = list[dict[int, list[int]]]  # members of each round that a site was in, by site
+
+
+def simulated_rounds(sites: Sequence[Sequence[float]], about: Mapping[str, Any]) -> Rounds:
+    """Rounds of ranks that compute for these seconds before they come, and before each round; infinity: they hang."""
+
+    def body(comm: Communicator) -> dict[int, list[int]]:
+        late, *delays = sites[comm.rank]
+        rounds: dict[int, list[int]] = {}
+        number, present = 0, [rank for rank, (late, *_) in enumerate(sites) if not late]
+        if late:
+            comm.arrive_at(late)
+            number, _ = comm.fetch(0) or (ROUNDS, [])
+        comm.publish(number, [])
+        while number < ROUNDS and delays[number] < math.inf:
+            comm.advance(delays[number])
+            present, _ = comm.among_present(lambda *_: None, number=number, awaited=present, **about)
+            if comm.rank in present:
+                rounds[number], number = present, number + 1
+            else:
+                number, _ = comm.fetch(number + 1) or (ROUNDS, [])
+                present = [*range(len(sites))]
+            comm.publish(number, [])
+        return rounds
+
+    return run_ranks(body, len(sites)).results
+
+
+def real_rounds(sites: Sequence[Sequence[float]], about: Mapping[str, Any]) -> Rounds:
+    """Rounds of sites at a rendezvous that do the same."""
+    sent: list[tuple[int, Mapping[str, Any]]] = []
+    members = Membership(len(sites), "r", lambda site, message: sent.append((site, message)))
+    rounds, number, now = [dict[int, list[int]]() for _ in sites], [0] * len(sites), 0.0
+    present = [[site for site, (late, *_) in enumerate(sites) if not late] for _ in sites]
+    due = {site: late for site, (late, *_) in enumerate(sites)}  # next instant at which a site does something
+
+    def begin(site: int, state: int) -> None:
+        number[site] = state
+        members.publish(site, state, now)
+        due[site] = now + sites[site][1 + state] if state < ROUNDS else math.inf
+
+    for site in present[0]:
+        members.arrive(site, f"{site}", {}, now)
+        begin(site, 0)
+    while now < math.inf:
+        for site in [site for site in due if due[site] == now]:
+            due[site] = math.inf
+            if site in members.sites:
+                asked = {**about, "number": number[site], "weight": 1.0, "awaited": present[site]}
+                members.join(site, 1, asked, now)
+            else:
+                members.arrive(site, f"{site}", {}, now)
+                members.fetch(site, 1, {"at_least": 0, "without": []}, now)
+        members.update(now)
+        while sent:
+            site, answer = sent.pop(0)
+            if "push" in answer:
+                continue
+            if "present" in answer:
+                present[site] = [member for member, _ in answer["present"]]
+                if site in present[site]:
+                    attempt = {**answer, "number": number[site], "is_finished": True}
+                    members.confirm(site, 1, attempt, now)
+                else:
+                    members.fetch(site, 1, {"at_least": number[site] + 1, "without": []}, now)
+                    # A late rank hears of the round that it has missed, a late site of the last one.
+                    present[site] = [*range(len(sites))]
+            elif "left" in answer:
+                rounds[site][number[site]] = present[site]
+                begin(site, number[site] + 1)
+            else:
+                members.fetched(site, answer["number"], now)
+                begin(site, answer["number"])
+        ages = [0.0, *(age for _, age in members.returns.downloaded.values())]
+        closings = [each.closes + age for each in members.rounds._rounds.values() for age in ages]
+        now = min(at for at in [*due.values(), *closings, math.inf] if at > now)
+    return rounds
+
+
+RULES = st.builds(
+    lambda learned, grace, quorum: Deadline(*learned, grace, quorum),
+    st.sampled_from([(0.0, 0.0, 0.0), (1.0, 3.0, 0.0), (0.0, 0.0, 0.5), (0.0, 0.0, 0.75)]),
+    st.sampled_from([0.0, 1.25]),
+    st.integers(1, 3),
+)
+
+
+@given(
+    st.lists(st.lists(DELAYS, min_size=1 + ROUNDS, max_size=1 + ROUNDS), min_size=1, max_size=4),
+    st.sampled_from([0.5, 3.0]),
+    RULES,
+    st.integers(0, 10**6),
+)
+@settings(max_examples=40)
+def test_the_rendezvous_and_the_simulation_agree_on_who_is_in_each_round(
+    sites: list[list[float]], seconds: float, rule: Deadline, seed: int
+) -> None:
+    """Sites come late to the run and to rounds, catch up, and hang for good; no two come at one instant."""
+    drawn = random.Random(seed)
+    sites = [[seconds + drawn.randrange(1, 2**18) * 2.0**-20 for seconds in site] for site in sites]
+    for place, site in enumerate(sites):
+        site[0] = 0.0 if place == 0 or site[0] < 0.25 else min(site[0], 9.0 + place / 8)  # somebody begins
+    able = sum(math.inf not in site for site in sites)
+    rule = rule._replace(quorum=max(1, min(rule.quorum, able)))
+    about = {"seconds": seconds, "averaging_seconds": 60.0, "deadline": rule}
+    assert real_rounds(sites, about) == simulated_rounds(sites, about)
 
 
 # --- absent ranks -------------------------------------------------------------------------------------------

@@ -43,7 +43,6 @@ class _Meeting:
 
     first: Join
     settled: simpy.Event
-    opened: float
     arrived: _Present = field(default_factory=dict)
     met: Met | None = None  # once it is settled
     due: float = math.inf  # when its time was over
@@ -203,7 +202,7 @@ class Meetings:
         if not series.arrived:
             series.since = self._clock.now
             self._at_end(self._series_seconds(series, join), partial(self._form, group))
-        series.arrivals.add(series.number, self._clock.now - series.since)
+        series.arrivals.add(series.number, self._clock.now, series.since)
         series.arrived[rank] = (join, formed)
         self._form(group)
         self.waiting.add(rank)
@@ -274,12 +273,12 @@ class Meetings:
         state, number = self._states[join.key.group], cast("int", join.key.number)
         meeting = state.meetings.get(number)
         if meeting is None:
-            meeting = state.meetings[number] = _Meeting(join, self._clock.event(), self._clock.now)
+            meeting = state.meetings[number] = _Meeting(join, self._clock.event())
             state.members.update(join.ranks if join.awaited is None else join.awaited)
             seconds = state.arrivals.seconds(join.deadline, join.seconds, number)
             self._at_end(seconds, partial(self._is_over, meeting))
         state.members.add(rank)
-        state.arrivals.add(number, self._clock.now - meeting.opened)
+        state.arrivals.add(number, self._clock.now)
         state.last[rank] = number
         if not meeting.settled.triggered:
             meeting.arrived[rank] = Arrival(join.member, join.weight)
