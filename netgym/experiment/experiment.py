@@ -589,6 +589,9 @@ def _names_of(path: KeyPath, options: Mapping[str, Any]) -> Iterator[tuple[KeyPa
         yield (*path, key), tuple(forms)
         if isinstance(value, Mapping):
             yield from _names_of((*path, key), value)
+        for place, each in enumerate(value) if isinstance(value, list) else ():
+            if isinstance(each, Mapping):
+                yield from _names_of((*path, key, place), each)
 
 
 def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:

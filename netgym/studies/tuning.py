@@ -279,6 +279,9 @@ class Tuning:
         for given in settings.over:
             if given != "*" and given not in labels:
                 raise part.error(("over",), unknown_name("strategy", given, labels))
+            if wrong := settings.over[given].keys() & {"name", "label"}:
+                problem = f"'{min(wrong)}' is no option: list one more strategy instead"
+                raise part.error(("over", given, min(wrong)), problem)
         known = [experiment.build_strategy(each) for each in experiment.strategies if not each.own_code]
         options = {name for each in known for name in accepted_arguments(type(each))}
         for key in settings.over.get("*", {}) if known else ():
