@@ -178,7 +178,8 @@ class RankSession:
         self.advance(seconds)
         if not self._depth:
             with self as comm:
-                comm.now(f"the clock, as it sleeps at {program_place()} ({_ONLY_SHOWN})")
+                instead = "a wait that is as long everywhere can be netgym.advance(seconds)"
+                comm.now(f"the clock, as it sleeps at {program_place()} ({instead})")
 
     def now(self) -> float:
         """The rank's virtual time."""

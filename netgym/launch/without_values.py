@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
@@ -92,6 +93,7 @@ def run_without_values() -> None:
     scaler: Any = torch.amp.GradScaler
     scaler._maybe_opt_step = _step
     torch.save = _skip_unknown(torch.save)
+    torch.nn.init.trunc_normal_ = _drawn_once(torch.nn.init.trunc_normal_)
     torch.utils.swap_tensors = _swapped(torch.utils.swap_tensors)
     let_foreach_take(FakeTensor)
     pickle_objects_by(_Pickler, _Unpickler)
@@ -438,6 +440,20 @@ def _swapped(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor
 def _step(scaler: Any, optimizer: Any, state: Any, *arguments: Any, **options: Any) -> Any:
     """Step as if all gradients were finite."""
     return optimizer.step(*arguments, **options)
+
+
+def _drawn_once(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.nn.init.trunc_normal_, which draws until all values are within the bounds; one draw where there are none."""
+
+    @functools.wraps(original)
+    def draw(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if has_values(local):
+            return original(tensor, *arguments, **options)
+        with torch.no_grad():
+            return tensor.normal_()
+
+    return draw
 
 
 def _skip_unknown(save: Callable[..., Any]) -> Callable[..., Any]:
