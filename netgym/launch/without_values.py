@@ -443,7 +443,7 @@ def _step(scaler: Any, optimizer: Any, state: Any, *arguments: Any, **options: A
 
 
 def _drawn_once(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.nn.init.trunc_normal_, which draws until all values are within the bounds; one draw where there are none."""
+    """torch.nn.init.trunc_normal_, which draws until all values are within the bounds; once where there are none."""
 
     @functools.wraps(original)
     def draw(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
