@@ -23,7 +23,7 @@ from netgym.studies import sweep
 from netgym.studies import sweep as sweep_module
 from netgym.studies.points import Sweep, batches_of
 from netgym.studies.study import Study
-from netgym.studies.sweep import Probe, estimate, estimated, objective
+from netgym.studies.sweep import Estimate, Probe, SweepProgress, estimate, estimated, objective
 from netsim.errors import InputError
 from netsim.files.documents import load_document, parse_document
 
@@ -333,6 +333,32 @@ def test_the_estimate_counts_what_is_trained_and_what_is_retimed(
     study.folder.release()
 
 
+@pytest.mark.parametrize("slowdown", [0.5, 1.0, 3.0])
+def test_the_time_left_weighs_points_by_their_work(slowdown: float) -> None:
+    """A step of a retimed point counted as one of a trained point: the time left was hours in place of minutes."""
+    found = Estimate(100.0, 0, 6, of_points={0: 90.0, **dict.fromkeys(range(1, 6), 2.0)})
+    progress = SweepProgress(lambda *_: None, 7, found)
+    progress.skip(6)
+    bounds = sorted([1.0, slowdown])
+    done = 0.0
+    for number in range(6):
+        progress.point(number, "")
+        for share in (1e-6, 0.5, 0.999):
+            progress.step(number, share, str)
+            now = done + share * found.of_points[number]
+            left = progress.seconds_left(slowdown * now)
+            assert left is not None
+            low, high = (bound * (100.0 - now) for bound in bounds)
+            assert low - 1e-6 <= left <= high + 1e-6
+        done += found.of_points[number]
+        progress.finish(number, "")
+    assert progress.seconds_left(done) is None
+    progress = SweepProgress(lambda *_: None, 2)
+    assert progress.seconds_left(5.0) is None, "unknown at the start"
+    progress.finish(0, "")
+    assert progress.seconds_left(5.0) == pytest.approx(5.0)
+
+
 def test_the_estimate_counts_trainings_that_depend_on_time_at_every_point(tmp_path: Path) -> None:
     """A round with a time-out goes on without the late, so that no other network's losses are known."""
     waiting = "[AllReduce, {name: DiLoCo, H: 2, timeout_waiting_for_peers: 1 s}, {name: AsyncDiLoCo, H: 2}]"
@@ -341,7 +367,7 @@ def test_the_estimate_counts_trainings_that_depend_on_time_at_every_point(tmp_pa
     (tmp_path / "small.yaml").write_text(text)
     study = Study.planned(load_document(tmp_path / "small.yaml"), tmp_path)
     points = [study.experiment_at(point) for point in study.sweep.grid()]
-    found = estimate(Probe(1.0, 1.0, 0.0, 1_000_000), points, points[0])
+    found = estimate(Probe(1.0, 1.0, 0.0, 1_000_000), dict(enumerate(points)), points[0])
     assert (found.num_runs, found.num_retimed) == (9, 2)
 
 
@@ -530,9 +556,10 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     calls, train = [], sweep.compare
 
     def interrupted(*given: Any, **more: Any) -> Any:
-        calls.append(1)
-        if len(calls) == number:
-            raise KeyboardInterrupt
+        if more.get("resume"):  # not of the probe
+            calls.append(1)
+            if len(calls) == number:
+                raise KeyboardInterrupt
         return train(*given, **more)
 
     monkeypatch.setattr(sweep, "compare", interrupted)

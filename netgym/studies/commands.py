@@ -209,15 +209,16 @@ def sweep(
                 study = Study.create(document, folder, nowhere, stem)
                 line, _, found = estimated(study)
                 numbers = {} if found is None else asdict(found)
+                numbers.pop("of_points", None)
                 estimate = {"estimate": line, "num_points": study.sweep.num_points, **numbers}
                 click.echo(json.dumps(estimate) if asked.as_json else line)
                 study.folder.release()
             return
         study = Study.create(document, folder, asked.out, stem)
-    _run(study, asked, asked.place, is_new=resumed is None)
+    _run(study, asked, asked.place)
 
 
-def _run(study: Study, asked: TrainingArguments, place: str | None = None, *, is_new: bool = True) -> None:
+def _run(study: Study, asked: TrainingArguments, place: str | None = None) -> None:
     """Run a sweep's points, and show their results.
 
     Raises:
@@ -229,9 +230,9 @@ def _run(study: Study, asked: TrainingArguments, place: str | None = None, *, is
     again = f"netgym sweep --resume {visible(study.folder.path)}"
     show = partial(_show_sweep, study, as_json=asked.as_json)
     with in_order(study.folder, show, again, study.discard_if_empty):
-        if is_new:
+        if not study.entries:
             echo_code(study.own_code())
-        run_points(study, LineWriter(study.folder), place, asked.jobs, is_new=is_new)
+        run_points(study, LineWriter(study.folder), place, asked.jobs)
     if failed := _num_failed(study):
         total = format_count(len(study.entries), "point")
         click.echo(f"error: {failed} of {total} failed (see above)", err=True)

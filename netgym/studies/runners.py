@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from netgym.studies.study import Study
-    from netgym.studies.sweep import Found, PointRun, PointRunner, Probe
+    from netgym.studies.sweep import Estimate, Found, PointRun, PointRunner, Probe
 
-__all__ = ["Cluster", "ClusterRunner", "run_points", "runner_at", "write_results"]
+__all__ = ["Cluster", "ClusterRunner", "estimate_left", "run_points", "runner_at", "write_results"]
 
 _TRIES = 4  # of a point whose node is lost
 _MOST_CODE_BYTES = 10_000_000
@@ -91,32 +91,37 @@ def run_points(
     write: Callable[..., None],
     place: str | None = None,
     jobs: int | None = None,
-    *,
-    is_new: bool = False,
 ) -> None:
-    """Run a sweep's points.
+    """Run a sweep's points, after an estimate of time and memory where several are left.
 
     Args:
         study: in its folder.
         write: a `LineWriter`.
         place, jobs: see `runner_at`.
-        is_new: estimate time and memory first.
 
     Raises:
         InputError: the code was edited since the first results, which is not accepted; or there is no such place.
     """
-    measured = None
     if study.is_changed or not all(map(study.finished, range(study.sweep.num_points))):
         with warnings_to(write):
             settle_code(study.folder, study.own_code(), accepted=study.edited_code)
     if not study.entries:
         study.refuse_untaken(own_code=True)
-    if is_new:
-        line, measured, _ = estimated(study, 1 if place else jobs)
-        write(line)
+    measured, found = estimate_left(study, write, place, jobs)
     with runner_at(place, measured, jobs) as runner:
-        run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
+        run_sweep(study, SweepProgress(write, study.sweep.num_points, found), runner)
     study.folder.log("done")
+
+
+def estimate_left(
+    study: Study, write: Callable[[str], None], place: str | None, jobs: int | None
+) -> tuple[Probe | None, Estimate | None]:
+    """Write the estimate of a sweep of which several points are left; returns the probe and the estimate."""
+    if sum(study.finished(number) is None for number in range(study.sweep.num_points)) < 2:
+        return None, None
+    line, measured, found = estimated(study, 1 if place else jobs)
+    write(line)
+    return measured, found
 
 
 def write_results(study: Study) -> StudyReport | None:

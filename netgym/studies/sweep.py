@@ -35,7 +35,7 @@ from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     from netgym.experiment.comparison import Listener
     from netgym.studies.points import Point
@@ -68,6 +68,7 @@ _MORE_STEPS = 40  # where one takes less than these seconds
 _SHORT_SECONDS = 0.2
 _MOST_NAMED = 20  # points on a line
 _BYTES_OF_A_POINT = 1e9  # where none was measured
+_TRUST = 0.1  # share of a sweep at which measured time outweighs its estimate
 
 
 class PointQueue:
@@ -191,7 +192,7 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
             if (known := study.finished(number)) is None:
                 left.append(PointRun(study, number, point, progress, sources, again))
             else:
-                progress.skip()
+                progress.skip(number)
                 values[number] = _value(study, known)
         values |= {number: _value(study, found) for number, found in run(left)}
         report(
@@ -410,20 +411,31 @@ def _result_line(entries: Sequence[Mapping[str, Any]]) -> str:
 class SweepProgress:
     """Progress of a sweep, a line every few seconds.
 
+    The time left is that of an estimate, corrected by the time taken as more of the work is done.
+
     Args:
         write: takes a line, the number of finished points and that of all.
         num_points: of the sweep.
+        estimate: of the points that are left; None: all take equally long.
     """
 
-    def __init__(self, write: Callable[[str, float, int], None], num_points: int) -> None:
-        self._write, self._num_points = write, num_points
+    def __init__(
+        self, write: Callable[[str, float, int], None], num_points: int, estimate: Estimate | None = None
+    ) -> None:
+        self._write, self._num_points, self._estimate = write, num_points, estimate
         self._begun = self._last = time.monotonic()
-        self._old = self._over = 0  # points finished by earlier processes, and by this one
         self._waited = ""
+        self._left = {number: self._weight(number) for number in range(num_points)}
+        self._old = 0  # points finished by earlier processes
+        self._all = sum(self._left.values())  # work for this process
         self._shares: dict[int, float] = {}  # completed share of each running point
 
-    def skip(self) -> None:
+    def _weight(self, number: int) -> float:
+        return 1.0 if self._estimate is None else self._estimate.of_points.get(number, 0.0)
+
+    def skip(self, number: int) -> None:
         """Count a point that an earlier process finished."""
+        self._all -= self._left.pop(number)
         self._old += 1
 
     def point(self, number: int, text: str) -> PointProgress:
@@ -436,7 +448,7 @@ class SweepProgress:
     def finish(self, number: int, result: str) -> None:
         """Report the end of a point."""
         self._shares.pop(number, None)
-        self._over += 1
+        self._left.pop(number, None)
         self._report(f"point {number + 1} of {self._num_points}: {result}")
 
     def step(self, number: int, share: float, line: Callable[[], str]) -> None:
@@ -452,21 +464,29 @@ class SweepProgress:
     def waiting(self, num_submitted: int) -> None:
         """Report the number of finished points and of those that a cluster has, once until it changes."""
         points = format_count(self._num_points, "point")
-        line = f"{self._old + self._over} of {points} finished, {num_submitted} submitted"
+        line = f"{self._num_points - len(self._left)} of {points} finished, {num_submitted} submitted"
         if line != self._waited and time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
             self._waited = line
             self._report(line)
 
     def _report(self, line: str) -> None:
         self._last = time.monotonic()
-        done = self._done() - self._old
-        left = self._num_points - self._old - done
-        if done and left > 0:
-            line += f", ETA {format_seconds(round((self._last - self._begun) / done * left))}"
+        if (left := self.seconds_left(self._last - self._begun)) is not None:
+            line += f", ETA {format_seconds(round(left))}"
         self._write(line, self._done(), self._num_points)
 
+    def seconds_left(self, taken: float) -> float | None:
+        """Host time until the end, where `taken` seconds have passed; None: not known, or no point is left."""
+        left = sum(weight * (1 - self._shares.get(number, 0.0)) for number, weight in self._left.items())
+        if not self._left or not self._all:
+            return None
+        done = 1 - left / self._all
+        if self._estimate is not None:
+            return (taken + _TRUST * self._estimate.seconds) / (done + _TRUST) * (1 - done)
+        return taken / done * (1 - done) if done >= _TRUST else None
+
     def _done(self) -> float:
-        return self._old + self._over + sum(self._shares.values())
+        return self._num_points - len(self._left) + sum(self._shares.values())
 
 
 class PointProgress:
@@ -537,6 +557,7 @@ class Estimate:
         num_runs: points, times strategies, times seeds.
         at_once: points side by side.
         num_retimed: those of the runs that are not trained but timed on another network.
+        of_points: processor seconds of each point that is left, by number.
     """
 
     seconds: float
@@ -544,6 +565,7 @@ class Estimate:
     num_runs: int
     at_once: int = 1
     num_retimed: int = 0
+    of_points: Mapping[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         memory = format_bytes(float(f"{self.memory_bytes:.2g}"))
@@ -668,7 +690,7 @@ def cpu_seconds() -> float:
 
 
 def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:
-    """Line with host time, memory and the points that are refused already; the probe; the estimate.
+    """Line with host time, memory and the points that are refused already; the probe; the estimate; of what is left.
 
     Args:
         study: in its folder.
@@ -679,26 +701,32 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
     """
     is_grid = study.sweep.search == "grid"
     points = study.sweep.grid() if is_grid else next(batches_of(study.sweep))[0][:1]
-    experiments, refused = [], []
-    for point in points:
+    experiments: dict[int, Experiment] = {}
+    refused = []
+    for number, point in enumerate(points):
         try:
-            experiments.append(study.experiment_at(point))
+            experiments[number] = study.experiment_at(point)
         except InputError as error:
             refused.append(error)
     if not experiments:
         raise refused[0]
+    if not is_grid:
+        experiments = dict.fromkeys(range(study.sweep.num_points), experiments[0])
     measured = found = None
+    finished = {number for number in experiments if study.finished(number) is not None}
+    left = [each for number, each in experiments.items() if number not in finished]
+    num_left, first = len(left), (left or [*experiments.values()])[0]
     try:
-        measured = probe(experiments[0])
-        all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
-        num_free = len(all_points) if study.sweep.search != "optuna" else study.sweep.at_once or 1
-        at_once = _at_once(experiments[0], num_free, jobs, measured)
-        found = estimate(measured, all_points, experiments[0], at_once, retimes=is_grid)
+        measured = probe(first)
+        num_free = num_left if study.sweep.search != "optuna" else study.sweep.at_once or 1
+        at_once = _at_once(first, num_free, jobs, measured)
+        found = estimate(measured, experiments, first, at_once, retimes=is_grid, finished=finished)
         text = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
         raise_lost_interrupt(error)
         text = f"no estimate: {visible(error, 200)}"
-    line = f"{format_count(study.sweep.num_points, 'point')}: {text}"
+    of_all = f"{num_left} of " if finished else ""
+    line = f"{of_all}{format_count(study.sweep.num_points, 'point')}: {text}"
     if refused:
         line += f"; {len(refused)} of them will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
     return line, measured, found
@@ -706,11 +734,12 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
 
 def estimate(
     measured: Probe,
-    experiments: Iterable[Experiment],
+    experiments: Mapping[int, Experiment],
     measured_on: Experiment,
     at_once: int = 1,
     *,
     retimes: bool = True,
+    finished: Container[int] = (),
 ) -> Estimate:
     """Scale a probe to a sweep: a step's seconds are taken to grow with workers and samples alone.
 
@@ -719,19 +748,25 @@ def estimate(
 
     Args:
         measured: the probe.
-        experiments: one a point.
+        experiments: of the points, by number.
         measured_on: the experiment that was probed.
         at_once: points side by side.
         retimes: equal trainings are done once.
+        finished: points that take no more time; others may retime them.
     """
     num_runs = num_retimed = 0
+    of_points: dict[int, float] = {}
     # Seconds of each point's runs, by whether it waits for others.
-    of_points: dict[bool, list[list[float]]] = {False: [], True: []}
+    by_kind: dict[bool, list[list[float]]] = {False: [], True: []}
     first_with: dict[str, int] = {}  # by training, the point that has it first
     samples = measured_on.settings.workers.count * measured_on.settings.batch_size
-    for number, experiment in enumerate(experiments):
+    for number, experiment in experiments.items():
         settings, runs = experiment.settings, len(experiment.seeds)
         trainings = retimable(experiment) if retimes else {}
+        if number in finished:
+            for key in trainings.values():
+                first_with.setdefault(key, number)
+            continue
         work = (
             settings.steps * settings.workers.count * settings.batch_size / samples
         )  # in steps of the probe
@@ -749,12 +784,14 @@ def estimate(
                     label, (measured.start_seconds, measured.step_seconds)
                 )
                 of_runs += [start + work * step + evaluations * measured.evaluation_seconds] * runs
-        of_points[waits].append(of_runs)
-    total, num_trained = measured.page_seconds, len(of_points[False])
-    for waits, points in of_points.items():
+        by_kind[waits].append(of_runs)
+        of_points[number] = measured.task_seconds + sum(of_runs)
+    total, num_trained = measured.page_seconds, len(by_kind[False])
+    for waits, points in by_kind.items():
         runs_at_once = 1 if waits else _runs_at_once(num_trained, at_once)
-        seconds = [
+        each_takes = [
             measured.task_seconds + max(sum(of_runs) / runs_at_once, max(of_runs)) for of_runs in points
         ]
-        total += max(sum(seconds) / at_once, max(seconds, default=0.0))
-    return Estimate(total * measured.slowdown, measured.memory_bytes, num_runs, at_once, num_retimed)
+        total += max(sum(each_takes) / at_once, max(each_takes, default=0.0))
+    seconds = total * measured.slowdown
+    return Estimate(seconds, measured.memory_bytes, num_runs, at_once, num_retimed, of_points)
