@@ -764,8 +764,7 @@ def estimate(
         settings, runs = experiment.settings, len(experiment.seeds)
         trainings = retimable(experiment) if retimes else {}
         if number in finished:
-            for key in trainings.values():
-                first_with.setdefault(key, number)
+            first_with = dict.fromkeys(trainings.values(), number) | first_with
             continue
         work = (
             settings.steps * settings.workers.count * settings.batch_size / samples
