@@ -168,6 +168,22 @@ def test_a_call_after_a_pause_begins_with_a_smaller_window(tmp_path: Path) -> No
     assert warm < new - 0.2
 
 
+def test_a_second_simulation_adds_what_the_first_does(tmp_path: Path) -> None:
+    """With twice the rate both parts take half as long."""
+    sends = [f"op: sendrecv, protocol: ideal, bytes: {size} MB" for size in (4, 12)]
+    group = f"network: one, unit: s, {sends[0]}, plus: {{{sends[1]}}}"
+    cell = '{what: f, other: {network: two}, cause: "{other:.12g}"}'
+    rates = ", ".join(
+        f"{name}: {{line: {{bandwidth: {rate}}}}}"
+        for name, rate in (("one", "1 Gbit/s"), ("two", "2 Gbit/s"))
+    )
+    own = tmp_path / "my.yaml"
+    own.write_text(f"{HEAD}networks: {{{rates}}}\ngroups:\n  - {{{group}, cells: [{cell}]}}\n")
+    (found,) = reproduce(str(own))
+    assert found["predicted"] == pytest.approx(16e6 * 8 / 1e9, rel=1e-6)
+    assert float(found["cause"]) == pytest.approx(found["predicted"] / 2, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -268,13 +268,10 @@ class _Simulation:
             message = "has no effect on one call: add repeat, 2 for a call after this pause"
             raise self._document.error((*path, "pause"), message)
         place = of_cell if "experiment" in own.model_fields_set else of_group
-        predicted, cause = self._figure(cell, place), cell.cause
-        for plus in cell.plus if isinstance(cell.plus, list) else [cell.plus]:
-            keys = {"unit": cell.unit, "network": plus.network or cell.network}
-            predicted += self._figure(plus.model_copy(update=keys), (*place, "plus"))
+        predicted, cause = self._sum(cell, place), cell.cause
         error = _error(predicted, cell.measured)
         if cell.other:
-            other = self._figure(Cell.model_validate({**given, **cell.other}, context={}), place)
+            other = self._sum(Cell.model_validate({**given, **cell.other}, context={}), place)
             cause = cause.format(
                 other=other,
                 other_error=_error(other, cell.measured) or 0.0,
@@ -282,6 +279,14 @@ class _Simulation:
             )
         values = {"measured": cell.measured, "predicted": predicted, "error": error, "first": cell.first}
         return {"what": cell.what, "basis": cell.basis, "unit": cell.unit, **values, "cause": cause}
+
+    def _sum(self, cell: Cell, place: KeyPath) -> float:
+        """Figure of the cell and those that it adds."""
+        total = self._figure(cell, place)
+        for plus in cell.plus if isinstance(cell.plus, list) else [cell.plus]:
+            keys = {"unit": cell.unit, "network": plus.network or cell.network}
+            total += self._figure(plus.model_copy(update=keys), (*place, "plus"))
+        return total
 
     def _figure(self, cell: Simulated, place: KeyPath) -> float:
         """Figure in the cell's unit."""
