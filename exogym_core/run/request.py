@@ -21,8 +21,7 @@ from exogym_core.names import shown_value, visible
 from exogym_core.results.loggers import X_AXES
 from exogym_core.results.run_folder import is_run_folder
 from exogym_core.stages.boundaries import boundary_codec
-from exogym_core.stages.options import refuse_with_stages
-from exogym_core.stages.placement import hosts_of
+from exogym_core.stages.options import hosts_of, refuse_with_stages
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology

@@ -40,7 +40,7 @@ _COMMANDS = {
     "rendezvous": "netgym.sites.service:rendezvous",
     "report": "netgym.cli.report_command:report",
     "reproduce": "netgym.planning.commands:reproduce",
-    "retime": "netgym.cli.retime_command:retime",
+    "retime": "netgym.cli.run_commands:retime",
     "run": "netgym.cli.run_commands:run",
     "sample": "netgym.cli.main:sample",
     "schema": "netgym.cli.inspect_commands:schema",

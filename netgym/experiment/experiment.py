@@ -34,8 +34,7 @@ from exogym_core.config import (
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import PROGRAM_TASK, unique_labels, visible
 from exogym_core.results.run_folder import code_folder_of, is_own
-from exogym_core.stages.options import Stages
-from exogym_core.stages.placement import hosts_of
+from exogym_core.stages.options import Stages, hosts_of
 from netgym.experiment.own_code import OwnCode, find_own_code
 from netsim import Protocol, Topology
 from netsim.collectives.choice import parse_collectives

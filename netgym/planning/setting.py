@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exogym_core.cost.compute import Compute, Flops, StepDurations
 from exogym_core.cost.devices import find_device
 from exogym_core.data.samples import shared_out
-from exogym_core.stages.placement import hosts_of
+from exogym_core.stages.options import hosts_of
 from exogym_core.stages.split import Cut
 from exogym_core.strategy.base import Strategy
 from netgym.planning.models import memory_in_use

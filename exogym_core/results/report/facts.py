@@ -11,8 +11,7 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_key, value_text, value_texts
 from exogym_core.results.report.table import count_text, evaluated_every, short_count
 from exogym_core.results.templates import rendered
-from exogym_core.stages.options import Stages
-from exogym_core.stages.placement import hosts_of
+from exogym_core.stages.options import Stages, hosts_of
 from netsim import Topology
 from netsim.errors import InputError
 from netsim.files.documents import load_document
