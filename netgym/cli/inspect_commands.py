@@ -443,9 +443,9 @@ def _read(texts: Iterable[str]) -> dict[str, object]:
 
 
 def _print(strategy: str, report: CheckReport) -> None:
-    from netgym.cli.run_commands import stdout
+    from netsim.cli.terminal import PLAIN_WIDTH, plain_console
 
-    console = stdout()
+    console = plain_console(PLAIN_WIDTH)
     options = ", ".join(f"{name}={value!r}" for name, value in report.options.items())
     console.print(Text(visible(f"{strategy}({options})", 500), style="bold"))
     for row in report.rows:

@@ -14,7 +14,14 @@ import click
 
 from exogym_core.names import visible, visible_text
 from netgym.command_options import CommonOptions, debug_flag, takes
-from netsim.cli.terminal import CommandGroup, drop_output, given, usage_message
+from netsim.cli.terminal import (
+    PLAIN_WIDTH,
+    CommandGroup,
+    drop_output,
+    given,
+    plain_console,
+    usage_message,
+)
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.units import format_count
 
@@ -154,7 +161,6 @@ def list_names(
     from rich.text import Text
 
     from netgym.cli.inspect_commands import sections
-    from netgym.cli.run_commands import stdout
 
     makers = sections(every=every)
     if what is not None and what not in makers:
@@ -163,7 +169,7 @@ def list_names(
     if as_json:
         click.echo(json.dumps({section: dict(makers[section]()) for section in chosen}, indent=2))
         return
-    console = stdout()
+    console = plain_console(PLAIN_WIDTH)
     for section in chosen:
         console.print(Text(section, style="bold"))
         for name, description in makers[section]():

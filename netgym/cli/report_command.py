@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.names import visible
-from netgym.cli.run_commands import show_report, stdout
+from netgym.cli.run_commands import show_report
 from netgym.command_options import takes
-from netsim.cli.terminal import given
+from netsim.cli.terminal import given, plain_console
 from netsim.errors import InputError
 from netsim.files.plain_files import check_output, is_written_in_place, output_file
 
@@ -108,7 +108,7 @@ def report(
     table = Table(*study.table.headings, box=None, pad_edge=False)
     for is_winner, cells in study.table.rows:
         table.add_row(*map(Text, cells), style="bold" if is_winner else "")
-    console = stdout(200)
+    console = plain_console(200)
     console.print(table)
     console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
     for figure in figures:

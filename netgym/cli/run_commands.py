@@ -32,15 +32,13 @@ from netgym.command_options import (
     takes,
 )
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import given, plain_console
+from netsim.cli.terminal import PLAIN_WIDTH, given, plain_console
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-
-    from rich.console import Console
 
     from exogym_core.results.progress import AnyProgress
     from exogym_core.results.report import RunReport
@@ -56,15 +54,13 @@ __all__ = [
     "retime",
     "run",
     "show_report",
-    "stdout",
     "train_new",
 ]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
 
-_PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
-_WIDEST_TABLE = 200  # there
+_WIDEST_TABLE = 200  # in a file or a pipe
 
 
 def train_new(
@@ -259,11 +255,11 @@ def show_report(
     if as_json:
         click.echo(_json_document(folder, report, figures))
         return
-    console = stdout(_WIDEST_TABLE)
+    console = plain_console(_WIDEST_TABLE)
     table, left_out = report.table.rich(console.width)
     if report.results.strategies:  # none has ended yet in a run that still trains
         console.print(table)
-    console = stdout()
+    console = plain_console(PLAIN_WIDTH)
     basis = "; ".join(f"{name} {value}" for name, value in report.basis.items())
     console.print(Text(basis, style="dim"))
     if left_out:
@@ -277,11 +273,6 @@ def show_report(
     for figure in figures:
         click.echo(f"figure {visible(figure, 500)}")
     click.echo(str(folder.path))
-
-
-def stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
-    """Console of the terminal's width, or of `plain_width` for a file or pipe."""
-    return plain_console(plain_width)
 
 
 def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:

@@ -20,8 +20,8 @@ from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import NetworkSection
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
 from exogym_core.results.report.table import ResultTable
-from netgym.cli.run_commands import stdout
 from netgym.launch.launched import Clock  # noqa: TC001 (pydantic reads it)
+from netsim.cli.terminal import PLAIN_WIDTH, plain_console
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 from netsim.units import format_bytes, format_count, format_seconds
@@ -465,7 +465,7 @@ def print_launch(report: LaunchReport, path: Path | None, *, as_json: bool) -> N
     if as_json:
         click.echo(report.model_dump_json())
         return
-    show_summary(report, stdout())
+    show_summary(report, plain_console(PLAIN_WIDTH))
     if path is not None:
         click.echo(str(path))
 

@@ -12,14 +12,13 @@ from exogym_core.workers.processes.children import ChannelClosed
 from netgym.launch.launched import clock_of_environment
 from netgym.launch.report import show_summary, write_launch
 from netgym.launch.run import JoinedRanks, Launch, Script, serve_joined
-from netsim.cli.terminal import plain_console
+from netsim.cli.terminal import PLAIN_WIDTH, plain_console
 from netsim.errors import InputError
 
 __all__ = ["JoinedRanks", "main"]
 
 
 _SECONDS_TO_START = 300.0
-_PLAIN_WIDTH = 120  # of output to a file or a pipe
 
 
 def _launch() -> Launch:
@@ -54,7 +53,7 @@ def _serve(fd: int, path: str) -> int:
         from exogym_core.results.run_folder import RunFolder
 
         report = write_launch(RunFolder.create(out, Path(out).name), report)
-    show_summary(report, plain_console(_PLAIN_WIDTH, stderr=True, highlight=False))
+    show_summary(report, plain_console(PLAIN_WIDTH, stderr=True, highlight=False))
     if run.error is not None:
         print(f"error: {run.error}", file=sys.stderr, flush=True)
         return 1

@@ -16,7 +16,6 @@ from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
 from exogym_core.results.report.table import ResultTable, short_count
-from netgym.cli.run_commands import stdout
 from netgym.planning.sweep import (
     concerns,
     is_axis,
@@ -27,6 +26,7 @@ from netgym.planning.sweep import (
     short_keys,
     without_effect,
 )
+from netsim.cli.terminal import plain_console
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ def print_table(
         )
     for row_of_cells in cells:
         table.add_row(*row_of_cells)
-    console = stdout(_TABLE_WIDTH)
+    console = plain_console(_TABLE_WIDTH)
     for line in [title, *(f"{name}: {value}" for name, value in facts)]:
         console.print(line, soft_wrap=True, highlight=False)
     console.print(table)

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from netgym.cli.run_commands import RunArguments, echo_code, reported, show_report, stdout
+from netgym.cli.run_commands import RunArguments, echo_code, reported, show_report
 from netgym.command_options import TrainingArguments, confirm_seeds, is_place, takes
-from netsim.cli.terminal import given
+from netsim.cli.terminal import PLAIN_WIDTH, given, plain_console
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -115,7 +115,7 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
         table.add_column(heading, overflow="fold")
     for cells in rows:
         table.add_row(*map(Text, cells))
-    stdout().print(table)
+    plain_console(PLAIN_WIDTH).print(table)
 
 
 # --- compare ------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
     for entry in study.entries[:_ROWS]:
         rows += _cells(entry, visible(study.point_text(entry["point"])))
     _print_table(("point", "strategy", "final loss", "to target", "virtual time", "wan"), rows)
-    console = stdout()
+    console = plain_console(PLAIN_WIDTH)
     if len(study.entries) > _ROWS:
         more = format_count(len(study.entries) - _ROWS, "more point")
         console.print(Text(f"and {more}: see results.csv", style="dim"))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 __all__ = [
+    "PLAIN_WIDTH",
     "CommandGroup",
     "DelayedProgress",
     "OneLineCommand",
@@ -241,6 +242,10 @@ class OneLineCommand(click.Command):
             return super().invoke(ctx)
         except NetsimError as error:
             raise click.ClickException(str(error)) from None
+
+
+PLAIN_WIDTH = 120
+"""Characters a line of sentences that go to a file or a pipe."""
 
 
 def plain_console(plain_width: int | None = None, **options: Any) -> Console:
