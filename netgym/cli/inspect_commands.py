@@ -23,7 +23,7 @@ from exogym_core.names import visible
 from exogym_core.results.loggers import LOGGERS
 from netgym.command_options import takes
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import DelayedProgress, given
+from netsim.cli.terminal import PLAIN_WIDTH, DelayedProgress, given, plain_console
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
 
@@ -443,8 +443,6 @@ def _read(texts: Iterable[str]) -> dict[str, object]:
 
 
 def _print(strategy: str, report: CheckReport) -> None:
-    from netsim.cli.terminal import PLAIN_WIDTH, plain_console
-
     console = plain_console(PLAIN_WIDTH)
     options = ", ".join(f"{name}={value!r}" for name, value in report.options.items())
     console.print(Text(visible(f"{strategy}({options})", 500), style="bold"))
