@@ -50,9 +50,10 @@ def cells(part: str) -> Iterator[dict[str, Any]]:
     elif part == "compute":
         for name, (parts, tokens) in compute_cases.predictions().items():
             seconds = tokens / compute_cases.PUBLISHED[name]
-            yield cell(name, seconds, sum(parts.values()), "before")
+            first = compute_cases.FIRST[name]
+            yield {**cell(name, seconds, sum(parts.values()), "before"), "first": first}
     else:
-        basis = {"held_out": "before", "unseen": "known"}.get(part, "fitted")
+        basis = "known" if part in ("held_out", "unseen") else "fitted"
         for file in sorted((gloo.GOLDEN / part).glob("*.json")):
             for each in gloo.compare(json.loads(file.read_text())):
                 if each.measured >= gloo.COUNTED_SECONDS:

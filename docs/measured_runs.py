@@ -19,6 +19,8 @@ CELLS, TABLE = DOCS / "measured-runs.md", DOCS / "accuracy.md"
 BEGIN, END = "<!-- measured runs -->\n", "<!-- end of measured runs -->"
 MOST_ROWS = 60  # of a run's table; recordings of more have the largest errors only
 
+LEARNT = ", by *first prediction*; the model of *today* may have learnt from it"
+
 HEAD = """# Measured runs, cell by cell
 
 Written by `python docs/measured_runs.py`; `netgym reproduce NAME` prints one, `--json` all of it. An error is
@@ -45,7 +47,7 @@ def table(found: Sequence[ReproducedRun]) -> str:
             "not known",
         )
         lines += [
-            f"**{basis.capitalize()}**: {words}.",
+            f"**{basis.capitalize()}**: {words}{LEARNT * (basis == 'before')}.",
             "",
             f"| {' | '.join(heads)} |",
             "|---" * len(heads) + "|",

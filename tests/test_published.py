@@ -201,6 +201,10 @@ def test_a_second_simulation_adds_what_the_first_does(tmp_path: Path) -> None:
             "groups:\n  - unit: s\n    cells:\n      - {what: f, pause: 1 s}\n",
             "my.yaml:9: groups[0].cells[0].pause: has no effect on one call: add repeat",
         ),
+        (
+            "groups:\n  - basis: before\n    cells:\n      - {what: f, unit: s, measured: 1}\n",
+            "my.yaml:7: groups[0].basis: needs the prediction made before the figure was read: add first",
+        ),
         ("program: {file: a.py, part: b}\n", "my.yaml:6: program: only runs that ship with NetGym"),
         ("", "my.yaml:1: groups: is missing"),
     ],

@@ -115,7 +115,7 @@ class Cell(Simulated):
         what: the setting that was measured.
         measured: None: predicted only.
         basis: how far it tests the model, see `BASES`.
-        first: the prediction that was made before the figure was read.
+        first: the prediction that was made before the figure was read; needed where `basis` is before.
         cause: known causes of the error; {other} is the figure with `other`'s keys, {other_error} its error,
             {over_other} the prediction relative to it.
         other: keys that differ in a second simulation.
@@ -263,6 +263,10 @@ class _Simulation:
             raise self._document.error(
                 (*of_cell, missing), "is missing: add this key to the cell or its group"
             )
+        if cell.basis == "before" and cell.measured is not None and cell.first is None:
+            path = of_group if "basis" in group.model_fields_set - own.model_fields_set else of_cell
+            message = "needs the prediction made before the figure was read: add first to each cell, or write known"
+            raise self._document.error((*path, "basis"), message)
         if cell.pause and cell.repeat == 1:
             path = of_cell if "pause" in own.model_fields_set else of_group
             message = "has no effect on one call: add repeat, 2 for a call after this pause"

@@ -203,6 +203,18 @@ PUBLISHED = {
     "Llama 2 70B, full": 353,
 }
 
+#: Seconds of a step as predicted in 9d19d0af, before the published ones were compared.
+FIRST = {
+    "GPT-2, fp32": 0.9487,
+    "GPT-2, tf32": 0.2522,
+    "GPT-2, bf16": 0.2007,
+    "Llama 3 8B, selective layer": 2.1706,
+    "Llama 3 70B, full": 20.1865,
+    "Llama 2 13B, no recomputing": 2.9388,
+    "Llama 2 13B, selective layer": 3.3923,
+    "Llama 2 70B, full": 19.2769,
+}
+
 LLAMAS = {
     "Llama 3 8B, selective layer": Llama(4096, 32, 32, 8, 14336, 128256, 1, 8192, 0.5),
     "Llama 3 70B, full": Llama(8192, 80, 64, 8, 28672, 128256, 1, 8192, 1.0),
