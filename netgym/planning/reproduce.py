@@ -265,7 +265,9 @@ class _Simulation:
             )
         if cell.basis == "before" and cell.measured is not None and cell.first is None:
             path = of_group if "basis" in group.model_fields_set - own.model_fields_set else of_cell
-            message = "needs the prediction made before the figure was read: add first to each cell, or write known"
+            message = (
+                "needs the prediction made before the figure was read: add first to each cell, or write known"
+            )
             raise self._document.error((*path, "basis"), message)
         if cell.pause and cell.repeat == 1:
             path = of_cell if "pause" in own.model_fields_set else of_group
