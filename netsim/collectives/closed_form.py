@@ -9,7 +9,8 @@ step:
     done[i] = max(delivered[i] of own sends, delivered[i] of own receives)
 
 That no link is shared is checked, not assumed: the rates of all pairs that ever exchange messages fit into every link
-at once, as in a ring placed region by region. For other schedules the recurrence is a lower bound.
+at once, as in a ring placed region by region. For other schedules, and for protocols that buffer sends, the recurrence
+is a lower bound, in which nobody waits for sends that a buffer takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from netsim.collectives.schedules.ring import RingPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +152,7 @@ def contention_free_seconds(
     links = routes.links(*np.array(list(pairs), np.int64).reshape(-1, 2).T)
     if (routes.carried(links, routes.rate(links)) > routes.capacity * (1 + _ROUNDING)).any():
         return None
-    return _seconds(schedule, routes, is_bound=False)
+    return _seconds(schedule, routes, is_bound=False, waits=not protocol.buffers_sends)
 
 
 def undisturbed_seconds(
@@ -159,7 +162,8 @@ def undisturbed_seconds(
 
     All members enter at 0. None for the rare schedule that is too irregular.
     """
-    return _seconds(schedule, MessageRoutes(hosts, topology, protocol), is_bound=True)
+    routes = MessageRoutes(hosts, topology, protocol)
+    return _seconds(schedule, routes, is_bound=True, waits=not protocol.buffers_sends)
 
 
 def after_entry(
@@ -200,23 +204,31 @@ def after_entry(
     return crossed[:, :-1] / routes.capacity, done[schedule.num_steps]
 
 
-def _seconds(schedule: Schedule, routes: MessageRoutes, *, is_bound: bool) -> Seconds | None:
+def _seconds(schedule: Schedule, routes: MessageRoutes, *, is_bound: bool, waits: bool) -> Seconds | None:
+    """Instants by member; with `waits` its sends are done when they are delivered, else at once."""
     done = np.zeros(schedule.num_ranks)
     for phase in schedule.phases:
         pairs = phase.fixed_pairs()
         if pairs is not None and is_bound and (phase.num_gaps or phase.num_steps > _LONG):
             rounds = max(phase.num_steps - phase.num_gaps, 0) // phase.window
-            done[pairs[0]] += rounds * routes.delay(routes.links(*pairs))
+            delay = routes.delay(routes.links(*pairs))
+            if waits:
+                done[pairs[0]] += rounds * delay
+            elif isinstance(phase, RingPhase):  # once around the ring, a piece crosses every link
+                laps, rest = divmod(rounds, len(delay))
+                done += laps * delay.sum() + np.sort(delay)[:rest].sum()
         elif pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.num_gaps:
-            done = _ring_seconds(phase, pairs, done, routes)
+            done = _ring_seconds(phase, pairs, done, routes, waits)
         elif phase.window == 1:
-            done = _rounds_seconds(phase, done, routes)
+            done = _rounds_seconds(phase, done, routes, waits)
         else:
             return None
     return done
 
 
-def _ring_seconds(phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: MessageRoutes) -> Seconds:
+def _ring_seconds(
+    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: MessageRoutes, waits: bool
+) -> Seconds:
     """Every member sends one message a step, always to the same neighbour."""
     src, dst = pairs
     links = routes.links(src, dst)
@@ -228,20 +240,22 @@ def _ring_seconds(phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, rout
         num_bytes = phase.num_bytes(index)
         gate = done[(phase.gate(index) - 1) % phase.window]
         delivered = np.maximum(gate + latency, delivered) + num_bytes / rate
-        both = np.maximum(delivered, delivered[into])
+        received = delivered[into]
+        ended = np.maximum(delivered, received) if waits else received
         # Steps are done in order: a later one is not done before an earlier one.
-        done[index % phase.window] = np.maximum(both, done[index % phase.window - 1])
+        done[index % phase.window] = np.maximum(ended, done[index % phase.window - 1])
     result: Seconds = np.maximum.reduce(done)[np.argsort(src)]
     return result
 
 
-def _rounds_seconds(phase: Phase, start: Seconds, routes: MessageRoutes) -> Seconds:
+def _rounds_seconds(phase: Phase, start: Seconds, routes: MessageRoutes, waits: bool) -> Seconds:
     """Plain rounds of any messages."""
     done = start.copy()
     for index in range(phase.num_steps):
         step = phase.step(index)
         links = routes.links(step.src, step.dst)
         delivered = done[step.src] + routes.delay(links) + step.num_bytes / routes.rate(links)
-        np.maximum.at(done, step.src, delivered)
+        if waits:
+            np.maximum.at(done, step.src, delivered)
         np.maximum.at(done, step.dst, delivered)
     return done

@@ -9,7 +9,6 @@ from netsim.collectives.closed_form import MessageRoutes, contention_free_second
 from netsim.collectives.schedules.algorithms import build, default_algorithm
 from netsim.collectives.schedules.schedule import Problem
 from netsim.network.collective import (
-    BufferedCollective,
     Collective,
     GlooCollective,
     StepMessages,
@@ -105,9 +104,7 @@ def _start(
     group: Hashable,
     on_done: Callable[[int], None],
 ) -> Collective:
-    protocol = network.protocol
-    buffered = BufferedCollective if protocol.buffers_sends else Collective
-    kind = GlooCollective if protocol.rendezvous else buffered
+    kind = GlooCollective if network.protocol.rendezvous else Collective
     engine = network.engine
     return kind(engine, sequence, list(hosts), object() if group is None else group, on_done)
 

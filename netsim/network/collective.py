@@ -1,14 +1,12 @@
 """Collectives as owners of transfers: every member walks through the steps of a schedule by itself.
 
-A member posts step i when its step i - window is done. A message leaves when its sender posts it; its send and its
-receive are done when it is delivered (and the receiver has posted the step).
-
-**As NCCL does it** over sockets, a send is done when the socket's buffer has taken its bytes.
+A member posts step i when its step i - window is done. A message leaves when its sender posts it; its receive is done
+when it is delivered and the receiver has posted the step. Its send is done when the socket's buffer has taken its
+bytes, or, without sockets (`ideal`), when it is delivered. The send of a single message is done with its receive.
 
 **As gloo does it**, data leave only when the receiver's note has come: both sides write a note as they post, and
-notes and data of one connection leave in order, so a note may wait behind data. A send is done when the socket's
-buffer has taken its bytes. gloo's threads wake some tenths of a millisecond apart, and post one send and receive
-after the other.
+notes and data of one connection leave in order, so a note may wait behind data. gloo's threads wake some tenths of a
+millisecond apart, and post one send and receive after the other.
 
 **Two threads of a member.** One reads from the sockets: where the receiver's note follows data on a connection, it
 reads the note as well and writes what that asks for, before the thread that waits for the data has woken (and reduced
@@ -259,6 +257,8 @@ class Collective(Owner):
         self._num_done = [0] * sequence.num_members  # in a row
         self._open: dict[int, OpenStep] = {}
         self._waits_for_receive = False  # the send of a single message, which is delivered
+        tcp = engine.connections.tcp
+        self._buffers_sends = tcp is not None and tcp.buffers_sends and not sequence.is_message
 
     def arrive(self, member: int) -> None:
         """A member enters now."""
@@ -277,7 +277,7 @@ class Collective(Owner):
             self.engine.end_connections(self.group)
 
     def delivered(self, transfer: Transfer) -> None:
-        """Both ends have one part less to wait for; the receiver goes on first."""
+        """The receiver has one part less to wait for; then so has the sender, unless a buffer has taken the bytes."""
         if self.is_cancelled:
             return
         assert isinstance(transfer, StepTransfer)
@@ -285,8 +285,14 @@ class Collective(Owner):
         self._part_done(step, transfer.dst)
         if self.sequence.is_message and not self.has_arrived[transfer.dst]:
             self._waits_for_receive = True  # a send is done with its receive, and that is not posted yet
-        else:
+        elif not self._buffers_sends:
             self._part_done(step, transfer.src)
+
+    def sent(self, transfer: Transfer) -> None:
+        """A socket's buffer has taken the bytes."""
+        if not self.is_cancelled:
+            assert isinstance(transfer, StepTransfer)
+            self._part_done(transfer.step, transfer.src)
 
     def _enter(self, member: int) -> None:
         self._go_on(member)
@@ -341,12 +347,12 @@ class Collective(Owner):
         """Start the sends of a member in a step."""
         messages = step.messages
         for send in range(messages.first[member], messages.first[member + 1]):
-            dst = messages.targets[send]
-            self._send(member, dst, messages.sizes[send], step, DATA, False)
+            self._send(member, messages.targets[send], messages.sizes[send], step, DATA, self._buffers_sends)
 
     def _lane(self, src: int, dst: int, step: OpenStep) -> int:
         """Number of the connection between their hosts that two members use (see `Connection`): one for a group."""
-        return 0
+        num_channels = self.sequence.num_channels
+        return -1 - step.index % num_channels if num_channels > 0 and self.engine.connections.num_channels > 0 else 0
 
     def _send(self, src: int, dst: int, size: float, step: OpenStep, kind: int, tells_sent: bool) -> None:
         if self.is_cancelled:
@@ -357,40 +363,8 @@ class Collective(Owner):
         engine.send(StepTransfer(connection, size, self, step, src, dst, kind), tells_sent)
 
 
-@final
-class BufferedCollective(Collective):
-    """A collective whose sends are done when a buffer has taken them; that of a single message, with its receive."""
-
-    def _lane(self, src: int, dst: int, step: OpenStep) -> int:
-        num_channels = self.sequence.num_channels
-        return -1 - step.index % num_channels if num_channels > 0 else 0
-
-    def delivered(self, transfer: Transfer) -> None:
-        if self.sequence.is_message:
-            super().delivered(transfer)
-        elif not self.is_cancelled:
-            assert isinstance(transfer, StepTransfer)
-            self._part_done(transfer.step, transfer.dst)
-
-    def sent(self, transfer: Transfer) -> None:
-        if not self.is_cancelled:
-            assert isinstance(transfer, StepTransfer)
-            self._part_done(transfer.step, transfer.src)
-
-    def _post(self, member: int, step: OpenStep) -> None:
-        messages = step.messages
-        tells_sent = not self.sequence.is_message
-        for send in range(messages.first[member], messages.first[member + 1]):
-            self._send(member, messages.targets[send], messages.sizes[send], step, DATA, tells_sent)
-
-
 class RendezvousCollective(Collective):
     """A collective with data that leave when the receiver has asked for them, and the sender has them."""
-
-    def sent(self, transfer: Transfer) -> None:
-        if not self.is_cancelled:
-            assert isinstance(transfer, StepTransfer)
-            self._part_done(transfer.step, transfer.src)
 
     def _offer(self, step: OpenStep, src: int, send: int) -> None:
         """The sender has the data: they leave where the receiver has asked for them already."""

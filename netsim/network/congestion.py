@@ -37,6 +37,7 @@ class TcpSettings:
     def __init__(self, protocol: Any) -> None:
         self.slow_start = bool(protocol.slow_start)
         self.rendezvous = bool(protocol.rendezvous)
+        self.buffers_sends = bool(protocol.buffers_sends)
         self.congestion = str(protocol.congestion)
         self.initial_segments = float(protocol.initial_segments)
         self.owed = 0.0 if protocol.quick_acks else 2.0

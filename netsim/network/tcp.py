@@ -223,9 +223,9 @@ class Window(CongestionControl):
             largest = self._initial * 2.0 ** int(min(idle / self._timeout, 64))
             if not self._fresh_window <= self._acknowledged_window() <= largest:
                 return False
-        # Under a rendezvous a sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
+        # A sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
         is_small = self.buffer_bytes(now) == self.buffer_bytes(inf)
-        return not self.tcp.rendezvous or is_small
+        return not self.tcp.buffers_sends or is_small
 
     # -- messages --------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Protocol:
         rtt_bias: transfers with longer round trips get smaller shares.
         rendezvous: data leave only when the receiver's note has arrived; honoured by collectives.
         buffers_sends: a member's send is done when the socket's buffer has taken it, not at delivery; honoured by
-            collectives.
+            collectives, where there are windows.
         software_seconds: what sending one message costs besides the network, added to its latency.
         collectives_in_flight: collectives of one group that run at once; honoured by the kernel.
         give_up_seconds: a connection is given up when a dead link has let no byte of its transfer through for
@@ -390,6 +390,7 @@ _LINUX_TCP = Protocol(
     queue_packets=1000,  # the default of Linux's interfaces (txqueuelen)
     has_headers=True,
     rtt_bias=True,
+    buffers_sends=True,
     # net.ipv4.tcp_retries2 = 15: what ten time-outs from 0.2 s on, each twice the one before, and then six of
     # 120 s come to (Linux, Documentation/networking/ip-sysctl.rst). It is the least: the time-out that is
     # running by then comes to its end first.
@@ -403,7 +404,6 @@ PRESETS: dict[str, Protocol] = {
         queue_packets=None,
         quick_acks=True,
         rendezvous=True,
-        buffers_sends=True,
         software_seconds=0.2e-3,
         collectives_in_flight=2,
         library="gloo",
@@ -412,9 +412,7 @@ PRESETS: dict[str, Protocol] = {
     "linux-tcp": _LINUX_TCP,
     # Two channels of one socket and thread: NCCL's defaults outside of clouds (NCCL_NSOCKS_PERTHREAD,
     # NCCL_SOCKET_NTHREADS). It sends without a rendezvous.
-    "nccl-sockets": replace(
-        _LINUX_TCP, name="nccl-sockets", library="nccl", buffers_sends=True, channels=2, streams=2
-    ),
+    "nccl-sockets": replace(_LINUX_TCP, name="nccl-sockets", library="nccl", channels=2, streams=2),
 }
 """Protocols by name."""
 

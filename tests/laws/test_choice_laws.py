@@ -104,7 +104,7 @@ networks = st.builds(
     st.sampled_from(["1 ms", "50 ms", "500 ms"]),
 )
 sizes = st.lists(st.sampled_from([2_000, 20_000, 200_000, 1_000_000]), min_size=2, max_size=8)
-# Buckets of two sizes: the fastest algorithms of each alone take a quarter longer than one for both.
+# Buckets of two sizes: the fastest algorithms of each alone take a seventh longer than one for both.
 MIXED = network(
     [("300 Mbit/s", "5 ms"), ("300 Mbit/s", "200 ms"), ("2 Gbit/s", "80 ms")],
     [("10 Gbit/s", "50 us"), ("1 Gbit/s", "5 ms"), ("10 Gbit/s", "50 us")],
@@ -117,7 +117,7 @@ OFFERED = sorted(name for name, row in ALGORITHMS["all_reduce"].items() if row.i
 
 
 @given(st.integers(0, len(STRATEGIES) - 1), sizes, networks, st.sampled_from(OFFERED))
-@example(0, PARTS, MIXED, "two-level-direct")
+@example(0, PARTS, MIXED, "gloo")
 @settings(max_examples=1)
 def test_rounds_are_as_fast_as_by_any_one_algorithm(
     strategy: int, sizes: list[int], where: Form, name: str
@@ -240,7 +240,7 @@ def test_strategies_that_fail_without_values_choose_by_call(error: Any, warns: b
 
 def test_processes_resumed_trainings_and_plans_choose_alike(tmp_path: Path) -> None:
     first = trained(0, PARTS, MIXED, "auto")
-    assert first.collectives == {"all_reduce": ["two-level-direct"]}
+    assert first.collectives == {"all_reduce": ["gloo"]}
     processes = trained(0, PARTS, MIXED, "auto", workers={"kind": "processes", "processes": 2})
     assert outcome(processes) == outcome(first)
     stopped = {"checkpoint_interval": 1, "save_dir": tmp_path}
@@ -271,6 +271,4 @@ class Reads(AllReduceStrategy):
 
 def test_a_strategy_that_needs_values_is_trained_by_the_fastest_algorithm_of_each_call() -> None:
     about = {"strategy": Reads(bucket_bytes=100_000)}
-    assert trained(0, PARTS, MIXED, "auto", **about).collectives == {
-        "all_reduce": ["direct", "two-level-direct"]
-    }
+    assert trained(0, PARTS, MIXED, "auto", **about).collectives == {"all_reduce": ["direct", "gloo"]}

@@ -28,13 +28,13 @@ __all__ = ["Abridged"]
 
 
 class Gathering:
-    """A collective that starts when its last member arrives and finishes for all members at once.
+    """A collective that starts when its last member arrives.
 
     Args:
         network: network whose clock it uses.
         num_members: number of members.
         begun: called when all have arrived, with the seconds by which each preceded the last; returns the remaining
-            seconds.
+            seconds of each.
         on_done: called with every member when it finishes.
     """
 
@@ -42,7 +42,7 @@ class Gathering:
         self,
         network: Network,
         num_members: int,
-        begun: Callable[[tuple[float, ...]], float],
+        begun: Callable[[tuple[float, ...]], Sequence[float]],
         on_done: Callable[[int], None],
     ) -> None:
         self._env, self._num_members, self._begun, self._on_done = network.env, num_members, begun, on_done
@@ -54,9 +54,10 @@ class Gathering:
         self._num_expected -= 1
         self._arrivals[member] = self._env.now
         if not self._num_expected:
-            at = self._env.now + self._begun(tuple(self._env.now - each for each in self._arrivals))
+            now = self._env.now
+            remaining = self._begun(tuple(now - each for each in self._arrivals))
             for each in range(self._num_members):
-                call_at(self._env, at, partial(self._finish, each))
+                call_at(self._env, now + remaining[each], partial(self._finish, each))
 
     def cancel(self) -> None:
         """Cancel it: `on_done` is no longer called."""
@@ -81,7 +82,7 @@ class Abridged:
         self._network = network
         self._estimator = Estimator(network.topology, network.protocol)
         self._first_steps = cache(self._estimator.first_steps)
-        self._crowds: dict[Hashable, tuple[float, NDArray[float64]]] = {}
+        self._crowds: dict[Hashable, tuple[NDArray[float64], NDArray[float64]]] = {}
 
     def start(
         self, plan: Schedule, hosts: tuple[int, ...], group: Hashable, on_done: Callable[[int], None]
@@ -135,7 +136,7 @@ class Abridged:
             return start_all_to_all(self._network, hosts, group=group, on_done=on_done)
         rows: dict[int, tuple[int, ...]] = {}
 
-        def begun(early: tuple[float, ...]) -> float:
+        def begun(early: tuple[float, ...]) -> Sequence[float]:
             sizes = tuple(rows[member] for member in range(len(hosts)))
             return self._begin_crowd(hosts, sizes, lambda: whole(sizes), early)
 
@@ -149,11 +150,11 @@ class Abridged:
 
     def _begin_crowd(
         self, hosts: tuple[int, ...], sizes: Hashable, made: Callable[[], Schedule], early: tuple[float, ...]
-    ) -> float:
-        """Remaining seconds of a crowd of messages, whose members arrived `early` seconds before the last."""
+    ) -> Sequence[float]:
+        """Remaining seconds of each member of a crowd, whose members arrived `early` seconds before the last."""
         key = (hosts, sizes, early)
         if key not in self._crowds:
             self._crowds[key] = self._estimator.crowds.times(made(), hosts, early)
         seconds, link_bytes = self._crowds[key]
         self._network.credit_links(link_bytes)
-        return seconds
+        return seconds.tolist()  # type: ignore[no-any-return]
