@@ -117,9 +117,10 @@ class ShapedLinks:
         """Words before a command that run it on a host."""
         return ["ip", "netns", "exec", self.namespace(node)]
 
-    def address(self, host: str) -> str:
-        """The host's address: that of its first link, `interface(host)`."""
-        link = next(link for link in self.topology.links if link.source == host)
+    def address(self, host: str, neighbour: str | None = None) -> str:
+        """The host's address on its link to a neighbour, or on its first link, `interface(host)`."""
+        links = (link for link in self.topology.links if link.source == host)
+        link = next(link for link in links if neighbour in (None, link.target))
         return self._address(link.source, link.target)
 
     def interface(self, host: str) -> str:

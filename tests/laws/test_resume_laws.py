@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.run import loop
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
+from netsim import DeadlockError
 
 NUM_NODES, NUM_STEPS = 3, 7
 PROCESSES = {"kind": "processes", "processes": 2}
@@ -235,4 +237,5 @@ def test_the_law_sees_what_is_forgotten(
     owner, name = PLANTED[forgotten]
     counted_as = SimulatedCommunicator.counted_as
     monkeypatch.setattr(owner, name, (lambda comm: counted_as(comm, 0)) if name == "repeating" else forget)
-    assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) != expected
+    with suppress(DeadlockError):  # calls that are counted differently meet nobody
+        assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) != expected
