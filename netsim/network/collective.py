@@ -352,7 +352,11 @@ class Collective(Owner):
     def _lane(self, src: int, dst: int, step: OpenStep) -> int:
         """Number of the connection between their hosts that two members use (see `Connection`): one for a group."""
         num_channels = self.sequence.num_channels
-        return -1 - step.index % num_channels if num_channels > 0 and self.engine.connections.num_channels > 0 else 0
+        return (
+            -1 - step.index % num_channels
+            if num_channels > 0 and self.engine.connections.num_channels > 0
+            else 0
+        )
 
     def _send(self, src: int, dst: int, size: float, step: OpenStep, kind: int, tells_sent: bool) -> None:
         if self.is_cancelled:
