@@ -95,8 +95,7 @@ def measured(topology: Topology, num_bytes: int, calls: int) -> float:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        rank, following, num_bytes, calls = sys.argv[1:]
-        rank_program(int(rank), following, int(num_bytes), int(calls))
+        rank_program(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
         return
     if reason := why_not():
         sys.exit(f"plain_sockets: {reason}")
