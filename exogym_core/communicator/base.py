@@ -71,8 +71,10 @@ class Traffic:
     bytes_by_dtype: dict[str, int] = field(default_factory=dict, compare=False)
     charged_values: int = field(default=0, compare=False)
 
-    def count(self, tensors: Sequence[Tensor]) -> None:
-        """Count a message of these tensors."""
+    def count(self, tensors: Sequence[Tensor], bytes_sent: int, wan_bytes: int = 0) -> None:
+        """Count a call that gives these tensors, with the bytes that it sends, and sends to other regions."""
+        self.bytes_sent += bytes_sent
+        self.wan_bytes += wan_bytes
         for tensor in tensors:
             num_bytes, dtype = tensor.nbytes, _dtype_name(tensor.dtype)
             self.payload_bytes += num_bytes

@@ -213,8 +213,7 @@ class GlooCommunicator(Communicator):
 
     def _count(self, tensors: Sequence[Tensor], bytes_sent: int) -> None:
         if not self.state.off_clock:
-            self.state.traffic.count(tensors)
-            self.state.traffic.bytes_sent += bytes_sent
+            self.state.traffic.count(tensors, bytes_sent)
 
     def _stage(self, tensor: Tensor, own: bool) -> Tensor:
         return flattened(tensor, self._wire.device, own)

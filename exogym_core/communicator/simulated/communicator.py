@@ -369,7 +369,7 @@ class SimulatedCommunicator(Communicator):
 
     def charge(self, call: CollectiveCall) -> None:
         key, load = self._next_key(), load_of(call, self._ranks, self._store)
-        self._count(load, self.rank, call.tensors)
+        self.state.traffic.count(call.tensors, *self._book.traffic(load, self.rank))
         self._request(Post(key, self.rank, load, self.call_seconds))
         self._request(Wait(key))
 
@@ -395,7 +395,7 @@ class SimulatedCommunicator(Communicator):
         elif earlier.agreed() != signature.agreed():
             raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
         if on_clock:
-            self._count(call, member, tensors)
+            self.state.traffic.count(tensors, *self._book.traffic(call, member))
             self._request(Post(key, member, call, self.call_seconds))
         handle = SimulatedHandle(self, part, ticket, deliver, on_clock)
         if self.state.noted is None and not waits:
@@ -428,13 +428,6 @@ class SimulatedCommunicator(Communicator):
                         self._port.take(flight.ticket, member, nothing)
                 state.unwaited = flight.signature
         state.look_at = max(8, 2 * len(state.in_flight))
-
-    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
-        traffic = self.state.traffic
-        bytes_sent, wan_bytes = self._book.traffic(call, member)
-        traffic.bytes_sent += bytes_sent
-        traffic.wan_bytes += wan_bytes
-        traffic.count(tensors)
 
     def _next_key(self, group: Hashable = None, side: str = "") -> Key:
         """Key of the next call of `group` from this `side`; None: of this group's next collective."""
@@ -512,7 +505,7 @@ class SimulatedCommunicator(Communicator):
         number = cast("int", self._next_key(name, "put").number)
         self._post_alone("put", Key(("put", (name, ranks[0])), number), [tensor])
         call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
-        self._count(call, 0, [tensor])
+        self.state.traffic.count([tensor], *self._book.traffic(call, 0))
         self._request(Put(name, number, call))
 
     def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
@@ -622,7 +615,8 @@ class SimulatedCommunicator(Communicator):
         group = ("fetch", self._states, of_run, self._next_key(("fetch", self._group_id)).number)
         tensors = self._handed_over("fetch", Key(group, fetched.number))
         with self.state.traffic.of_plain_values():
-            self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)
+            call = Call("sendrecv", (fetched.source, of_run), fetched.num_bytes)
+            self.state.traffic.count(tensors, *self._book.traffic(call, 0))
         return fetched.number, tensors
 
     def _check_on_clock(self, call: str) -> None:
