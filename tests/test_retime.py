@@ -13,6 +13,8 @@ import torch
 from experiments import experiment, fitted, outcome, results_of, samples
 
 from exogym_core.results.fit_result import FitResult
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.run.retiming import RecordedTraining
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
 from netgym.cli.main import main
 from netgym.studies.report import StudyReport
@@ -203,6 +205,54 @@ def test_other_trainings_are_refused(run: Path, change: str, capsys: pytest.Capt
     line = capsys.readouterr().err
     assert f"retime: {change.partition('.')[0].partition('=')[0]} is another than in" in line
     assert "use: netgym compare" in line
+
+
+def test_what_is_no_other_timing_of_a_run_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep was trained again, and a run copied."""
+    study = shutil.copytree(run, tmp_path / "sweep/points/0000").parents[1]
+    shutil.copy(run / "experiment.yaml", study)
+    shutil.copy(run / "environment.json", study)
+    shutil.copytree(run, tmp_path / "tuned/search").with_name("experiment.yaml").write_text("name: tuned\n")
+    there = "--topology", "wan-4-regions"
+    for words, line in (
+        ((run, "--topology", "lan"), "is timed as asked: give another network, such as --topology"),
+        ((run,), "is timed as asked"),
+        ((study, *there), f"is a sweep: retime one of its points, such as {study}/points/0000; or add the"),
+        ((tmp_path / "tuned", "--trust", *there), f"use: netgym retime {tmp_path}/tuned/comparison"),
+        ((run, "--set", "topology.wan.0.rtt=1 s"), "the topology has no 'wan': it has name, "),
+    ):
+        assert command("retime", *words) == 2
+        assert line in capsys.readouterr().err
+    far = ("--set", "topology.wan.0.rtt=1 s", *there, "--out", tmp_path / "far", "--jobs", 1)
+    assert command("retime", run, *far) == 0
+    assert command("retime", tmp_path / "far", "--set", "topology.wan.0.rtt=1 s") == 2
+    line = "the topology has no 'wan': its links are links.0 (asia - eu), "
+    assert line in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_stopped_retiming_goes_on_by_retiming(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hint began another folder on the old network, and what was resumed was trained."""
+    network, retime = ("--topology", "wan-4-regions", "--jobs", 1), RecordedTraining.of_run
+    assert command("retime", run, *network, "--out", tmp_path / "whole") == 0
+    of_run: list[str] = []
+
+    def stopped(folder: Path, name: str) -> Any:
+        of_run.append(name)
+        if len(of_run) == 2:
+            raise KeyboardInterrupt
+        return retime(folder, name)
+
+    monkeypatch.setattr(RecordedTraining, "of_run", stopped)
+    assert command("retime", run, *network, "--out", tmp_path / "cut") == 130
+    assert f"to continue: netgym compare --resume {tmp_path}/cut" in capsys.readouterr().err
+    assert command("compare", "--resume", tmp_path / "cut", "--jobs", 1) == 0
+    assert results_of(tmp_path / "cut") == results_of(tmp_path / "whole")
+    facts = [RunFolder(tmp_path / name).read_retimed() for name in ("cut", "whole")]
+    assert facts[0] == facts[1] != {}
 
 
 def test_a_damaged_recording_is_trained_again(run: Path, tmp_path: Path) -> None:

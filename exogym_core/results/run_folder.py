@@ -245,6 +245,15 @@ class RunFolder:
         """Runs that were retimed, by the names in their files: the folder that each was trained in."""
         return self._noted("retimed")
 
+    def note_source(self, source: str) -> None:
+        """Note in environment.json the folder whose runs are retimed here, also after an interruption."""
+        self._write_facts(_facts(self.path), source=source)
+
+    def read_source(self) -> str | None:
+        """Folder whose runs are retimed here; None: not noted."""
+        found = _facts(self.path).get("source")
+        return found if isinstance(found, str) else None
+
     def note_trained_again(self, label: str, reason: str) -> None:
         """Note in environment.json why a strategy was trained here, although another run has the same training."""
         self._note("trained_again", label, reason)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from exogym_core.results.progress import AnyProgress
     from exogym_core.results.report import RunReport
     from exogym_core.results.run_folder import RunFolder
+    from netgym.experiment.comparison import TrainedRun
     from netgym.experiment.experiment import Experiment
     from netgym.experiment.own_code import OwnCode
 
@@ -85,14 +86,15 @@ def train_new(
     Returns:
         The summary: one object a strategy.
     """
-    from netgym.experiment.comparison import TrainedRun, settle_code
     from netgym.experiment.comparison import compare as compare_runs
+    from netgym.experiment.comparison import settle_code
 
-    labels = () if source is None else [str(entry.label) for entry in experiment.strategies]
-    sources = {label: TrainedRun(source.path, label) for label in labels if source is not None}
+    sources = {} if source is None else _sources(experiment, source.path)
     try:
         folder.write_text("experiment.yaml", experiment.to_yaml())
         folder.write_environment(experiment.code_folder)
+        if source is not None:
+            folder.note_source(os.path.relpath(source.path.resolve(), folder.path.resolve()))
         settle_code(folder, experiment.own_code)
         if under_torchrun():
             from exogym_core.workers.torchrun.rank import remember
@@ -106,6 +108,14 @@ def train_new(
         if isinstance(error, InputError | RecordError) or is_alone:
             folder.discard_if_untrained()
         raise
+
+
+def _sources(experiment: Experiment, folder: Path) -> dict[str, TrainedRun]:
+    """Runs of `folder` that have each strategy's training, by label."""
+    from netgym.experiment.comparison import TrainedRun
+
+    labels = [str(entry.label) for entry in experiment.strategies]
+    return {label: TrainedRun(folder, label) for label in labels}
 
 
 def _is_follower(experiment: Experiment) -> bool:
@@ -367,7 +377,7 @@ class RunArguments(TrainingArguments):
         from exogym_core.results.run_folder import RunFolder, require_own
         from netgym.experiment.comparison import compare as compare_runs
         from netgym.experiment.comparison import report_finished_runs, settle_code
-        from netgym.experiment.experiment import Experiment
+        from netgym.experiment.experiment import Experiment, differing_training
 
         folder = RunFolder.open(path)
         if not self.trust:
@@ -397,9 +407,16 @@ class RunArguments(TrainingArguments):
         with self._reported(folder):
             _load_own_code(experiment)
             folder.log("resumed")
+            sources = {}
+            if (place := folder.read_source()) is not None and (path / place / "experiment.yaml").is_file():
+                trained = Experiment.load(path / place / "experiment.yaml", trust=True)
+                if differing_training(trained, experiment) is None:
+                    sources = _sources(experiment, path / place)
             with _shown(experiment, folder) as listener:
                 settle_code(folder, experiment.own_code, accepted=self.edited_code)
-                compare_runs(experiment, folder, listener, jobs=self.jobs, resume=True, trace=trace)
+                compare_runs(
+                    experiment, folder, listener, jobs=self.jobs, resume=True, trace=trace, sources=sources
+                )
         exit_if_failed(folder.read_summary())
 
     def _reported(self, folder: RunFolder) -> AbstractContextManager[None]:
@@ -460,11 +477,13 @@ def retime(
         trust: Accept a RUN that another user made or changed.
     """
     from exogym_core.config import resolved_protocol
+    from exogym_core.results.reading import comparison_of, is_study, runs_in
     from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
     from netgym.experiment.comparison import edited_code_of
     from netgym.experiment.experiment import (
         Experiment,
         apply_overrides,
+        differing_key,
         differing_training,
         opened_topology,
     )
@@ -476,6 +495,14 @@ def retime(
         return
     if not trust:
         require_own(folder, "run")
+    if is_study(folder):
+        points = [visible(each) for each in runs_in(folder)[:1]] or ["none has begun"]
+        raise InputError(
+            f"{visible(folder)}: is a sweep: retime one of its points, such as {points[0]}; or add the network to "
+            "`sweep: topology`, which retimes all"
+        )
+    if (comparison := comparison_of(folder)) is not None:
+        raise InputError(f"{visible(folder)}: is a tuning: use: netgym retime {visible(comparison)}")
     source = RunFolder.open(folder)
     flags = {"topology": topology, "protocol": protocol}
     changed: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
@@ -493,9 +520,13 @@ def retime(
         raise InputError(
             f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"
         )
+    if differing_key(stored, experiment) is None:
+        raise InputError(
+            f"retime: {visible(folder)} is timed as asked: give another network, such as --topology home-tiers"
+        )
     made = RunFolder.create(out, f"{experiment.settings.name}-retimed")
     show = partial(show_report, made, as_json=as_json, jobs=jobs)
-    again = f"netgym retime {visible(folder)}"
+    again = f"netgym compare --resume {visible(made.path)}"
     with reported(made, show, again, made.discard_if_untrained):
         echo_code(experiment.own_code)
         if edited := edited_code_of(source, experiment.own_code):

@@ -69,6 +69,7 @@ __all__ = [
 
 
 _MOST_SEEDS = 10_000
+_MOST_LINKS = 8  # named in an error
 
 # Keys that change times and bytes, and no loss where no rank learns the time; and what is made of the results.
 _TIMED = (
@@ -859,12 +860,21 @@ def _place(topology: str, folder: Path) -> str | Path:
 
 
 def _refuse_new_names(topology: object, keys: Sequence[str], origin: str) -> None:
-    """Refuse a key inside a region or host that the topology does not have, which would begin an incomplete one."""
+    """Refuse a key inside a region, host or link that the topology lacks, which would begin an incomplete one."""
+    known = topology if isinstance(topology, dict) else {}
+    if len(keys) > 3 and keys[1] in ("wan", "links") and not known.get(keys[1]):
+        other = "wan" if keys[1] == "links" else "links"
+        entries = [each for each in known.get(other) or () if isinstance(each, dict)][: _MOST_LINKS + 1]
+        ends = [visible(" - ".join(map(str, each.get("between") or ())), 60) for each in entries]
+        named = [f"{other}.{number} ({pair})" for number, pair in enumerate(ends)]
+        named[_MOST_LINKS:] = ["..."] if len(named) > _MOST_LINKS else []
+        there = f"its links are {', '.join(named)}" if named else f"it has {', '.join(map(visible, known))}"
+        raise InputError(f"{origin}: the topology has no '{keys[1]}': {there}")
     if len(keys) < 4 or keys[1] not in ("regions", "hosts") or keys[2] == "*":
         return
-    named = topology.get(keys[1]) if isinstance(topology, dict) else None
-    if not isinstance(named, list) and keys[2] not in (named or {}):
-        error = unknown_name(keys[1][:-1], keys[2], named or {})
+    named_hosts = known.get(keys[1])
+    if not isinstance(named_hosts, list) and keys[2] not in (named_hosts or {}):
+        error = unknown_name(keys[1][:-1], keys[2], named_hosts or {})
         raise type(error)(f"{origin}: {error}")
 
 
