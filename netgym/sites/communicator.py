@@ -434,8 +434,11 @@ class SiteRankCommunicator(ElasticCommunicator):
         between, inside: as given.
     """
 
+    between: ElasticCommunicator
+    inside: GlooCommunicator
+
     def __init__(self, between: ElasticCommunicator, inside: GlooCommunicator) -> None:
-        self.between, self.inside, self._own = between, inside, inside
+        self.between, self.inside = between, inside
         self._first = between.rank * inside.world_size
         self.link, state, rank = between.link, between.state, self._first + inside.rank
         everyone = range(between.world_size * inside.world_size)
@@ -443,14 +446,14 @@ class SiteRankCommunicator(ElasticCommunicator):
 
     def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
-        own = range(self._first, self._first + self._own.world_size)
+        own = range(self._first, self._first + self.inside.world_size)
         if set(members) <= set(own):
-            return self._own.group([rank - self._first for rank in members], reuse, number)
-        if members == list(range(self._own.rank, self.world_size, self._own.world_size)):
+            return self.inside.group([rank - self._first for rank in members], reuse, number)
+        if members == list(range(self.inside.rank, self.world_size, self.inside.world_size)):
             return self.between
         raise InputError(
             f"rank {self.rank}, group: {members} are of several sites, which come and go, and a site has "
-            f"{self._own.world_size} processes: make ranks_per_worker equal to that"
+            f"{self.inside.world_size} processes: make ranks_per_worker equal to that"
         )
 
     def before_meeting(self, call: Callable[[], None]) -> None:
@@ -461,15 +464,15 @@ class SiteRankCommunicator(ElasticCommunicator):
 
     def compare_places(self, compare: bool) -> None:
         super().compare_places(compare)
-        self._own.compare_places(compare)
+        self.inside.compare_places(compare)
 
     @contextmanager
     def off_clock(self) -> Iterator[None]:
-        with self._own.off_clock(), super().off_clock():
+        with self.inside.off_clock(), super().off_clock():
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._own.state_dict(), **super().state_dict()}
+        return {**self.inside.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.between.load_state_dict(saved)
@@ -477,13 +480,13 @@ class SiteRankCommunicator(ElasticCommunicator):
     def finish(self) -> None:
         """Report the end of this site; its processes stay while another site needs their state."""
         self.between.finish()
-        self._own.finish()
+        self.inside.finish()
 
     def close(self) -> None:
         """Leave the other sites, and this one."""
         self.between.close()
         super().close()
-        self._own.close()
+        self.inside.close()
 
 
 def site_link(

@@ -55,6 +55,7 @@ class RoundMeeting(_Pending):
     awaited: frozenset[int] | None
     rule: Deadline = FIXED
     enough: float = math.inf  # since when a quorum has been there
+    missing: set[int] = field(default_factory=set)  # sites that it waits for
     weights: dict[int, float] = field(default_factory=dict)
     is_settled: bool = False
 
@@ -113,6 +114,8 @@ class PendingRounds:
             self._update_attempt(attempt, now)
         for meeting in list(self._rounds.values()):
             self._update_round(meeting, now)
+        for pending, _, arrived, missing in self._open_waits(now):
+            self._report_wait(pending, arrived, missing, now)
 
     def forget(self, site: int) -> None:
         """Drop the questions of an earlier process of this site."""
@@ -232,11 +235,9 @@ class PendingRounds:
             meeting.enough = now
         awaited = self._awaited(meeting, now) if now < meeting.closes else set[int]()
         awaited |= self._returning(meeting, now)
-        missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.questions)
-        if there and not missing and meeting.enough < math.inf:
+        meeting.missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.questions)
+        if there and not meeting.missing and meeting.enough < math.inf:
             self._settle(meeting, self._pairs.mesh(there), now)
-        else:
-            self._report_wait(meeting, there, missing, now, until=meeting.deadline)
 
     def _returning(self, meeting: RoundMeeting, now: float) -> set[int]:
         """Sites that download the state of this number, or have just downloaded it, and are not gone."""
@@ -332,18 +333,15 @@ class PendingRounds:
     # --- attempts --------------------------------------------------------------------------------------------
 
     def _begin(
-        self, number: int, attempt: int, members: tuple[int, ...], seconds: float, now: float
+        self, number: int, attempt: int, members: tuple[int, ...], seconds: float, now: float, group: str = ""
     ) -> Attempt:
-        sessions = {site: self._sites[site].session for site in members}
-        if sessions != self._group[0]:
-            self._group = (sessions, self._members.new_group())
-        self._attempts = {key: each for key, each in self._attempts.items() if key[0] >= number}
-        return self._add(number, attempt, self._group[1], members, seconds, now)
-
-    def _add(
-        self, number: int, attempt: int, group: str, members: tuple[int, ...], seconds: float, now: float
-    ) -> Attempt:
+        """Begin an attempt; one with a `group` was begun before this rendezvous was restarted."""
         sessions = {site: self._sites[site].session for site in members if site in self._sites}
+        if not group:
+            if sessions != self._group[0]:
+                self._group = (sessions, self._members.new_group())
+            group = self._group[1]
+            self._attempts = {key: each for key, each in self._attempts.items() if key[0] >= number}
         made = self._attempts[number, attempt, group] = Attempt(
             number=number,
             seconds=seconds,
@@ -361,7 +359,7 @@ class PendingRounds:
         number, nth, group = key = (int(asked["number"]), int(asked["attempt"]), str(asked["group"]))
         attempt = self._attempts.get(key)
         if attempt is None:  # begun before this rendezvous was restarted: rebuilt from its members' answers
-            attempt = self._add(number, nth, group, tuple(asked["members"]), float(asked["seconds"]), now)
+            attempt = self._begin(number, nth, tuple(asked["members"]), float(asked["seconds"]), now, group)
             known = self._rounds.get(number)
             if known is None or not known.is_settled:
                 self._rounds[number] = RoundMeeting(
@@ -386,10 +384,7 @@ class PendingRounds:
                     if site in self._sites and not self._is_lost(attempt, site, now):
                         self._sites[site].has_begun, self._sites[site].missed = True, None
                         self._returns.slow.pop(site, None)
-            elif not self._has_failed(attempt, now):
-                self._report_wait(attempt, attempt.results, set(attempt.members) - set(attempt.results), now)
-                return
-            elif left := self._left(attempt, now):
+            elif self._has_failed(attempt, now) and (left := self._left(attempt, now)):
                 self._retry(attempt, left, now)
             else:
                 return
@@ -495,9 +490,9 @@ class PendingRounds:
     def _open_waits(self, now: float) -> Iterator[tuple[_Pending, str, Collection[int], Collection[int]]]:
         """Waits in rounds: what for, sites that have arrived, and those missing."""
         for meeting in self._rounds.values():
-            if not meeting.is_settled and (arrived := meeting.questions):
-                missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(arrived)
-                yield meeting, "for a round's end", arrived, missing
+            if not meeting.is_settled and meeting.questions:
+                there = [site for site in meeting.questions if not self._members.is_gone(site, now)]
+                yield meeting, "for a round's end", there, meeting.missing
         for attempt in self._attempts.values():
             if attempt.left is None:
                 missing = set(attempt.members) - set(attempt.results)
@@ -511,15 +506,11 @@ class PendingRounds:
         return self._members.is_gone(site, now) or pending.sessions.get(site, session) != session
 
     def _report_wait(
-        self,
-        pending: _Pending,
-        arrived: Collection[int],
-        missing: Collection[int],
-        now: float,
-        until: float = math.inf,
+        self, pending: _Pending, arrived: Collection[int], missing: Collection[int], now: float
     ) -> None:
-        """Report a wait that lasts: sites that have `arrived` wait for those `missing`, `until` then."""
-        seconds, is_begin = now - pending.opened, pending.number == START and until < math.inf
+        """Report a wait that lasts: sites that have `arrived` wait for those `missing`."""
+        seconds = now - pending.opened
+        is_begin = pending.number == START and isinstance(pending, RoundMeeting)
         again = pending.reported_seconds + _FIRST_REPORT_SECONDS if is_begin else 2 * pending.reported_seconds
         if not arrived or not missing or seconds < max(_FIRST_REPORT_SECONDS, again):
             return
@@ -527,7 +518,11 @@ class PendingRounds:
         name = "the run's begin" if pending.number == START else f"round {pending.number + 1}"
         verb = "has" if len(arrived) == 1 else "have"
         each = "; ".join(self._whereabouts(site, now) for site in sorted(missing))
-        then = f"; it begins without in {until - now:.0f} s (netgym rendezvous --wait)" if is_begin else ""
+        then = (
+            f"; it begins without in {pending.deadline - now:.0f} s (netgym rendezvous --wait)"
+            if is_begin
+            else ""
+        )
         self._say(f"{name}: {names_of(sorted(arrived))} {verb} waited {seconds:.0f} s: {each}{then}")
 
     def _whereabouts(self, site: int, now: float) -> str:

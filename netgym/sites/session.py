@@ -7,6 +7,7 @@ import math
 import secrets
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from itertools import pairwise
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +80,9 @@ class RowLog:
 
     def rows(self, start: int, number: int) -> list[str]:
         """`number` rows from `start`."""
-        stop = min(start + number, len(self))
         self._file.seek(self._ends[start])
-        return [
-            self._file.read(self._ends[place + 1] - self._ends[place]).decode()
-            for place in range(start, stop)
-        ]
+        ends = self._ends[start : start + number + 1]
+        return [self._file.read(end - begin).decode() for begin, end in pairwise(ends)]
 
     def close(self) -> None:
         """Close and delete the file."""
