@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from exogym_core.communicator.base import FIXED, Deadline
 from exogym_core.strategy.options import Options, flag, fraction, number, one_of, option, positive_int, share
-from exogym_core.strategy.participation.absence import Absence, StepAbsence
-from exogym_core.strategy.participation.rejoining import Rejoining
+from exogym_core.strategy.participation.absence import Absence, Rejoining, StepAbsence
 from exogym_core.strategy.participation.sampling import Sampling
 from exogym_core.strategy.participation.site import Everyone
 from netsim.errors import InputError, locate_errors, unknown_name
@@ -216,7 +215,7 @@ class RoundPatienceOptions(PatienceOptions):
     Args:
         rejoin: "next_round": a rank that returns downloads the newest state, and begins with the others' next round.
             "at_once": it trains on at once as torchft's do, is healed where it meets the others, and commits alone
-            where it is alone; see `exogym_core.strategy.participation.rejoining:Rejoining`. By default next_round.
+            where it is alone; see `exogym_core.strategy.participation.absence:Rejoining`. By default next_round.
     """
 
     rejoin: str = option("next_round", one_of(*_REJOIN))  # type: ignore[misc]
