@@ -248,7 +248,9 @@ def test_a_stopped_retiming_goes_on_by_retiming(
 
     monkeypatch.setattr(RecordedTraining, "of_run", stopped)
     assert command("retime", run, *network, "--out", tmp_path / "cut") == 130
-    assert f"to continue: netgym compare --resume {tmp_path}/cut" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"to continue: netgym compare --resume {tmp_path}/cut" in printed.err
+    assert "retimed: 1 run, trained in" in " ".join(printed.out.split())
     assert command("compare", "--resume", tmp_path / "cut", "--jobs", 1) == 0
     assert results_of(tmp_path / "cut") == results_of(tmp_path / "whole")
     facts = [RunFolder(tmp_path / name).read_retimed() for name in ("cut", "whole")]

@@ -82,6 +82,19 @@ def test_a_folder_of_runs_tells_of_each(tmp_path: Path) -> None:
     runs = json.loads(status(tmp_path / "runs", 0, "--json"))["runs"]
     names = [Path(run["folder"]).relative_to(tmp_path / "runs").as_posix() for run in runs]
     assert names == ["a", "b", "sweep/points/p"]
+    folder = RunFolder.open(tmp_path / "runs/sweep").owned()
+    (folder.path / "experiment.yaml").write_text("{name: run, sweep: {steps: [1, 2, 3]}}")
+    folder.write_summary([{"name": "p", "incomplete": True}, {"name": "q"}, {"name": "r", "failed": True}])
+    folder.log("point 1 of 3: DiLoCo: step 7 of 9, loss 0.5, ETA 5 s")
+    running = status(folder.path).splitlines()
+    assert running[0].startswith(f"{folder.path}: running, process ")
+    assert running[0].endswith(": 1 of 3 points finished, 1 failed")
+    assert running[1] == "  point 1 of 3: DiLoCo: step 7 of 9, loss 0.5, ETA 5 s"
+    folder.release()
+    remedy = f"netgym sweep --resume {folder.path}"
+    assert status(folder.path).splitlines()[1] == f"  to continue: {remedy}"
+    for each in (tmp_path / "runs", folder.path / "points/p"):
+        assert f"from its start: {remedy}" in status(each)
 
 
 def test_a_rendezvous_reports_sites_present_and_waits() -> None:

@@ -11,10 +11,13 @@ import click
 
 from exogym_core.meeting_place import SERVICE, parse_address
 from exogym_core.names import visible
+from exogym_core.results.disk import owner_of
 from exogym_core.results.progress import eta_seconds, folder_status
-from exogym_core.results.reading import comparison_of, is_study, runs_in
+from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study, runs_in
+from exogym_core.results.run_folder import RunFolder
 from netgym.command_options import takes
 from netgym.experiment.experiment import program_remedy
+from netgym.studies.points import Sweep
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.files.documents import load_document
@@ -59,6 +62,8 @@ def _of_folder(path: Path) -> dict[str, Any]:
     Raises:
         InputError: nothing of netgym is there.
     """
+    if _is_study(path):
+        return _of_study(path)
     if runs := runs_in(path):
         return {"kind": "runs", "folder": str(path), "runs": [folder_status(run) for run in runs]}
     if (path / "experiment.yaml").is_file():
@@ -70,6 +75,29 @@ def _of_folder(path: Path) -> dict[str, Any]:
         f"{visible(path)}: is no run: it has no {marks[0]}, {marks[1]} or {marks[2]}; name a run's "
         "folder, or HOST:PORT of a rendezvous or of torchrun's ranks"
     )
+
+
+def _of_study(path: Path) -> dict[str, Any]:
+    """Status of a sweep or tuning: its process, points and last line of progress, and its runs."""
+    sweeps = [path] if is_study(path) else sorted(each.parent for each in path.glob(f"{SEARCH}/*/{POINTS}"))
+    num_points = sum(Sweep.parse(load_document(each / "experiment.yaml")).num_points for each in sweeps)
+    points = [entry for each in sweeps for entry in RunFolder(each).read_summary()]
+    num_failed = sum(bool(entry.get("failed")) for entry in points)
+    num_finished = sum(not (entry.get("failed") or entry.get("incomplete")) for entry in points)
+    owner, log = owner_of(path), path / "log.txt"
+    is_over = num_finished + num_failed >= num_points and (is_study(path) or (path / "tune.json").is_file())
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    return {
+        "kind": "runs",
+        "folder": str(path),
+        "state": "running" if owner is not None else "finished" if is_over else "stopped",
+        "process": owner,
+        "num_points": num_points,
+        "num_finished": num_finished,
+        "num_failed": num_failed,
+        "progress": lines[-1] if lines else None,
+        "runs": [folder_status(run) for run in runs_in(path)],
+    }
 
 
 def _of_address(place: str) -> dict[str, Any]:
@@ -100,15 +128,22 @@ def _of_address(place: str) -> dict[str, Any]:
     return {"kind": "rendezvous", "address": place, "runs": answer["runs"]}
 
 
+def _is_study(path: Path) -> bool:
+    return is_study(path) or comparison_of(path) is not None
+
+
 # --- for the text -------------------------------------------------------------------------------------------
 
 
 def _remedy(path: str) -> str:
-    """The line that continues a stopped run."""
+    """The line that continues a stopped run, or the study whose point it is."""
     folder = Path(path)
-    own = program_remedy(load_document(folder / "experiment.yaml"), folder)
-    if own is not None:
+    if (own := program_remedy(load_document(folder / "experiment.yaml"), folder)) is not None:
         return own
+    for each in folder.parents[:4]:  # the folder of a tuning has those of sweeps
+        if any(run == folder for run in (runs_in(each) if _is_study(each) else ())):
+            folder = each
+            break
     command = "tune" if comparison_of(folder) is not None else "sweep" if is_study(folder) else "compare"
     return f"netgym {command} --resume {visible(folder)}"
 

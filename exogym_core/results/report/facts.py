@@ -144,16 +144,19 @@ def placements(runs: Iterable[Results]) -> list[str]:
 
 
 def origins(runs: Iterable[tuple[RunFolder, Results]]) -> str | None:
-    """Line on runs that were trained, retimed, and trained again with the reason; None where each was just trained.
+    """Line on runs that were trained, retimed, trained again with the reason, and stopped; None: each just trained.
 
     Of one folder it names those in which retimed runs were trained.
     """
-    num_folders = num_trained = num_retimed = num_again = 0
+    num_folders = num_trained = num_retimed = num_again = num_stopped = 0
     networks, again, sources = dict[str, None](), dict[str, None](), dict[str, None]()
     for folder, results in runs:
         num_folders += 1
         retimed, reasons = folder.read_retimed(), folder.read_trained_again()
-        lengths = {strategy.name: len(strategy.runs) for strategy in results.strategies}
+        lengths = {
+            strategy.name: sum(not run.incomplete for run in strategy.runs) for strategy in results.strategies
+        }
+        num_stopped += sum(run.incomplete for strategy in results.strategies for run in strategy.runs)
         repeated = sum(length for label, length in lengths.items() if label in reasons)
         first = sum(lengths.values()) - repeated - len(retimed)
         num_trained, num_retimed, num_again = (
@@ -173,6 +176,7 @@ def origins(runs: Iterable[tuple[RunFolder, Results]]) -> str | None:
     trained_in = f", trained in {', '.join(sources)}" if num_folders == 1 else ""
     parts += [f"retimed: {format_count(num_retimed, 'run')}{trained_in}"] if num_retimed else []
     parts += [f"trained again: {format_count(num_again, 'run')} of {', '.join(again)}"] if again else []
+    parts += [f"not finished: {format_count(num_stopped, 'run')}"] if num_stopped else []
     return "; ".join(parts)
 
 
