@@ -223,18 +223,18 @@ class Downloads:
 
     def __init__(self, members: SiteTable, pairs: SitePairs) -> None:
         self._members, self._sites, self._pairs = members, members.sites, pairs
-        self._requests: list[_Request] = []
+        self._requests: dict[int, _Request] = {}  # by site
         self._under_way: dict[int, tuple[str, SiteInfo, int]] = {}  # site -> (group, holder, number)
 
     def request(self, request: _Request) -> None:
         """Request a state for a site; replaces its earlier request."""
-        self.forget(request.site)
-        self._requests.append(request)
+        self._end(request.site)
+        self._requests[request.site] = request
 
     def forget(self, site: int) -> None:
         """Drop the request of a site."""
         self._end(site)
-        self._requests = [each for each in self._requests if each.site != site]
+        self._requests.pop(site, None)
 
     def _end(self, site: int) -> None:
         self._under_way.pop(site, None)
@@ -255,9 +255,9 @@ class Downloads:
             if not holder.can_serve or self._sites[holder.site] is not holder:
                 self._end(site)
                 self._members.send(site, {"push": "dissolved", "group": group})  # it asks again
-        for request in list(self._requests):
-            if self._is_answered(request, now) and request in self._requests:
-                self._requests.remove(request)
+        for request in list(self._requests.values()):
+            if self._is_answered(request, now):
+                del self._requests[request.site]
 
     def _is_answered(self, request: _Request, now: float) -> bool:
         newest = self._members.newest
@@ -277,8 +277,7 @@ class Downloads:
                 self._under_way[request.site] = (group, holder, newest)
                 self._sites[request.site].downloading = now
                 return True
-        waiting = {each.site for each in self._requests}
-        if any(not info.is_gone(now) and info.site not in waiting for info in others):
+        if any(not info.is_gone(now) and info.site not in self._requests for info in others):
             return False  # a site may publish it soon
         if self._members.finished_by:
             self._members.refuse(request.site, request.question)
