@@ -15,6 +15,8 @@ from typing import Any
 
 from test_live_collectives import Played
 
+from netsim import Protocol
+
 GRID = 2.0**30
 _NOISE = 1e-12  # seconds that rounding may amount to
 
@@ -40,11 +42,18 @@ class Wires:
 
     def __init__(self, topology: Any) -> None:
         self.topology, self.now = topology, 0.0
+        self.protocol = Protocol.parse("ideal")
         self.capacity = [link.bits_per_second / 8 for link in topology.links]
         self.queues: dict[Hashable, deque[Transfer]] = defaultdict(deque)
 
     def send(
-        self, src: int, dst: int, num_bytes: float, then: Callable[[], None], connection: Hashable
+        self,
+        src: int,
+        dst: int,
+        num_bytes: float,
+        then: Callable[[], None],
+        connection: Hashable,
+        on_sent: None = None,
     ) -> None:
         ready = self.now + self.topology.route_latency_seconds(src, dst)
         transfer = Transfer(tuple(self.topology.route(src, dst)), num_bytes, ready, then)
