@@ -48,12 +48,12 @@ def both(
     return planned, trained(name, options, steps, topology=topology, protocol=protocol, compute=compute)
 
 
-def assert_same(planned: Plan, run: FitResult, *, rounds: bool = True) -> None:
-    """The whole run takes as long as planned, and the last round, to a millionth."""
-    assert planned.days * 86_400 == pytest.approx(run.virtual_seconds, rel=1e-6)
+def assert_same(planned: Plan, run: FitResult, *, rounds: bool = True, rel: float = 1e-6) -> None:
+    """The whole run takes as long as planned, and the last round."""
+    assert planned.days * 86_400 == pytest.approx(run.virtual_seconds, rel=rel)
     if rounds:
         ends, length = [row["virtual_seconds"] for row in run.history], planned.steps_per_round
-        assert planned.seconds_per_round == pytest.approx(ends[-1] - ends[-1 - length], rel=1e-6)
+        assert planned.seconds_per_round == pytest.approx(ends[-1] - ends[-1 - length], rel=rel)
 
 
 OVERLAPPED: list[tuple[str, dict[str, Any]]] = [
@@ -69,10 +69,16 @@ OVERLAPPED: list[tuple[str, dict[str, Any]]] = [
     ids=str,
 )
 def test_what_overlaps_is_planned_as_it_trains(name: str, options: dict[str, Any], protocol: str) -> None:
-    """Buckets during the backward pass, fragments and rounds in flight; on a narrow line, so that it shows."""
+    """Buckets during the backward pass, fragments and rounds in flight; on a narrow line, so that it shows.
+
+    Ranks whose sends are buffered drift apart: for 85 rounds each step is a ten-thousandth shorter, and plans, which
+    take rounds within a hundredth for equal, go on at the pace of the first ones.
+    """
     narrow = network()
     narrow["wan"][0]["bandwidth"] = "300 kbit/s"
-    assert_same(*both(name, options, 24, narrow, protocol=protocol))
+    planned, run = both(name, options, 24, narrow, protocol=protocol)
+    assert_same(planned, run, rel=3e-3 if name == "AllReduce" else 1e-6)
+    assert any("no two rounds" in remark for remark in planned.remarks) == (name == "AllReduce")
 
 
 @pytest.mark.parametrize(
