@@ -353,7 +353,7 @@ class TopologyReader:
         if self.problems:
             raise self.document.errors(self.problems)
         names = sorted(self.paths, key=natural_key)
-        machines = [node for node in names if node in self.hosts]
+        machines = (node for node in names if node in self.hosts)
         rank = {node: number for number, node in enumerate(names)}
         directions: dict[tuple[int, int], tuple[str, str, _Pipe, bool]] = {}
         for (one, other), (pipe, _) in pipes.items():
