@@ -317,6 +317,54 @@ def test_a_sweep_trains_each_distinct_training_once(
         assert results_of(point) == results_of(there)
 
 
+def test_networks_and_seeds_are_added_to_a_finished_sweep(tmp_path: Path, capsys: Any) -> None:
+    """A network before the first, or in its place, and a seed, had all points trained again."""
+
+    def text(networks: list[str], num_seeds: int) -> str:
+        sweep = json.dumps({"topology": networks, "seeds": num_seeds})
+        return experiment(topology="lan", compute="2 ms", strategies=f"[{', '.join(BOTH)}]", sweep=sweep)
+
+    def begin(name: str, *given: Any) -> Path:
+        (tmp_path / f"{name}.yaml").write_text(text(*given), encoding="utf-8")
+        assert command("sweep", tmp_path / f"{name}.yaml", "--out", tmp_path / name, "--jobs", 1) == 0
+        return tmp_path / name
+
+    def resumed(*options: Any, name: str = "sweep") -> str:
+        capsys.readouterr()
+        assert command("sweep", "--resume", tmp_path / name, "--jobs", 1, *options) == 0
+        return " ".join(capsys.readouterr().err.split())
+
+    def retimed() -> list[list[str]]:
+        entries = json.loads((study / "summary.json").read_text(encoding="utf-8"))
+        return [
+            sorted({name.partition(".seed")[0] for name in entry.get("retimed", [])}) for entry in entries
+        ]
+
+    study = begin("sweep", ["lan", "wan-4-regions"], 2)
+    edited = study / "experiment.yaml"
+    edited.write_text(edited.read_text().replace("  topology:\n", "  topology:\n  - home-tiers\n"))
+    said = resumed("--trust")
+    assert "kept under another number: point 1 (now 2), 2 (now 3)" in said
+    assert "run again" not in said
+    assert retimed() == [BOTH, [], BOTH]
+    assert RunFolder(study / "points/0002").read_retimed()["DiLoCo.seed-0"] == "../0001"
+    edited.write_text(edited.read_text().replace("  - lan\n", "  - two-datacenters\n"))
+    assert "run again, as the experiment was changed since: point 2 (another topology)" in resumed("--trust")
+    assert retimed() == [BOTH, BOTH, BOTH]
+    assert RunFolder(study / "points/0002").read_retimed()["DiLoCo.seed-0"] == "a point that was removed"
+    kept = {each: each.stat().st_mtime_ns for each in study.rglob("metrics/*.seed-[01].csv")}
+    assert "continued with the seeds that were added: point 1, 2, 3" in resumed("--seeds", 3)
+    assert {each: each.stat().st_mtime_ns for each in kept} == kept
+    assert "run again" not in resumed(), "sealed"
+    new = begin("new", ["home-tiers", "two-datacenters", "wan-4-regions"], 3)
+    for number in range(3):
+        assert results_of(study / f"points/000{number}") == results_of(new / f"points/000{number}")
+    assert command("sweep", "--resume", study, "--seeds", 2) == 2
+    assert "has 3 seeds (0, 1, 2), and seeds can only be added to several" in capsys.readouterr().err
+    assert command("sweep", tmp_path / "new.yaml", "--resume", study) == 2
+    assert "--resume takes no EXPERIMENT" in capsys.readouterr().err
+
+
 def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text(
         "from pathlib import Path\nfrom netgym.tasks import build_task\n\n\ndef digits(log):\n"

@@ -458,7 +458,7 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     assert main(["report", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "out/comparison"
     assert main(["status", "out"]) == 0
-    assert capsys.readouterr().out == "out: 7 runs: 7 finished\n"
+    assert capsys.readouterr().out == "out: finished: 6 of 6 points finished\n"
 
 
 def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(

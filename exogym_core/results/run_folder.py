@@ -192,8 +192,12 @@ class RunFolder:
             _make_unlinked(self.path / parent)
         write_whole(path, text)
         if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
-            self._seal(_facts(self.path))
+            self.seal()
         return path
+
+    def seal(self) -> None:
+        """Seal the experiment that lies here now, which another user may have written or this one edited."""
+        self._seal(_facts(self.path))
 
     def write_environment(self, code_folder: Path | None = None) -> None:
         """Versions, platform and settings that decide the last bits; no names of people or machines.
@@ -244,6 +248,12 @@ class RunFolder:
     def read_retimed(self) -> dict[str, str]:
         """Runs that were retimed, by the names in their files: the folder that each was trained in."""
         return self._noted("retimed")
+
+    def rename_sources(self, names: Mapping[str, str]) -> None:
+        """Note that folders in which retimed runs were trained have other names now."""
+        if retimed := self.read_retimed():
+            renamed = {run: names.get(place, place) for run, place in retimed.items()}
+            self._write_facts(_facts(self.path), retimed=renamed)
 
     def note_source(self, source: str) -> None:
         """Note in environment.json the folder whose runs are retimed here, also after an interruption."""

@@ -67,10 +67,14 @@ class _Asked(TrainingArguments):
         Raises:
             InputError: neither is given, or both, or options with a folder.
         """
-        if (self.experiment is None) == (self.resume is None):
+        if self.experiment is not None and self.resume is not None:
+            raise InputError(
+                f"{command}: --resume takes no EXPERIMENT, as {what} has its own: leave one of them out"
+            )
+        if self.experiment is None and self.resume is None:
             raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
         if self.resume is not None:
-            self.refuse_with_resume(search=self.search, trials=self.trials, seeds=self.seeds, **others)
+            self.refuse_with_resume(search=self.search, trials=self.trials, **others)
         else:
             self.refuse_without_resume()
         return self.resume
@@ -200,6 +204,8 @@ def sweep(
     if resumed is not None:
         study = Study.open(resumed, trust=asked.trust, edited_code=asked.edited_code)
         study.folder.owned().clean()
+        if asked.seeds is not None:
+            study = study.with_seeds(asked.searched()["seeds"])
         study.folder.log("resumed")
     else:
         assert asked.experiment is not None
@@ -330,7 +336,7 @@ def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VA
     from netgym.studies.study import LineWriter
     from netgym.studies.tuning import Tuning, with_tune
 
-    resumed = asked.resumed("tune", "a folder of netgym tune", over=over)
+    resumed = asked.resumed("tune", "a folder of netgym tune", over=over, seeds=asked.resume and asked.seeds)
     if resumed is not None:
         tuning = Tuning.open(resumed, trust=asked.trust, edited_code=asked.edited_code)
     else:

@@ -25,6 +25,7 @@ from exogym_core.run.retiming import recorded_files
 from exogym_core.workers.ray import RayCluster
 from netgym.experiment.comparison import TrainedRun, settle_code
 from netgym.experiment.experiment import Experiment
+from netgym.studies.points import batches_of
 from netgym.studies.report import StudyReport
 from netgym.studies.slurm import SlurmCluster
 from netgym.studies.sweep import (
@@ -35,6 +36,7 @@ from netgym.studies.sweep import (
     found_by,
     run_here,
     run_sweep,
+    settle,
     train_in,
 )
 from netsim.errors import InputError
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from netgym.studies.study import Study
     from netgym.studies.sweep import Estimate, Found, PointRun, PointRunner, Probe
 
-__all__ = ["Cluster", "ClusterRunner", "estimate_left", "run_points", "runner_at", "write_results"]
+__all__ = ["Cluster", "ClusterRunner", "prepare", "run_points", "runner_at", "write_results"]
 
 _TRIES = 4  # of a point whose node is lost
 _MOST_CODE_BYTES = 10_000_000
@@ -107,16 +109,18 @@ def run_points(
             settle_code(study.folder, study.own_code(), accepted=study.edited_code)
     if not study.entries:
         study.refuse_untaken(own_code=True)
-    measured, found = estimate_left(study, write, place, jobs)
+    measured, found = prepare(study, write, place, jobs)
     with runner_at(place, measured, jobs) as runner:
         run_sweep(study, SweepProgress(write, study.sweep.num_points, found), runner)
     study.folder.log("done")
 
 
-def estimate_left(
+def prepare(
     study: Study, write: Callable[[str], None], place: str | None, jobs: int | None
 ) -> tuple[Probe | None, Estimate | None]:
-    """Write the estimate of a sweep of which several points are left; returns the probe and the estimate."""
+    """Settle points of a changed sweep, and write the estimate where several are left; returns probe and estimate."""
+    if study.is_changed:
+        settle(study, 0, next(batches_of(study.sweep))[0], write)
     if sum(study.finished(number) is None for number in range(study.sweep.num_points)) < 2:
         return None, None
     line, measured, found = estimated(study, 1 if place else jobs)

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from exogym_core.config import yaml_text
 from exogym_core.names import visible
+from exogym_core.results.disk import write_whole
 from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
@@ -326,6 +327,72 @@ class Study:
             return next(str(key) for key in [*now, *before] if now.get(key) != before.get(key))
         asked = self.experiment_at(point)
         return differing_key(Experiment.load(stored, trust=True), asked) if stored.is_file() else None
+
+    def extend(self, number: int, point: Point) -> bool:
+        """Have a begun point continue with seeds that were added to its own; returns whether some were.
+
+        Raises:
+            InputError: `point` makes no valid experiment.
+        """
+        known, folder = self.entry(number), self.folder.path / POINTS / _name(number)
+        if known is None or not (folder / "experiment.yaml").is_file():
+            return False
+        stored, asked = Experiment.load(folder / "experiment.yaml", trust=True), self.experiment_at(point)
+        more = stored.with_settings(seeds=asked.settings.seeds)
+        # Files of a single seed have other names.
+        if len(stored.seeds) < 2 or not set(stored.seeds) < set(asked.seeds) or differing_key(more, asked):
+            return False
+        RunFolder(folder).write_text("experiment.yaml", more.to_yaml())
+        self.note(number, point, {**known, "incomplete": True})
+        return True
+
+    def with_seeds(self, seeds: object) -> Study:
+        """The sweep with more seeds, which is written to its folder: points keep the results that they have.
+
+        Raises:
+            InputError: it has one seed, or not all of its seeds are among the new ones; or points have their own.
+        """
+        where, data = visible(self.folder.path), copy.deepcopy(self.document.data)
+        assert isinstance(data, dict)
+        if any({"seed", "seeds"} & point.keys() for point in [self.sweep.axes, *self.sweep.listed]):
+            raise InputError(f"--seeds: points of {where} have seeds of their own: edit its experiment.yaml")
+        (data if self.sweep.seeds is None else data["sweep"])["seeds"] = seeds
+        document = replace(self.document, data=data)
+        more = replace(self, document=document, sweep=Sweep.parse(document), is_changed=True, _experiments={})
+        has, wanted = self.base().seeds, more.base().seeds
+        if len(has) < 2 or not set(has) <= set(wanted):
+            now = f"{format_count(len(has), 'seed')} ({', '.join(map(str, has))})"
+            remedy = "start a new sweep" if len(has) < 2 else "give these and others, or start a new sweep"
+            raise InputError(f"--seeds: {where} has {now}, and seeds can only be added to several: {remedy}")
+        write_whole(self.folder.path / "experiment.yaml", yaml_text(data))  # sealed once points are settled
+        return more
+
+    def renumber(self, moved: Mapping[int, int], gone: Iterable[int]) -> None:
+        """Give points other numbers, old -> new, and rename them where retimed runs name their folders.
+
+        Args:
+            moved: all points that are kept.
+            gone: numbers of points that were removed.
+        """
+        points, aside = self.folder.path / POINTS, self.folder.path / "moved"
+        shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed here
+        others = {old: new for old, new in moved.items() if old != new}
+        for old, new in others.items() if others else ():
+            if (points / _name(old)).is_dir():
+                (points / _name(old)).rename(self.folder.make_folder("moved") / _name(new))
+        for new in others.values():
+            if (aside / _name(new)).is_dir():
+                (aside / _name(new)).rename(points / _name(new))
+        shutil.rmtree(aside, ignore_errors=True)
+        for entry in self.entries:
+            number = int(entry["name"])
+            entry["name"] = _name(others.get(number, number))
+        self.entries.sort(key=lambda each: str(each["name"]))
+        self.folder.write_summary(self.entries)
+        names = {f"../{_name(number)}": "a point that was removed" for number in gone}
+        names |= {f"../{_name(old)}": f"../{_name(new)}" for old, new in moved.items()}
+        for entry in self.entries:
+            RunFolder(points / entry["name"]).rename_sources(names)
 
     def discard(self, number: int) -> None:
         """Remove the point of that number and its folder."""

@@ -6,6 +6,7 @@ A `PointRunner` runs points: `run_here` on this machine, side by side, or `Clust
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import resource
@@ -59,6 +60,7 @@ __all__ = [
     "probe",
     "run_here",
     "run_sweep",
+    "settle",
     "train_in",
 ]
 
@@ -181,20 +183,23 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
     that finished are kept, unless the experiment was changed since: then those of another one are run again.
     """
     begun = 0
-    trained: dict[str, tuple[int, str]] = {}  # by training: the first point that has it, and the label there
+    trained: dict[str, tuple[int, str]] = {}  # by training: the point that others retime, and the label there
     for points, report in batches_of(study.sweep):
         values: dict[int, float | None] = {}
         left = []
-        if study.is_changed:
-            _discard_others(study, begun, points, progress)
+        if study.is_changed and begun:  # the first ones are settled before the estimate
+            settle(study, begun, points, progress.report)
+        # What is finished, or was begun, has recordings already.
+        order = sorted(enumerate(points, start=begun), key=lambda each: _newness(study, each[0]))
+        found = {number: _sources(study, number, point, trained) for number, point in order}
         for number, point in enumerate(points, start=begun):
-            sources, again = _sources(study, number, point, trained)
+            sources, again = found[number]
             if (known := study.finished(number)) is None:
                 left.append(PointRun(study, number, point, progress, sources, again))
             else:
                 progress.skip(number)
                 values[number] = _value(study, known)
-        values |= {number: _value(study, found) for number, found in run(left)}
+        values |= {number: _value(study, result) for number, result in run(left)}
         report(
             [values[number] for number in sorted(values)]
         )  # so that a resumed search proposes the same points
@@ -208,22 +213,69 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
     return sum(bool(entry.get("failed")) for entry in study.entries)
 
 
-def _discard_others(study: Study, first: int, points: Sequence[Point], progress: SweepProgress) -> None:
-    """Remove points that were run with another experiment than the sweep has now, and report them in a line."""
-    changed = {}
-    for number, point in enumerate(points, start=first):
+def _newness(study: Study, number: int) -> int:
+    """0 of a finished point, 1 of one that was begun, 2 of others."""
+    entry = study.entry(number)
+    return 0 if study.finished(number) else 1 if entry is not None and not entry.get("failed") else 2
+
+
+def settle(study: Study, first: int, points: Sequence[Point], write: Callable[[str], None]) -> None:
+    """Give begun points the numbers that they have in a changed sweep, and remove those of another experiment.
+
+    Points that lack added seeds continue with these. What happens is written in lines.
+    """
+    moved = {}
+    if study.sweep.search != "optuna":  # which may propose a point twice
+        now = {_plain_text(point): number for number, point in enumerate(points, start=first)}
+        begun = {int(entry["name"]): _plain_text(entry["point"]) for entry in study.entries}
+        moved = {number: now[text] for number, text in begun.items() if text in now}
+    changed, gone, extended = {}, [], []
+
+    def check(number: int) -> None:
+        """Remove the begun point of that number, if it is of another experiment than the sweep has there."""
+        point = points[number - first]
         try:
+            if study.extend(number, point):
+                extended.append(str(number + 1))
             key = study.difference(number, point)
         except InputError:
             key = "experiment"  # which the point will report
         if key is not None:
-            changed[number + 1] = key
+            changed[number] = key
             study.discard(number)
+
+    for entry in list(study.entries):
+        number = int(entry["name"])
+        if first <= number < first + len(points) and number not in moved:
+            if number in moved.values():
+                gone.append(number)
+                study.discard(number)
+            else:
+                check(number)
+    if moved:
+        study.renumber(moved, [*gone, *changed])
+    for number in sorted(moved.values()):
+        check(number)
     if changed:
-        named = [f"{number} (another {key})" for number, key in [*changed.items()][:_MOST_NAMED]]
+        named = [f"{number + 1} (another {key})" for number, key in sorted(changed.items())[:_MOST_NAMED]]
         more = len(changed) - len(named)
         named += [f"{more} more"] if more else []
-        progress.report(f"run again, as the experiment was changed since: point {', '.join(named)}")
+        write(f"run again, as the experiment was changed since: point {', '.join(named)}")
+    if gone:
+        removed = ", ".join(str(number + 1) for number in gone[:_MOST_NAMED])
+        write(f"removed, as the sweep does not have it any more: former point {removed}")
+    others = [f"{old + 1} (now {new + 1})" for old, new in sorted(moved.items()) if old != new]
+    if others:
+        write(f"kept under another number: point {', '.join(others[:_MOST_NAMED])}")
+    if extended:
+        write(f"continued with the seeds that were added: point {', '.join(extended[:_MOST_NAMED])}")
+    if study.sweep.search != "optuna" or first + len(points) >= study.sweep.num_points:
+        study.folder.seal()  # all that is kept is of this experiment: another --resume needs no --trust
+
+
+def _plain_text(point: Point) -> str:
+    """A point as text, equal for one that is read back."""
+    return json.dumps(json.loads(json.dumps(point, default=str)), sort_keys=True)
 
 
 def _sources(

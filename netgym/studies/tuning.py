@@ -36,7 +36,7 @@ from exogym_core.strategy.options import accepted_arguments
 from netgym.experiment.comparison import settle_code
 from netgym.experiment.experiment import Experiment, apply_values, differing_key, refuse_replaced
 from netgym.studies.points import Range, Sweep, TuneSettings, point_text
-from netgym.studies.runners import estimate_left, runner_at
+from netgym.studies.runners import prepare, runner_at
 from netgym.studies.study import LineWriter, Study, read_experiment, refuse_set_twice
 from netgym.studies.sweep import SweepProgress, run_sweep, train_in
 from netsim.cli.terminal import plain_console
@@ -410,11 +410,13 @@ class Tuning:
                     def named(line: str, *progress: Any, name: str = name) -> None:
                         write(f"{name}: {line}", *progress)
 
-                    _, found = estimate_left(study, named, on, jobs)
+                    _, found = prepare(study, named, on, jobs)
                     run_sweep(study, SweepProgress(named, study.sweep.num_points, found), runner)
                 finally:
                     study.folder.release()
                     self.chosen.append(_choose(label, study))
+        if self.is_changed:
+            self.folder.seal()  # its sweeps are of this experiment
         for each in self.chosen:
             write(_line(each, self.point_text(each)))
         self.result = self._compare(write, jobs)
