@@ -285,15 +285,15 @@ class PendingRounds:
             is_coming = info.has_begun or info.downloading is not None
             if site in members or not is_coming or not info.is_connected or info.has_done_all:
                 continue
-            if info.missed is None:
-                info.missed, info.reported = meeting.number, now
-            num_missed = meeting.number + 1 - info.missed
-            if num_missed == 2 or (num_missed > 2 and now >= info.reported + _SECONDS_BETWEEN_REPORTS):
-                info.reported = now
+            first, reported = info.missed or (meeting.number, now)
+            num_missed = meeting.number + 1 - first
+            if num_missed == 2 or (num_missed > 2 and now >= reported + _SECONDS_BETWEEN_REPORTS):
+                reported = now
                 self._say(
-                    f"site {site} has missed {format_count(num_missed, 'round')} since round {info.missed + 1}: "
+                    f"site {site} has missed {format_count(num_missed, 'round')} since round {first + 1}: "
                     f"{self._why_absent(info, members, now)}"
                 )
+            info.missed = first, reported
 
     def _why_absent(self, info: SiteInfo, members: Sequence[int], now: float) -> str:
         cut_off = set(self._pairs.unreached(info.site)) & set(members)
@@ -468,7 +468,7 @@ class PendingRounds:
                     "it has ended" if info.has_ended else f"it was lost {now - info.lost:.0f} s ago"
                 )
             elif site not in self.present and not info.has_ended:
-                since = "" if info.missed is None else f"since round {info.missed + 1}: "
+                since = "" if info.missed is None else f"since round {info.missed[0] + 1}: "
                 absent[str(site)] = since + self._why_absent(info, self.present, now)
         return {
             "present": list(self.present),

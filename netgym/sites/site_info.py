@@ -36,8 +36,8 @@ class SiteInfo:
         goes_further: its file has another length than that of the finished sites.
         newest: number of the state that it has published.
         downloading: begin of its download of the others' state; None: it downloads nothing.
-        missed: first of the rounds without it, up to the last one; None: it took part.
-        reported: instant of the last report of that.
+        missed: first of the rounds without it, up to the last one, and instant of the last report of that; None: it
+            took part.
         processes: address at which each of its processes answers others' tests, by local rank.
         pulse: step, round and place, as last reported.
         silent_processes: its processes that hang: connected, and silent for long.
@@ -54,8 +54,7 @@ class SiteInfo:
     goes_further: bool = False
     newest: int = START - 1
     downloading: float | None = None
-    missed: int | None = None
-    reported: float = 0.0
+    missed: tuple[int, float] | None = None
     processes: dict[int, Any] = field(default_factory=lambda: {0: None})
     pulse: Mapping[str, Any] = field(default_factory=dict)
     silent_processes: set[int] = field(default_factory=set)

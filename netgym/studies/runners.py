@@ -118,10 +118,13 @@ def run_points(
 def prepare(
     study: Study, write: Callable[[str], None], place: str | None, jobs: int | None
 ) -> tuple[Probe | None, Estimate | None]:
-    """Settle points of a changed sweep, and write the estimate where several are left; returns probe and estimate."""
+    """Settle points of a changed sweep, and write the estimate where several are left; returns probe and estimate.
+
+    At a place, one is enough: its nodes are asked for the memory that the probe has measured.
+    """
     if study.is_changed:
         settle(study, 0, next(batches_of(study.sweep))[0], write)
-    if sum(study.finished(number) is None for number in range(study.sweep.num_points)) < 2:
+    if sum(study.finished(number) is None for number in range(study.sweep.num_points)) < (1 if place else 2):
         return None, None
     line, measured, found = estimated(study, 1 if place else jobs)
     write(line)
