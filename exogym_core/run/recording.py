@@ -313,6 +313,7 @@ class Recording:
         schedules: Schedules,
         num_marks: int | None = None,
         most_seconds: float = math.inf,
+        on_row: Callable[[], None] | None = None,
     ) -> RunResult[None]:
         """Replay it on a network.
 
@@ -322,6 +323,7 @@ class Recording:
             schedules: schedules of calls.
             num_marks: marks of each rank after which it ends; None: all.
             most_seconds: virtual seconds after the first mark of the last rank; later rows are left out.
+            on_row: called at each mark, to show progress.
 
         Returns:
             Times of the run, with `bytes_sent` and `wan_bytes` on this network in marked rows.
@@ -329,7 +331,7 @@ class Recording:
         assert world.topology is not None
         is_quiet = not world.topology.weather
         replay = _Replay(world, schedules=schedules)
-        replay.most_seconds = most_seconds
+        replay.most_seconds, replay.on_row = most_seconds, on_row
         replay.recorded = [
             self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet)
             for rank in range(self.num_ranks)
@@ -781,6 +783,7 @@ class _Replay(Replay):
     """Replay of recorded requests that keeps rows, and extrapolates long collectives where there is no weather."""
 
     most_seconds = math.inf  # after the first mark of the last rank
+    on_row: Callable[[], None] | None = None
 
     def __init__(self, *about: Any, **options: Any) -> None:
         self.rows: list[StampedRow] = []
@@ -793,6 +796,8 @@ class _Replay(Replay):
         """Store a row marked by a rank."""
         super().row(row)
         self.rows.append(row)
+        if self.on_row is not None:
+            self.on_row()
         if self._unmarked:
             self._unmarked.discard(row.rank)
             if not self._unmarked:

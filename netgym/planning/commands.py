@@ -148,7 +148,7 @@ class _PlanArguments(_TrainingArguments):
 
 @click.command()
 @takes(_PlanArguments)
-@raised_gc_threshold()
+@raised_gc_threshold(is_last=True)
 @without_compiler()
 def plan(
     asked: _PlanArguments,
@@ -202,6 +202,7 @@ def plan(
         Stoppable() as work,
         DelayedProgress("planning", total, every_seconds=_SECONDS_A_LINE) as progress,
     ):
+        known.on_round = progress.part
         for point, request in points:
             where = ", ".join(f"{key}={value}" for key, value in point.items())
             for row in plan_rows(request, lost, progress, f" at {where}" if where else "", failures=failures):
@@ -330,7 +331,7 @@ def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
 
 @click.command()
 @takes()
-@raised_gc_threshold()
+@raised_gc_threshold(is_last=True)
 @without_compiler()
 def reproduce(
     name: str | None = given(is_argument=True),
@@ -384,7 +385,7 @@ def reproduce(
 
 @click.command()
 @takes(_PlanArguments)
-@raised_gc_threshold()
+@raised_gc_threshold(is_last=True)
 @without_compiler()
 def advise(
     asked: _PlanArguments,
@@ -415,6 +416,7 @@ def advise(
             ratios,
             lambda made, name: progress.now(f"plan {made + 1}: {name}{best_so_far(advice)}"),
         )
+        setting.known.on_round = progress.part
         advice.search()
     if not advice.rows:
         work.end("no plan was made")  # or nothing fits

@@ -645,10 +645,16 @@ class Measured:
 
     def own_round(self) -> float:
         """Seconds of a later round in the plan's own setting, equal to `later_round`."""
-        ends = self.figures.round_seconds[self._warmup : self._num_compared(self.setting)]
-        if self._is_alike(self.setting) and len(ends) > 1 and not self.setting.topology.weather:
+        setting, figures = self.setting, self.figures
+        num_compared = self._num_compared(setting)
+        ends = figures.round_seconds[self._warmup : num_compared]
+        has_same_weather = setting.differs_for_ever() or not setting.topology.weather
+        if not self.strategy.is_synchronous:
+            return pace_apart(figures).seconds if has_same_weather else self.later_round(setting)
+        is_played = has_same_weather and num_compared == len(figures.round_seconds)
+        if len(ends) > 1 and (is_played or (self._is_alike(setting) and not setting.topology.weather)):
             return (ends[-1] - ends[0]) / (len(ends) - 1)
-        return self.later_round(self.setting)
+        return self.later_round(setting)
 
     def _num_compared(self, setting: Setting) -> int:
         """Number of rounds to simulate with a resource doubled: two, unless later rounds differ from the second."""

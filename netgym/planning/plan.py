@@ -121,8 +121,10 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
     most = 0.0
     for each in sorted(doublings, key=lambda each: -each.at_most):
         if before and each.at_most >= max(_WORTH_IT, _AS_MUCH * most) * before:
+            setting.known.purpose = f"rounds for the limit, {each.by}"
             saved[each.by] = 1 - each.later_round() / before
             most = max(most, saved[each.by])
+    setting.known.purpose = "rounds"
     by, remedy = "links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network"
     if most >= _WORTH_IT:
         enough = (each for each in doublings if saved.get(each.by, -1.0) >= _AS_MUCH * most)

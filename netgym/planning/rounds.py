@@ -47,7 +47,7 @@ from netgym.command_options import first_line
 from netgym.planning.models import worker_memory
 from netgym.planning.stages import planned_stages
 from netsim.errors import InputError, RankError
-from netsim.ranks import Post, Wait
+from netsim.ranks import Mark, Post, Wait
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -561,7 +561,8 @@ class SimulatedRounds:
 
         def figures(replayed: Recording) -> RoundFigures:
             assert self._schedules is not None
-            return self._figures(replayed.replay(world, seconds, self._schedules, num_rounds))
+            on_row = self._count_rounds(setting, replayed, num_rounds)
+            return self._figures(replayed.replay(world, seconds, self._schedules, num_rounds, on_row=on_row))
 
         if shortened is None and not topology.weather:
             shortened = recording.shortened
@@ -573,6 +574,24 @@ class SimulatedRounds:
         if recording.with_few_copies is not None and made.round_seconds:
             made.quiet_seconds = (other.end_seconds - one.end_seconds) / (more * len(made.round_seconds))
         return made
+
+    def _count_rounds(
+        self, setting: Setting, replayed: Recording, num_rounds: int | None
+    ) -> Callable[[], None] | None:
+        """Function that counts marks of ranks, and shows the rounds that all of them have ended."""
+        known, marked = setting.known, 0
+        if known.on_round is None:
+            return None
+        num_workers = self._setting.num_ranks * self._setting.ranks_a_worker
+        total = num_rounds or sum(isinstance(each, Mark) for each in replayed.stream(0))
+
+        def count() -> None:
+            nonlocal marked
+            marked += 1
+            if marked % num_workers == 0 and known.on_round is not None:
+                known.on_round(marked // num_workers, total, known.purpose)
+
+        return count
 
     def calls_of(self, rank: int) -> list[tuple[Call, int]]:
         """Calls of a rank in its last round, each with its position among the members.

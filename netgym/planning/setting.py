@@ -46,9 +46,16 @@ PUBLISHED_MFU = (0.38, 0.46)
 
 
 class Known:
-    """Cache of results, shared by the plans of one command."""
+    """Cache of results, and display of progress, shared by the plans of one command.
+
+    Attributes:
+        on_round: called with the rounds simulated so far and in all, and what the simulation is for; None: not called.
+        purpose: of the present simulation.
+    """
 
     def __init__(self) -> None:
+        self.on_round: Callable[[int, int, str], None] | None = None
+        self.purpose = "rounds"
         self._found: dict[tuple[int, ...], Any] = {}
         self._seen: list[Any] = []
 

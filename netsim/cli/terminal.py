@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import re
 import sys
@@ -341,7 +342,8 @@ class DelayedProgress:
         self._what = what
         self._total = total
         self._num_done = 0
-        self._begun = time.monotonic()
+        self._begun = self._part_begun = time.monotonic()
+        self._part: tuple[int, int, str] | None = None  # done of the present work, in all, and of what
         self._console = console
         self._file = sys.stderr
         self._every_seconds = every_seconds
@@ -367,17 +369,34 @@ class DelayedProgress:
     def advance(self) -> None:
         """Count one more as done."""
         self._num_done += 1
+        self._part = None
+        self._refresh()
+
+    def part(self, done: int, total: int, unit: str) -> None:
+        """Show how much of the present work is done, such as 20 of 500 rounds, and the time left for the rest."""
+        if self._part is None or done <= self._part[0]:
+            self._part_begun = time.monotonic()
+        self._part = done, total, unit
         self._refresh()
 
     def now(self, what: str) -> None:
         """Set the description of the work, as the display shows it."""
-        self._what = what
+        self._what, self._part = what, None
         self._refresh()
+
+    def _description(self) -> str:
+        part = self._part
+        if part is None:
+            return self._what
+        done, total, unit = part
+        seconds = (time.monotonic() - self._part_begun) * (total - done) / done if done else math.inf
+        left = f", {format_seconds(math.ceil(seconds))} left" if seconds < math.inf else ""
+        return f"{self._what}: {done} of {total} {unit}{left}"
 
     def _refresh(self) -> None:
         shown = self._shown
         if shown is not None:
-            shown.update(shown.task_ids[0], completed=self._num_done, description=self._what)
+            shown.update(shown.task_ids[0], completed=self._num_done, description=self._description())
 
     def _show(self) -> None:
         """Show the line, or print lines; rich is imported here, so that short work does not wait for it."""
@@ -403,7 +422,7 @@ class DelayedProgress:
         printed, due = "", 0.0
         while not self._is_over.is_set():
             done = "" if self._total is None else f", {self._num_done} of {self._total} done"
-            line, elapsed = f"{self._what}{done}", time.monotonic() - self._begun
+            line, elapsed = f"{self._description()}{done}", time.monotonic() - self._begun
             if line != printed or elapsed >= due:  # an unchanged line comes at twice the time of the last one
                 text = f"{line}, {format_seconds(round(elapsed))}"
                 console.print(text, highlight=False, soft_wrap=True)

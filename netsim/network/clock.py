@@ -226,12 +226,19 @@ def call_at(
 
 
 @contextmanager
-def raised_gc_threshold(times: int = 1_000) -> Iterator[None]:
-    """Raise the garbage collector's threshold within the block, to `times` Python's own."""
+def raised_gc_threshold(times: int = 1_000, *, is_last: bool = False) -> Iterator[None]:
+    """Raise the garbage collector's threshold within the block, to `times` Python's own.
+
+    After the block the threshold is lower than the number of new objects, which are searched at once. Where the block
+    `is_last` in its process, they become old without a search.
+    """
     before = gc.get_threshold()
     if before[0]:  # 0: never, as the caller wants it
         gc.set_threshold(max(before[0], times * _NEW_OBJECTS), *before[1:])
     try:
         yield
     finally:
+        if is_last:
+            gc.freeze()
+            gc.unfreeze()
         gc.set_threshold(*before)
