@@ -183,6 +183,11 @@ def test_progress_counts_what_was_done_before_it_is_shown() -> None:
         progress._show()
         progress.advance()
         progress.now("still counting")
+        progress._reported -= 1000
+        progress.part(1, 3, "parts")
+        assert re.fullmatch(r"still counting: 1 of 3 parts, 33 min .* left", progress._description())
+        progress.part(2, 3, "parts")
+        assert re.fullmatch(r"still counting: 2 of 3 parts, (8 min|500) .* left", progress._description())
     assert {"1/3", "2/3"} <= set(re.findall(r"\d/\d", terminal.file.getvalue()))
     assert "still counting" in terminal.file.getvalue()
 

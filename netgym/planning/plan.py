@@ -63,6 +63,7 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
     """
 
     def limited() -> Plan:
+        setting.known.purpose = "rounds"
         measured = Measured(strategy, setting)
         others = []
         if measured.plan.cost_by.get("egress"):
@@ -115,6 +116,7 @@ def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
 
 def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
     """Find the limit; doublings that can save less than nine tenths of the best so far are not simulated."""
+    setting.known.purpose = "rounds for the limit"
     of_round, before = of.plan.seconds_per_round, of.own_round()
     doublings = [*_networks(of, setting), *_computing(of, setting)]
     saved: dict[str, float] = {}
@@ -124,7 +126,6 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
             setting.known.purpose = f"rounds for the limit, {each.by}"
             saved[each.by] = 1 - each.later_round() / before
             most = max(most, saved[each.by])
-    setting.known.purpose = "rounds"
     by, remedy = "links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network"
     if most >= _WORTH_IT:
         enough = (each for each in doublings if saved.get(each.by, -1.0) >= _AS_MUCH * most)

@@ -342,7 +342,7 @@ class DelayedProgress:
         self._what = what
         self._total = total
         self._num_done = 0
-        self._begun = self._part_begun = time.monotonic()
+        self._begun = self._part_begun = self._reported = time.monotonic()
         self._part: tuple[int, int, str] | None = None  # done of the present work, in all, and of what
         self._console = console
         self._file = sys.stderr
@@ -374,8 +374,8 @@ class DelayedProgress:
 
     def part(self, done: int, total: int, unit: str) -> None:
         """Show how much of the present work is done, such as 20 of 500 rounds, and the time left for the rest."""
-        if self._part is None or done <= self._part[0]:
-            self._part_begun = time.monotonic()
+        if self._part is None or done <= self._part[0]:  # it has begun when the work before it ended
+            self._part_begun = self._reported
         self._part = done, total, unit
         self._refresh()
 
@@ -394,6 +394,7 @@ class DelayedProgress:
         return f"{self._what}: {done} of {total} {unit}{left}"
 
     def _refresh(self) -> None:
+        self._reported = time.monotonic()
         shown = self._shown
         if shown is not None:
             shown.update(shown.task_ids[0], completed=self._num_done, description=self._description())
