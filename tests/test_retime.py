@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -353,7 +354,9 @@ def test_networks_and_seeds_are_added_to_a_finished_sweep(tmp_path: Path, capsys
     assert retimed() == [BOTH, BOTH, BOTH]
     assert RunFolder(study / "points/0002").read_retimed()["DiLoCo.seed-0"] == "a point that was removed"
     kept = {each: each.stat().st_mtime_ns for each in study.rglob("metrics/*.seed-[01].csv")}
-    assert "continued with the seeds that were added: point 1, 2, 3" in resumed("--seeds", 3)
+    said = resumed("--seeds", 3)
+    assert "continued with the seeds that were added: point 1, 2, 3" in said
+    assert re.search(r"3 points: about .* for 6 runs, 4 of them by retiming", said)
     assert {each: each.stat().st_mtime_ns for each in kept} == kept
     assert "run again" not in resumed(), "sealed"
     new = begin("new", ["home-tiers", "two-datacenters", "wan-4-regions"], 3)

@@ -12,9 +12,11 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +38,7 @@ from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from netgym.experiment.comparison import Listener
     from netgym.studies.points import Point
@@ -373,7 +375,8 @@ class PointRun:
 
     def begin(self) -> tuple[RunFolder, PointProgress]:
         """Mark the point as begun; returns its folder, locked until `end`, and its progress."""
-        listener = self.progress.point(self.number, self.study.point_text(self.point))
+        num_done = _num_finished(self.study, self.number).total()
+        listener = self.progress.point(self.number, self.study.point_text(self.point), num_done)
         self.study.note(self.number, self.point, {"incomplete": True})
         return self.study.point_folder(self.number).owned(), listener
 
@@ -490,12 +493,12 @@ class SweepProgress:
         self._all -= self._left.pop(number)
         self._old += 1
 
-    def point(self, number: int, text: str) -> PointProgress:
-        """Report the start of the point of `text`; numbers count from 0."""
+    def point(self, number: int, text: str, num_done: int = 0) -> PointProgress:
+        """Report the start of the point of `text`, which has `num_done` finished runs; numbers count from 0."""
         self._shares[number] = 0.0
         name = f"point {number + 1} of {self._num_points}"
         self._write(f"{name}: {visible(text, 200)}", self._done(), self._num_points)
-        return PointProgress(self, number, name)
+        return PointProgress(self, number, name, num_done)
 
     def finish(self, number: int, result: str) -> None:
         """Report the end of a point."""
@@ -544,8 +547,8 @@ class SweepProgress:
 class PointProgress:
     """Progress of one point: the `Listener` of its comparison."""
 
-    def __init__(self, sweep: SweepProgress, number: int, name: str) -> None:
-        self._sweep, self._number, self._name = sweep, number, name
+    def __init__(self, sweep: SweepProgress, number: int, name: str, num_done: int) -> None:
+        self._sweep, self._number, self._name, self._num_done = sweep, number, name, num_done
         self._run, self._runs, self._steps, self._label = 1, 1, 1, ""
         self._shares: dict[int, float] = {}  # completed share of each run, for all copies
 
@@ -561,7 +564,7 @@ class PointProgress:
             self._shares[self._run] = row["step"] / self._steps
             self._sweep.step(
                 self._number,
-                sum(self._shares.values()) / self._runs,
+                sum(self._shares.values()) / max(self._runs - self._num_done, 1),
                 lambda: (
                     f"{self._name}: {self._label}: step {row['step']} of {self._steps}, "
                     f"loss {format_loss(row['train_loss'])}"
@@ -741,6 +744,13 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+def _num_finished(study: Study, number: int) -> Counter[str]:
+    """Number of a point's finished runs, by label."""
+    summary = study.point_folder(number).read_summary() if study.entry(number) is not None else []
+    runs = ((entry["name"], run) for entry in summary for run in entry.get("by_seed") or [entry])
+    return Counter(name for name, run in runs if not (run.get("incomplete") or run.get("failed")))
+
+
 def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None, Estimate | None]:
     """Line with host time, memory and the points that are refused already; the probe; the estimate; of what is left.
 
@@ -765,19 +775,23 @@ def estimated(study: Study, jobs: int | None = None) -> tuple[str, Probe | None,
     if not is_grid:
         experiments = dict.fromkeys(range(study.sweep.num_points), experiments[0])
     measured = found = None
-    finished = {number for number in experiments if study.finished(number) is not None}
-    left = [each for number, each in experiments.items() if number not in finished]
+    # As trainings are looked for: what is finished, or was begun, has recordings.
+    experiments = {
+        number: experiments[number] for number in sorted(experiments, key=partial(_newness, study))
+    }
+    done = {number: _num_finished(study, number) for number in experiments}
+    left = [each for number, each in experiments.items() if study.finished(number) is None]
     num_left, first = len(left), (left or [*experiments.values()])[0]
     try:
         measured = probe(first)
         num_free = num_left if study.sweep.search != "optuna" else study.sweep.at_once or 1
         at_once = _at_once(first, num_free, jobs, measured)
-        found = estimate(measured, experiments, first, at_once, retimes=is_grid, finished=finished)
+        found = estimate(measured, experiments, first, at_once, retimes=is_grid, done=done)
         text = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
         raise_lost_interrupt(error)
         text = f"no estimate: {visible(error, 200)}"
-    of_all = f"{num_left} of " if finished else ""
+    of_all = f"{num_left} of " if num_left < len(experiments) else ""
     line = f"{of_all}{format_count(study.sweep.num_points, 'point')}: {text}"
     if refused:
         line += f"; {len(refused)} of them will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
@@ -791,7 +805,7 @@ def estimate(
     at_once: int = 1,
     *,
     retimes: bool = True,
-    finished: Container[int] = (),
+    done: Mapping[int, Mapping[str, int]] | None = None,
 ) -> Estimate:
     """Scale a probe to a sweep: a step's seconds are taken to grow with workers and samples alone.
 
@@ -804,7 +818,7 @@ def estimate(
         measured_on: the experiment that was probed.
         at_once: points side by side.
         retimes: equal trainings are done once.
-        finished: points that take no more time; others may retime them.
+        done: number of finished runs of each point by label, which take no more time.
     """
     num_runs = num_retimed = 0
     of_points: dict[int, float] = {}
@@ -813,28 +827,28 @@ def estimate(
     first_with: dict[str, int] = {}  # by training, the point that has it first
     samples = measured_on.settings.workers.count * measured_on.settings.batch_size
     for number, experiment in experiments.items():
-        settings, runs = experiment.settings, len(experiment.seeds)
+        settings, num_done = experiment.settings, (done or {}).get(number, {})
         trainings = retimable(experiment) if retimes else {}
-        if number in finished:
-            first_with = dict.fromkeys(trainings.values(), number) | first_with
-            continue
         work = (
             settings.steps * settings.workers.count * settings.batch_size / samples
         )  # in steps of the probe
         evaluations = settings.steps // settings.evaluate.every + 1
         of_runs, waits = [], False
         for label in (str(entry.label) for entry in experiment.strategies):
+            runs = len(experiment.seeds) - num_done.get(label, 0)
             num_runs += runs
             key = trainings.get(label)
             if key is not None and first_with.setdefault(key, number) != number:
                 first, more = measured.retimed_seconds
-                num_retimed, waits = num_retimed + runs, True
+                num_retimed, waits = num_retimed + runs, waits or runs > 0
                 of_runs += [first + settings.steps * more] * runs
             else:
                 start, step = measured.others_seconds.get(
                     label, (measured.start_seconds, measured.step_seconds)
                 )
                 of_runs += [start + work * step + evaluations * measured.evaluation_seconds] * runs
+        if not of_runs:
+            continue
         by_kind[waits].append(of_runs)
         of_points[number] = measured.task_seconds + sum(of_runs)
     total, num_trained = measured.page_seconds, len(by_kind[False])
