@@ -126,6 +126,19 @@ def test_two_channels_hide_less_of_a_long_delay_than_one_connection() -> None:
     assert seconds == pytest.approx([one, two], rel=0.005)
 
 
+def test_one_stream_carries_both_channels() -> None:
+    """Its window limits the rate, so that it takes about twice as long as two, in a collective as in a single send."""
+    taken = {
+        (op, streams): netsim.collective(
+            star(2, latency="200 ms"), op, num_bytes=256 * MIB, protocol={"preset": "nccl-sockets", "streams": streams}
+        ).seconds
+        for op in ("broadcast", "sendrecv")
+        for streams in (1, 2)
+    }
+    assert taken["broadcast", 1] == pytest.approx(taken["sendrecv", 1], rel=1e-3)
+    assert taken["broadcast", 1] > 1.5 * taken["broadcast", 2]
+
+
 def test_sockets_are_threads_times_sockets_on_two_channels() -> None:
     by_cloud = {(1, 1): 2, (2, 8): 32, (4, 1): 8}  # NCCL's defaults, on AWS, on Google Cloud
     for (threads, sockets), streams in by_cloud.items():

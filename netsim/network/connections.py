@@ -231,6 +231,8 @@ class Connections:
         return [connection for named in self.by_name.values() for connection in named.values()]
 
     def _key(self, source: int, target: int, lane: int) -> int:
+        if 0 < self.num_channels < -lane:  # fewer streams than channels, which share the last connection
+            lane = -self.num_channels
         return (lane * self.num_hosts + source) * self.num_hosts + target
 
     def _sweep(self, now: float) -> None:
