@@ -1,12 +1,15 @@
-"""Writes `measured-runs.md` and the table at the top of `accuracy.md`: every measured run and today's prediction.
+"""Writes `measured-runs.md`, the table at the top of `accuracy.md`, and the README's figures on runs of others.
 
 python docs/measured_runs.py    # after a change of the model or of a run: a minute of processor time
 """
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from netgym.planning.reproduce import BASES, ReproducedRun, load_run, reproduce, run_names
 from netgym.planning.setting import Known
@@ -15,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DOCS = Path(__file__).parent
-CELLS, TABLE = DOCS / "measured-runs.md", DOCS / "accuracy.md"
+CELLS, TABLE, README = DOCS / "measured-runs.md", DOCS / "accuracy.md", DOCS.parent / "README.md"
 BEGIN, END = "<!-- measured runs -->\n", "<!-- end of measured runs -->"
+BEGIN_OTHERS, END_OTHERS = "<!-- runs of others -->\n", "<!-- end of runs of others -->"
 MOST_ROWS = 60  # of a run's table; recordings of more have the largest errors only
 
 LEARNT = ", by *first prediction*; the model of *today* may have learnt from it"
@@ -105,10 +109,48 @@ def row(cell: dict[str, Any]) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def with_table(text: str, found: Sequence[ReproducedRun]) -> str:
-    """The page with its table as the runs have it."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + table(found) + END + rest.partition(END)[2]
+def of_others(found: Sequence[ReproducedRun]) -> str:
+    """Errors of predictions that were made before, over all figures that others measured."""
+    runs = [made for made in found if "NetGym" not in made.run.measured_by]
+    cells = [cell for made in runs for cell in made.cells if cell["error"] is not None]
+    before = [cell for cell in cells if cell["basis"] == "before"]
+    today = np.array([cell["error"] for cell in before])
+    first = np.array([cell["first"] / cell["measured"] - 1 for cell in before])
+    (middle, high), (new_middle, new_high) = (
+        np.quantile(np.abs(each), (0.5, 0.95)) for each in (first, today)
+    )
+    speeds = ("samples/s", "tokens/s", "Mbit/s", "Gbit/s", "%")
+    fast = [cell["error"] > 0.1 if cell["unit"] in speeds else cell["error"] < -0.1 for cell in before]
+    text = (
+        f"Of {len(before)} figures that others had measured, predictions made before they were read were off by {middle:.0%} "
+        f"in the median and {high:.0%} at the 95th percentile; the present model, which has learnt from some, is off by "
+        f"{new_middle:.0%} and {new_high:.0%}, more than 10% too optimistic in {np.mean(fast):.0%}."
+    )
+    return text.replace("%", " %")
+
+
+def band(found: Sequence[ReproducedRun]) -> tuple[int, float, float]:
+    """Measured over predicted times of communication by others that nothing was fitted to: number, 10 and 90 % quantile."""
+    ratios = []
+    for made in found:
+        for cell in made.cells:
+            if (
+                cell["error"] is None
+                or cell["basis"] not in ("before", "known")
+                or "NetGym" in made.run.measured_by
+            ):
+                continue
+            if cell["unit"] in ("Mbit/s", "Gbit/s"):
+                ratios.append(1 + cell["error"])
+            elif cell["unit"] in ("s", "ms") and made.name != "computing-a100":
+                ratios.append(1 / (1 + cell["error"]))
+    return (len(ratios), *np.quantile(ratios, (0.1, 0.9)).tolist())
+
+
+def between(text: str, begin: str, new: str, end: str) -> str:
+    """`text` with `new` between two marks."""
+    before, _, rest = text.partition(begin)
+    return before + begin + new + end + rest.partition(end)[2]
 
 
 def main() -> None:
@@ -116,7 +158,17 @@ def main() -> None:
     known = Known()
     found = [ReproducedRun(name, load_run(name)[0], list(reproduce(name, known))) for name in run_names()]
     CELLS.write_text("\n".join([HEAD, *map(section, found)]), encoding="utf-8")
-    TABLE.write_text(with_table(TABLE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    number, low, high = band(found)
+    others = (
+        f"{of_others(found)} In eight of ten of the {number} times and rates of communication by others that are *before* or *known*, "
+        f"the measured time is {low:.2f} to {high:.2f} times the predicted one: the [bands of plans](planning.md)."
+    )
+    tables = f"{textwrap.fill(others, 125)}\n\n{table(found)}"
+    TABLE.write_text(between(TABLE.read_text(encoding="utf-8"), BEGIN, tables, END), encoding="utf-8")
+    words = textwrap.fill(of_others(found), 125) + "\n"
+    README.write_text(
+        between(README.read_text(encoding="utf-8"), BEGIN_OTHERS, words, END_OTHERS), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

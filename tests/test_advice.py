@@ -26,7 +26,7 @@ from netgym.planning import advise as advise_module
 from netgym.planning.advice_text import advice_lines
 from netgym.planning.advise import Advice, advise
 from netgym.planning.measure import (
-    NETWORK_ERROR,
+    NETWORK_RANGE,
     Setting,
     least_days,
     least_days_in_stages,
@@ -504,10 +504,10 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
     assert row["steps_ratio"] == vars(ratio)
     waiting = 1 - row["compute_utilisation"]
     assert row["days_low"] / row["days"] == pytest.approx(
-        ratio.low / ratio.mean * (1 - waiting * NETWORK_ERROR)
+        ratio.low / ratio.mean * (1 - waiting * (1 - NETWORK_RANGE[0]))
     )
     assert row["days_high"] / row["days"] == pytest.approx(
-        ratio.high / ratio.mean * (1 + waiting * NETWORK_ERROR)
+        ratio.high / ratio.mean * (1 + waiting * (NETWORK_RANGE[1] - 1))
     )
     assert {row["strategy"] for row in every if row["steps_ratio"]["high"] == 1} == {"AllReduce"}
     assert any("arXiv 2503.09799, table 7" in line for line in advice["unknown"])

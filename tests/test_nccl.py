@@ -130,7 +130,10 @@ def test_one_stream_carries_both_channels() -> None:
     """Its window limits the rate, so that it takes about twice as long as two, in a collective as in a single send."""
     taken = {
         (op, streams): netsim.collective(
-            star(2, latency="200 ms"), op, num_bytes=256 * MIB, protocol={"preset": "nccl-sockets", "streams": streams}
+            star(2, latency="200 ms"),
+            op,
+            num_bytes=256 * MIB,
+            protocol={"preset": "nccl-sockets", "streams": streams},
         ).seconds
         for op in ("broadcast", "sendrecv")
         for streams in (1, 2)

@@ -11,7 +11,7 @@ from test_planning import NETWORK, setting, trained
 
 from exogym_core.strategy import build_strategy
 from netgym.cli.main import main
-from netgym.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
+from netgym.planning.measure import NETWORK_RANGE, Measured, RefusedPlanError, measure
 from netgym.planning.models import planned_model
 from netgym.planning.setting import Crashes
 from netsim import Topology
@@ -210,10 +210,10 @@ def test_a_given_utilisation_has_no_band(capsys: pytest.CaptureFixture[str]) -> 
     assert same == exact
     assert exact["days"] == default["days"]
     share = exact["compute_utilisation"]
-    waiting = (1 - share) * NETWORK_ERROR
-    assert exact["days_high"] == pytest.approx(exact["days"] * (1 + waiting))
-    assert default["days_high"] == pytest.approx(default["days"] * (1 + waiting + share * (0.4 / 0.38 - 1)))
-    assert default["days_low"] == pytest.approx(default["days"] * (1 - waiting - share * (1 - 0.4 / 0.46)))
+    less, more = (1 - share) * (1 - NETWORK_RANGE[0]), (1 - share) * (NETWORK_RANGE[1] - 1)
+    assert exact["days_high"] == pytest.approx(exact["days"] * (1 + more))
+    assert default["days_high"] == pytest.approx(default["days"] * (1 + more + share * (0.4 / 0.38 - 1)))
+    assert default["days_low"] == pytest.approx(default["days"] * (1 - less - share * (1 - 0.4 / 0.46)))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from experiments import json_of
 
 from netgym.cli.main import main
+from netgym.planning.measure import NETWORK_RANGE
 from netgym.planning.reproduce import BASES, ReproducedRun, load_run, reproduce, run_names
 from netgym.planning.streaming_table import METHODS, TARGETS, utilisation
 from netsim.errors import InputError
@@ -131,6 +132,12 @@ def test_the_page_has_todays_figures(name: str) -> None:
     page = (DOCS / "measured-runs.md").read_text()
     section = page.partition(f"## `{name}`\n")[2].partition("\n## ")[0].splitlines()
     assert all(rows(cell) in section for cell in cells_of(name))
+
+
+def test_bands_of_plans_are_those_of_the_page() -> None:
+    """After a change of the model: python docs/measured_runs.py, and the figures into measure.py."""
+    page = " ".join((DOCS / "accuracy.md").read_text().split())
+    assert "the measured time is {:.2f} to {:.2f} times the predicted one".format(*NETWORK_RANGE) in page
 
 
 # --- runs of users -------------------------------------------------------------------------------------------

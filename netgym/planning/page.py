@@ -16,6 +16,7 @@ from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
 from exogym_core.results.report.table import ResultTable, short_count
+from netgym.planning.measure import NETWORK_RANGE
 from netgym.planning.sweep import (
     concerns,
     is_axis,
@@ -249,6 +250,11 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
         notes.append(OWN_BACKENDS)
     if is_of_money:
         notes.append(MODEL_SIZE)
+    if any(row["days"] is not None for row in rows):
+        low, high = NETWORK_RANGE
+        notes.append(
+            f"bands: eight of ten measured runs communicated for {low} to {high} times as long as predicted"
+        )
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")
     return notes
 

@@ -18,6 +18,7 @@ from netgym.planning.step_ratio import law_ratio
 from netsim.collectives.choice import parse_collectives
 from netsim.collectives.schedules.direct import STORE
 from netsim.errors import NetsimError
+from netsim.topology.protocol import unlimited_cores
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
             stores = [host for store, *relays in names for host in found.topology.store_hosts(store, relays)]
             if (spare := setting.spare_streams(stores, go_alone=used == {STORE})) is not None:
                 remarks += (spare,)
+        if (cores := unlimited_cores(found.topology, found.resolved_protocol, found.hosts)) is not None:
+            remarks += (cores,)
         return replace(
             measured.plan,
             limit=_limit(measured, found),

@@ -13,7 +13,7 @@ from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_lines, takes
 from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
-from netsim.topology.protocol import Protocol, spare_streams, window_limit
+from netsim.topology.protocol import Protocol, spare_streams, unlimited_cores, window_limit
 from netsim.topology.topology import Topology
 from netsim.transfers import later_weather, read_flows, simulate_flows
 from netsim.units import format_count
@@ -85,9 +85,11 @@ def flows_command(
 def remarks_on_times(
     topology: Topology, protocol: Protocol, hosts: Iterable[int], limit: WindowLimit | None, late: str | None
 ) -> list[str]:
-    """Lines on windows that limit transfers between `hosts`, streams that bring nothing, and weather after the end."""
+    """Lines on windows and cores that limit transfers between `hosts`, spare streams, and weather after the end."""
     after = None if late is None else f"ignored: weather that begins after the end: {late}"
-    remarks = (limit, spare_streams(topology, protocol, hosts), after)
+    hosts = list(hosts)
+    spare, cores = (each(topology, protocol, hosts) for each in (spare_streams, unlimited_cores))
+    remarks = (limit, spare, cores, after)
     return [str(remark) for remark in remarks if remark is not None]
 
 
