@@ -122,15 +122,15 @@ def of_others(found: Sequence[ReproducedRun]) -> str:
     speeds = ("samples/s", "tokens/s", "Mbit/s", "Gbit/s", "%")
     fast = [cell["error"] > 0.1 if cell["unit"] in speeds else cell["error"] < -0.1 for cell in before]
     text = (
-        f"Of {len(before)} figures that others had measured, predictions made before they were read were off by {middle:.0%} "
-        f"in the median and {high:.0%} at the 95th percentile; the present model, which has learnt from some, is off by "
-        f"{new_middle:.0%} and {new_high:.0%}, more than 10% too optimistic in {np.mean(fast):.0%}."
+        f"Of {len(before)} figures that others had measured, predictions made before they were read were off by "
+        f"{middle:.0%} in the median and {high:.0%} at the 95th percentile; the present model, which has learnt "
+        f"from some, is off by {new_middle:.0%} and {new_high:.0%}, more than 10% too optimistic in {np.mean(fast):.0%}."
     )
     return text.replace("%", " %")
 
 
 def band(found: Sequence[ReproducedRun]) -> tuple[int, float, float]:
-    """Measured over predicted times of communication by others that nothing was fitted to: number, 10 and 90 % quantile."""
+    """Number of times of communication by others, and the 10 and 90 % quantile of measured over predicted ones."""
     ratios = []
     for made in found:
         for cell in made.cells:
@@ -154,14 +154,15 @@ def between(text: str, begin: str, new: str, end: str) -> str:
 
 
 def main() -> None:
-    """Reproduce all runs and write both pages."""
+    """Reproduce all runs and write the pages."""
     known = Known()
     found = [ReproducedRun(name, load_run(name)[0], list(reproduce(name, known))) for name in run_names()]
     CELLS.write_text("\n".join([HEAD, *map(section, found)]), encoding="utf-8")
     number, low, high = band(found)
     others = (
-        f"{of_others(found)} In eight of ten of the {number} times and rates of communication by others that are *before* or *known*, "
-        f"the measured time is {low:.2f} to {high:.2f} times the predicted one: the [bands of plans](planning.md)."
+        f"{of_others(found)} In eight of ten of the {number} times and rates of communication by others that are "
+        f"*before* or *known*, the measured time is {low:.2f} to {high:.2f} times the predicted one: "
+        "the [bands of plans](planning.md)."
     )
     tables = f"{textwrap.fill(others, 125)}\n\n{table(found)}"
     TABLE.write_text(between(TABLE.read_text(encoding="utf-8"), BEGIN, tables, END), encoding="utf-8")

@@ -798,9 +798,9 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
         "between them is unknown",
-        f"the network's distance from a real one (communication took {NETWORK_RANGE[0]} to {NETWORK_RANGE[1]} times as long "
-        "in eight of ten measured runs) and, without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands "
-        "have both",
+        f"the network's distance from a real one (communication took {NETWORK_RANGE[0]} to {NETWORK_RANGE[1]} times as "
+        "long in eight of ten measured runs) and, without --utilisation, the reached share of devices' peak (38 to 46 "
+        "% in published trainings): bands have both",
     ]
     most: dict[str, tuple[float, str]] = {}  # of each strategy the largest share of a round
     by_strategy: dict[str, list[Mapping[str, Any]]] = {}
