@@ -124,7 +124,7 @@ def of_others(found: Sequence[ReproducedRun]) -> str:
     text = (
         f"Of {len(before)} figures that others had measured, predictions made before they were read were off by "
         f"{middle:.0%} in the median and {high:.0%} at the 95th percentile; the present model, which has learnt "
-        f"from some, is off by {new_middle:.0%} and {new_high:.0%}, more than 10% too optimistic in {np.mean(fast):.0%}."
+        f"from some, by {new_middle:.0%} and {new_high:.0%}, more than 10% too optimistic in {np.mean(fast):.0%}."
     )
     return text.replace("%", " %")
 
