@@ -22,8 +22,10 @@ from exogym_core.results.report import RunReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
 from netgym.cli.main import main
+from netgym.experiment.experiment import apply_overrides
 from netgym.studies.report import StudyReport
 from netsim.errors import InputError
+from netsim.files.documents import Document
 
 NETWORK = chain_form("xy", "1 Gbit/s", "0 s")
 
@@ -363,6 +365,22 @@ def test_several_runs_have_tokens_to_target_and_one_paragraph_on_methods(tmp_pat
     assert report.methods.count("simulation of the network far") == 1
     assert report.methods.count("The target loss of 0.5 counts") == 1
     assert f"<h2>Methods</h2>\n<p>{report.methods}</p>" in report.html()
+    folders.append(write_run(tmp_path / "near", {"A": [1.0, 2.0]}, topology={}, protocol={"streams": 8}))
+    text = StudyReport(folders, by=["run"]).methods
+    assert "simulations of 2 networks and settings; collective algorithms: auto; " in text
+    assert "(2) chain (protocol: linux-tcp, streams 8)" in text, "the preset is named"
+
+
+def test_a_changed_network_is_named_by_what_was_changed() -> None:
+    """Ten megabits a second were on no page."""
+    document = Document("file", {"topology": "two-datacenters"})
+    for value in ("1 Gbit/s", "10 Mbit/s"):  # the later one replaces the earlier
+        document = apply_overrides(
+            document, [f"topology.wan.0.bandwidth={value}", "topology.regions.east.hosts=8"]
+        )
+    assert document.data["topology"]["name"] == (
+        "two-datacenters with wan.0.bandwidth 10 Mbit/s; regions.east.hosts 8"
+    )
 
 
 def test_the_page_is_the_same_every_time_and_its_groups_are_json(

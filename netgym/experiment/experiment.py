@@ -33,6 +33,7 @@ from exogym_core.config import (
 )
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import PROGRAM_TASK, unique_labels, visible
+from exogym_core.results.reading import value_text
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.stages.options import Stages, hosts_of
 from netgym.experiment.own_code import OwnCode, find_own_code
@@ -850,7 +851,21 @@ def _changed(
                 continue
             lines = {known: at for known, at in lines.items() if known[: len(path)] != path}
             lines |= {(*path, *rest): at for rest, at in own.items()}
+        if (
+            keys[0] == "topology"
+            and len(keys) > 1
+            and keys[1] != "name"
+            and isinstance(data["topology"], dict)
+        ):
+            data["topology"]["name"] = _changed_name(data["topology"].get("name"), ".".join(keys[1:]), value)
     return replace(document, data=data, lines=lines)
+
+
+def _changed_name(name: object, key: str, value: object) -> str:
+    """Name of a topology in which a key was changed: `two-datacenters with wan.0.bandwidth 10 Mbit/s`."""
+    base, _, changes = (name if isinstance(name, str) else "topology").partition(" with ")
+    others = [each for each in changes.split("; ") if each and not each.startswith(f"{key} ")]
+    return f"{base} with {'; '.join([*others, f'{key} {visible(value_text(value), 80)}'])}"[:2000]
 
 
 def _place(topology: str, folder: Path) -> str | Path:

@@ -520,7 +520,8 @@ class StudyReport(Report):
             for group in self.groups
         ]
         self.table = ResultTable([*short_names(self.keys), *HEADINGS], rows, len(self.keys))
-        self.methods = methods(_experiments(self.members))
+        are_retimed = any(member.run.folder.read_retimed() for member in self.members)
+        self.methods = methods(_experiments(self.members), are_retimed=are_retimed)
         self.failures = [
             (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
             for member in self.members

@@ -12,7 +12,7 @@ from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_ke
 from exogym_core.results.report.table import count_text, evaluated_every, short_count
 from exogym_core.results.templates import rendered
 from exogym_core.stages.options import Stages, hosts_of
-from netsim import Topology
+from netsim import Protocol, Topology
 from netsim.errors import InputError
 from netsim.files.documents import load_document
 from netsim.units import format_count, format_seconds, parse_seconds
@@ -71,6 +71,8 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
     if isinstance(protocol, str) and protocol != "ideal":
         protocol = {"preset": protocol, "streams": 1}
+    elif isinstance(protocol, Mapping):
+        protocol = {"preset": Protocol.parse(None).name, **protocol}
     collectives = settings.get("collectives") or "auto"
     return [
         *facts,
@@ -166,7 +168,7 @@ def origins(runs: Iterable[tuple[RunFolder, Results]]) -> str | None:
         )
         topology = results.settings.get("topology")
         if first and isinstance(topology, dict):
-            networks[visible(topology.get("name", ""), 40)] = None
+            networks[visible(topology.get("name", ""), 100)] = None
         sources |= dict.fromkeys(visible(each, 100) for each in retimed.values())
         again |= {f"{visible(label)} ({visible(reason, 100)})": None for label, reason in reasons.items()}
     if not (num_retimed or again):
@@ -221,10 +223,22 @@ def _algorithms(used: Any) -> str:
 
 _TRAINING = ("task", "model", "workers", "steps", "batch_size")
 _MOST_NAMED = 40  # strategies
+_TIMED = {
+    "network": "network",
+    "protocol": "protocol",
+    "collectives": "collective algorithms",
+    "compute": "compute time",
+    "placement": "workers by place",
+}
+"""Facts that times depend on, and their words."""
 
 
-def methods(runs: Sequence[Results]) -> str:
+def methods(runs: Sequence[Results], *, are_retimed: bool = False) -> str:
     """A paper's paragraph on how runs were made; sentences that several share appear once.
+
+    Args:
+        runs: all of them.
+        are_retimed: whether some were timed from recorded trainings.
 
     Raises:
         InputError: an experiment is not a resolved one.
@@ -243,6 +257,7 @@ def methods(runs: Sequence[Results]) -> str:
         *[f"{len(named) - _MOST_NAMED} more"][: len(named) > _MOST_NAMED],
     ]
     sentences: dict[str, None] = {}
+    timed: dict[str, dict[str, str]] = {}  # different facts of `_TIMED`
     for same, results in [(each, results) for each in alike.values() for results in each]:
         settings, model, facts = results.settings, results.settings.get("model"), dict(head_facts(results))
         text = rendered(
@@ -264,7 +279,37 @@ def methods(runs: Sequence[Results]) -> str:
             is_real=results.clock == WALL_CLOCK,
         )
         sentences |= dict.fromkeys(text.splitlines())
-    return " ".join(sentences)
+        if "protocol" in facts:
+            own = {key: facts[key] for key in _TIMED}
+            timed[value_key(own)] = own
+    texts = [*sentences, _timing(list(timed.values()))]
+    if are_retimed:
+        texts.append(
+            "Runs that were not trained on their network were timed there from recorded trainings, to the bit as if "
+            "trained there."
+        )
+    return " ".join(filter(None, texts))
+
+
+def _timing(settings: Sequence[Mapping[str, str]]) -> str:
+    """Sentences on how communication was timed: what all settings share, then a list of what varies."""
+    if len(settings) == 1:
+        return (
+            "Communication was timed on a simulation of the network {network} under the protocol {protocol}, with "
+            "collective algorithms: {collectives}. Compute time: {compute}. Workers by place: {placement}."
+        ).format_map(settings[0])
+    if not settings:
+        return ""
+    shared = {key for key in _TIMED if len({each[key] for each in settings}) == 1} - {"network"}
+    rows = []
+    for each in settings:
+        own = [f"{_TIMED[key]}: {each[key]}" for key in _TIMED if key not in shared and key != "network"]
+        rows.append(each["network"] + (f" ({'; '.join(own)})" if own else ""))
+    same = "".join(f"; {_TIMED[key]}: {settings[0][key]}" for key in _TIMED if key in shared)
+    return (
+        f"Communication was timed on simulations of {len(settings)} networks and settings{same}. "
+        f"They are {'; '.join(f'({number}) {row}' for number, row in enumerate(rows, 1))}."
+    )
 
 
 def _strategy_text(results: Results, setting: Mapping[str, Any]) -> str:

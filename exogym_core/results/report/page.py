@@ -266,7 +266,8 @@ class RunReport(Report):
         self.verdict, self.winner = verdict(self.results)
         self.table = comparison_table(self.results, self.winner)
         search = search_methods(folder.path, has_target=self.results.target_loss is not None)
-        self.methods = " ".join(filter(None, [methods([self.results]), search]))
+        paragraph = methods([self.results], are_retimed=bool(folder.read_retimed()))
+        self.methods = " ".join(filter(None, [paragraph, search]))
         seeds = f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(self.results.seeds)} seeds"
         self.to_target = target_table(self.results, self.winner)
         self.title = visible(self.results.settings.get("name", "run"), 80)
