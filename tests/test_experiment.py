@@ -139,7 +139,11 @@ def test_overrides_reach_into_a_topology_by_name(write: Any, tmp_path: Path) -> 
     changed = experiment.topology
     assert changed is not None
     unchanged = Topology.load(tmp_path / "two.yaml")
-    assert (changed.name, len(changed.hosts), len(unchanged.hosts)) == ("two", 10, 4)
+    assert (changed.name, len(changed.hosts), len(unchanged.hosts)) == (
+        "two with regions.us.hosts 8; wan.0.rtt 20 ms",
+        10,
+        4,
+    )
     assert changed.link_between["us", "eu"].latency_seconds == 0.01
     assert changed.weather.traces == unchanged.weather.traces
     again = tmp_path / "elsewhere" / "experiment.yaml"
