@@ -86,6 +86,23 @@ def test_a_warm_connection_needs_no_slow_start_until_it_idles() -> None:
     assert warm < halved < idle
 
 
+def test_a_pause_halves_the_window_at_which_hystart_ended_slow_start() -> None:
+    """A window of 834 kB exceeds half of the pipe, 597 kB, and ends slow start at their sum; Reno adds little."""
+    network = Network(clock := Clock(), pair(), DEEP)
+
+    def process() -> Any:
+        yield network.transfer(0, 1, 20_000_000)
+        yield clock.timeout(0.35)
+        begin = clock.now
+        yield network.transfer(0, 1, 4_000_000)
+        return clock.now - begin
+
+    rate = 100e6 / 8 * PAYLOAD
+    ended = 18 * SEGMENT * 2**5 + rate * 0.1 / 2
+    idle = 0.1 - ended / 2 / rate  # of the first round
+    assert clock.run(clock.process(process())) == pytest.approx(0.05 + 4_000_000 / rate + idle, abs=0.001)
+
+
 @pytest.mark.parametrize(("loss", "round_trip"), [(1e-3, 0.1), (1e-4, 0.2), (1e-3, 0.01), (1e-2, 0.05)])
 def test_many_losses_come_to_the_response_function(loss: float, round_trip: float) -> None:
     """RFC 9438, equations 5 and 3: the mean window in segments."""

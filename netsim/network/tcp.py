@@ -20,8 +20,10 @@ receiver keeps pace. Its buffer never shrinks.
 
 **Idling.** After more than the retransmission time-out (200 ms + RTT) without a byte the window is halved for
 each time-out elapsed, down to the initial one (RFC 2861, Linux `tcp_cwnd_restart`); after an hour nothing is left of
-its past. It grows only as it is used: to twice what was in flight, so by every byte of a round that
-follows a full one (Linux `tcp_is_cwnd_limited`). A message without bytes counts as use.
+its past. HyStart has ended slow start when acknowledgements came in a row for half a round trip, and CUBIC has gone on
+from there: without a rendezvous it is that window which is halved, though nothing before the pause was limited by it. A
+window grows only as it is used: to twice what was in flight, so by every byte of a round that follows a full one (Linux
+`tcp_is_cwnd_limited`). A message without bytes counts as use.
 
 **Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
 period of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
@@ -121,6 +123,8 @@ class SlowStart:
         last: bytes at which it ended last, by HyStart or a loss.
         has_exited: HyStart has ended it, once a connection.
         has_filled: the window has filled the pipe before the present round.
+        ended: bytes of the window as acknowledgements have come in a row for half a round trip, where HyStart ends it.
+        ended_at: instant of that.
     """
 
     def __init__(self) -> None:
@@ -132,6 +136,8 @@ class SlowStart:
         self.last = inf
         self.has_exited = False
         self.has_filled = False
+        self.ended = inf
+        self.ended_at = inf
 
 
 @final
@@ -357,12 +363,17 @@ class Window(CongestionControl):
             acknowledged = self._acknowledged_window()
             if acknowledged > self.window:
                 self._widen(acknowledged)
+            slow = self.slow_start
             if self.avoids:
-                self.slow_start.threshold = self._threshold_after_pause()
+                slow.threshold = self._threshold_after_pause()
                 self.avoids = False
+            elif slow.ended < inf:
+                self.avoidance.enter(slow.ended_at, slow.ended)
+                self.window = min(self.window, self._avoided(self.last_used))
+            slow.ended = inf
             halvings = int(min(idle / self._timeout, 64))
             self.window = max(self.window / 2.0**halvings, min(self._initial, self.window))
-            self.slow_start.has_filled = False
+            slow.has_filled = False
         self.drop.clear()
         self.round.used = 0.0
         self.round.follows_full = False
@@ -429,6 +440,8 @@ class Window(CongestionControl):
         waits = not pipe > 0.98 * self.window > 1.02 * peak  # something, in the queue
         had_filled = slow.has_filled
         slow.has_filled = had_filled or 0 < pipe < 0.98 * self.window
+        if not self.tcp.rendezvous and slow.ended == inf and is_one and 0 < pipe / 2 < used:
+            slow.ended, slow.ended_at = min(wanted, self.window + pipe / 2), now
         if used and is_one and waits and not had_filled and self._overruns(wanted, peak, rate, pipe):
             self.window = wanted
         elif ends_by_train or hears_delay:
