@@ -296,14 +296,18 @@ class ShapedLinks:
 def _allowed(congestion_control: str) -> Iterator[None]:
     """A namespace may choose from the machine's allowed algorithms only: let this one be among them meanwhile."""
     path = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-    before = path.read_text().split()
-    if congestion_control not in before:
-        path.write_text(" ".join([*before, congestion_control]))
-    try:
-        yield
-    finally:
+    with path.open() as lock:
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # another program's end would restore the file before this one has chosen
+        before = path.read_text().split()
         if congestion_control not in before:
-            path.write_text(" ".join(before))
+            path.write_text(" ".join([*before, congestion_control]))
+        try:
+            yield
+        finally:
+            if congestion_control not in before:
+                path.write_text(" ".join(before))
 
 
 def _shaper(bits_per_second: float, queue_packets: int | None, mtu: int = ETHERNET_MTU_BYTES) -> str:

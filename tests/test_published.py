@@ -212,6 +212,10 @@ def test_a_second_simulation_adds_what_the_first_does(tmp_path: Path) -> None:
             "groups:\n  - basis: before\n    cells:\n      - {what: f, unit: s, measured: 1}\n",
             "my.yaml:7: groups[0].basis: needs the prediction made before the figure was read: add first",
         ),
+        (
+            "groups:\n  - cells:\n      - {what: f, unit: s, measured: 0}\n",
+            "my.yaml:8: groups[0].cells[0].measured:",
+        ),
         ("program: {file: a.py, part: b}\n", "my.yaml:6: program: only runs that ship with NetGym"),
         ("", "my.yaml:1: groups: is missing"),
     ],

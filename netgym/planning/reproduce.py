@@ -123,7 +123,7 @@ class Cell(Simulated):
     """
 
     what: str | None = None
-    measured: float | None = None
+    measured: float | None = Field(None, gt=0)
     basis: Basis = "known"
     first: float | None = None
     cause: str = ""
@@ -428,7 +428,10 @@ def _hosts(cell: Simulated, topology: Topology) -> list[str]:
 
 
 class BasisErrors(NamedTuple):
-    """Errors of cells of one basis as shares; `largest` and `first_largest` have their sign."""
+    """Errors of cells of one basis as shares; `largest` and `first_largest` have their sign.
+
+    `p95` is the smallest error that 95 % of the cells do not exceed.
+    """
 
     basis: str
     cells: int
@@ -462,7 +465,7 @@ class ReproducedRun(NamedTuple):
                 first = [cell["first"] / cell["measured"] - 1 for cell in own if cell["first"] is not None]
                 of_first = (float(np.median(np.abs(first))), max(first, key=abs)) if first else (None, None)
                 sizes = np.abs(errors)
-                middle, high = float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+                middle, high = float(np.median(sizes)), float(np.quantile(sizes, 0.95, method="higher"))
                 found.append(BasisErrors(basis, len(own), middle, high, max(errors, key=abs), *of_first))
         return found
 
@@ -477,7 +480,7 @@ class ReproducedRun(NamedTuple):
         only = [f"{self.name:<18} {format_count(waiting, 'figure'):>11}, predicted only"] if waiting else []
         return only + [
             f"{self.name:<18} {format_count(each.cells, 'figure'):>11}, {each.basis + ':':<9} error median "
-            f"{each.median:.1%}, 95 % below {each.p95:.1%}, largest {each.largest:+.1%}"
+            f"{each.median:.1%}, {f'95 % within {each.p95:.1%}, ' * (each.cells >= 20)}largest {each.largest:+.1%}"
             for each in self.summaries()
         ]
 
