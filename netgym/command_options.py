@@ -94,8 +94,11 @@ class TrainingArguments:
     yes: bool = given()
     as_json: bool = given()
 
-    def refuse_with_resume(self, **others: object) -> None:
-        """Raise InputError for options that what is resumed cannot change: those of the experiment, and `others`."""
+    def refuse_with_resume(self, hint: str = "", **others: object) -> None:
+        """Raise InputError for options that what is resumed cannot change: those of the experiment, and `others`.
+
+        `hint` ends the line.
+        """
         asked = {
             "topology": self.topology,
             "set": self.overrides,
@@ -107,7 +110,7 @@ class TrainingArguments:
             if value:
                 option = "EXPERIMENT" if name == "experiment" else f"--{name}"
                 raise InputError(
-                    f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}"
+                    f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}{hint}"
                 )
 
     def refuse_without_resume(self) -> None:

@@ -366,6 +366,8 @@ def test_networks_and_seeds_are_added_to_a_finished_sweep(tmp_path: Path, capsys
     assert "has 3 seeds (0, 1, 2), and seeds can only be added to several" in capsys.readouterr().err
     assert command("sweep", tmp_path / "new.yaml", "--resume", study) == 2
     assert "--resume takes no EXPERIMENT" in capsys.readouterr().err
+    assert command("sweep", "--resume", study, "--vary", "steps=[1, 2]") == 2
+    assert "leave out --vary; to change what it runs, edit its experiment.yaml" in capsys.readouterr().err
 
 
 def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_path: Path) -> None:

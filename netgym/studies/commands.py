@@ -74,7 +74,8 @@ class _Asked(TrainingArguments):
         if self.experiment is None and self.resume is None:
             raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
         if self.resume is not None:
-            self.refuse_with_resume(search=self.search, trials=self.trials, **others)
+            hint = "; to change what it runs, edit its experiment.yaml and add --trust"
+            self.refuse_with_resume(hint, search=self.search, trials=self.trials, **others)
         else:
             self.refuse_without_resume()
         return self.resume
@@ -183,7 +184,12 @@ def _on_networks(asked: RunArguments, names: Sequence[str], strategies: Sequence
 
 
 @click.command()
-@takes(_Asked, command="sweep", seeds="Seeds of every point", place=ON_HELP)
+@takes(
+    _Asked,
+    command="sweep",
+    seeds="Seeds of every point (with --resume those it has, and more)",
+    place=ON_HELP,
+)
 def sweep(
     asked: _Asked,
     vary: tuple[str, ...] = given(metavar="KEY=[VALUE,...]"),
