@@ -94,7 +94,7 @@ class TrainingArguments:
     yes: bool = given()
     as_json: bool = given()
 
-    def refuse_with_resume(self, hint: str = "", **others: object) -> None:
+    def refuse_with_resume(self, hint: str = "", /, **others: object) -> None:
         """Raise InputError for options that what is resumed cannot change: those of the experiment, and `others`.
 
         `hint` ends the line.
