@@ -297,9 +297,8 @@ def _allowed(congestion_control: str) -> Iterator[None]:
     """A namespace may choose from the machine's allowed algorithms only: let this one be among them meanwhile."""
     path = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
     with path.open() as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # another program's end would restore the file before this one has chosen
+        # Another program's end would restore the file before this one has chosen.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         before = path.read_text().split()
         if congestion_control not in before:
             path.write_text(" ".join([*before, congestion_control]))
