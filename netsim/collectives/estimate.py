@@ -43,6 +43,8 @@ _MOST_LOSSES, _LEAST_BYTES = 100, 1 << 20
 
 _FEWEST_STEPS = 2  # of a long phase, simulated first; then twice as many each time
 _SAME_PACE = 1e-3  # relative difference of the seconds of a step
+# Times that the first steps fill every pipe, where they are not too many messages.
+_FILLED, _MOST_FILLING = 4, 300_000
 
 # Estimated times that differ by less are equal, and the table's earlier algorithm is taken.
 _SAME = 1 + 1e-9
@@ -271,9 +273,30 @@ class Estimator:
         return timing, f"{steps}, until a step took as long as those before, within 0.1 %"
 
     def _busiest(self, schedule: Schedule, hosts: Sequence[int]) -> float:
-        """Seconds in which the busiest link carries what a schedule sends across it."""
+        """Seconds in which the busiest link, and the narrowest window, let through what a schedule sends."""
         load = np.array(link_bytes(schedule, hosts, self._topology, self._protocol))
-        return float((load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0))
+        busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
+        num_bytes, _, round_trips, window = self._pairs(schedule, hosts)
+        return max(float(busiest), float(((num_bytes / window - 1) * round_trips).max(initial=0.0)))
+
+    def _pairs(
+        self, schedule: Schedule, hosts: Sequence[int]
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray | float]:
+        """Bytes, rate, round trip and largest window of each pair of members that exchanges any bytes."""
+        routes = MessageRoutes(hosts, self._topology, self._protocol)
+        src, dst, num_bytes = schedule.pairs
+        links = routes.links(src, dst)
+        return num_bytes, routes.rate(links), *self.crowds.windows(routes, links)
+
+    def _filling_steps(self, schedule: Schedule, hosts: Sequence[int]) -> float:
+        """Steps of each phase after which windows and pipes limit a ring that they limit at all."""
+        protocol = self._protocol
+        num_bytes, rate, round_trips, window = self._pairs(schedule, hosts)
+        most = num_bytes.max(initial=0.0)
+        if most <= protocol.initial_segments * protocol.segment_bytes * protocol.streams:
+            return 0.0
+        pipe = np.minimum(window, rate * round_trips, where=round_trips > 0, out=np.zeros(len(num_bytes)))
+        return float(_FILLED * pipe.max() * schedule.num_steps / most)
 
     def _least(self, schedule: Schedule, hosts: Sequence[int]) -> float:
         """Lower bound of a schedule's seconds, as if messages did not share links."""
@@ -300,13 +323,15 @@ class Estimator:
         num_steps, pace, before, ahead_before = _FEWEST_STEPS, 0.0, 0.0, 0.0
         short, left = schedule, 0
         is_buffered = self._protocol.buffers_sends
+        filling = self._filling_steps(schedule, hosts) if is_buffered else 0.0
         while (found := _truncate(schedule, num_steps)) is not None:
             seconds = self._simulate(found[0], hosts, repeat)
             ahead = seconds - self._least(found[0], hosts)
             now = (seconds - before) / (num_steps if before == 0.0 else num_steps / 2)
             is_even = abs(now - pace) <= _SAME_PACE * pace
             is_least = is_buffered and abs(ahead - ahead_before) <= _SAME_PACE * (seconds - before)
-            if before and (is_even or is_least):
+            is_filled = num_steps >= filling or found[0].num_messages > _MOST_FILLING
+            if before and is_filled and (is_even or is_least):
                 later = left * now if is_even else 0.0
                 if is_buffered:
                     bound = max(self._least(schedule, hosts) + ahead_before, self._busiest(schedule, hosts))
@@ -379,6 +404,16 @@ class _Crowds:
                 total += load
         return np.maximum(done, 0.0), total
 
+    def windows(self, routes: MessageRoutes, links: Ranks) -> tuple[FloatArray, FloatArray | float]:
+        """Round trip of each route, and the bytes in flight that windows allow."""
+        protocol, topology = self._protocol, self._topology
+        round_trips = routes.latency(links) + routes.latency(links, topology.latency_seconds[self._back])
+        if topology.measured_streams.any() or any(link.stream_bits_per_second for link in topology.links):
+            crossed = ([topology.links[link] for link in route if link >= 0] for route in links)
+            trips = zip(crossed, round_trips.tolist(), strict=True)
+            return round_trips, np.array([protocol.transfer_window(*trip) for trip in trips])
+        return round_trips, protocol.transfer_window((), 0.0)
+
     def _delivered(
         self,
         step: Step,
@@ -389,14 +424,9 @@ class _Crowds:
         early: FloatArray,
     ) -> FloatArray:
         """Seconds until each message of a step is delivered, by the busiest link of its route."""
-        protocol, topology, rate = self._protocol, self._topology, routes.capacity
+        protocol, rate = self._protocol, routes.capacity
         acks = load[self._back] * protocol.ack_share * protocol.payload_share
-        round_trips = latency + routes.latency(links, topology.latency_seconds[self._back])
-        window: FloatArray | float = protocol.transfer_window((), 0.0)
-        if topology.measured_streams.any() or any(link.stream_bits_per_second for link in topology.links):
-            crossed = ([topology.links[link] for link in route if link >= 0] for route in links)
-            trips = zip(crossed, round_trips.tolist(), strict=True)
-            window = np.array([protocol.transfer_window(*trip) for trip in trips])
+        round_trips, window = self.windows(routes, links)
         starts = latency - early[step.src] if len(early) else latency
         slowest = starts + step.num_bytes * round_trips / window
         # A link is busy from its first byte, or a late member's, on.
