@@ -43,8 +43,8 @@ _MOST_LOSSES, _LEAST_BYTES = 100, 1 << 20
 
 _FEWEST_STEPS = 2  # of a long phase, simulated first; then twice as many each time
 _SAME_PACE = 1e-3  # relative difference of the seconds of a step
-# Times that the first steps fill every pipe, where they are not too many messages.
-_FILLED, _MOST_FILLING = 4, 300_000
+# Where sends are buffered, first steps fill every pipe so many times; of more messages, any pace is taken.
+_FILLED, _MOST_FILLING = 4, 100_000
 
 # Estimated times that differ by less are equal, and the table's earlier algorithm is taken.
 _SAME = 1 + 1e-9
@@ -330,9 +330,9 @@ class Estimator:
             now = (seconds - before) / (num_steps if before == 0.0 else num_steps / 2)
             is_even = abs(now - pace) <= _SAME_PACE * pace
             is_least = is_buffered and abs(ahead - ahead_before) <= _SAME_PACE * (seconds - before)
-            is_filled = num_steps >= filling or found[0].num_messages > _MOST_FILLING
-            if before and is_filled and (is_even or is_least):
-                later = left * now if is_even else 0.0
+            is_settled = num_steps >= filling and (is_even or is_least)
+            if before and (is_settled or (is_buffered and found[0].num_messages > _MOST_FILLING)):
+                later = 0.0 if is_least and not is_even else left * now
                 if is_buffered:
                     bound = max(self._least(schedule, hosts) + ahead_before, self._busiest(schedule, hosts))
                     later = max(later, bound - before)
