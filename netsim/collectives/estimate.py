@@ -286,7 +286,7 @@ class Estimator:
         routes = MessageRoutes(hosts, self._topology, self._protocol)
         src, dst, num_bytes = schedule.pairs
         links = routes.links(src, dst)
-        return num_bytes, routes.rate(links), *self.crowds.windows(routes, links)
+        return num_bytes.astype(np.float64), routes.rate(links), *self.crowds.windows(routes, links)
 
     def _filling_steps(self, schedule: Schedule, hosts: Sequence[int]) -> float:
         """Steps of each phase after which windows and pipes limit a ring that they limit at all."""
