@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         load_runs,
     )
     from exogym_core.communicator import run_ranks
-    from netgym.commands import compare, plan, run, sweep
+    from netgym.commands import compare, plan, retime, run, sweep
     from netgym.launch.session import advance, now
     from netgym.results import Comparison, SweepResult, load
     from netgym.strategy_check import check
@@ -58,6 +58,7 @@ __all__ = [
     "load_runs",
     "now",
     "plan",
+    "retime",
     "run",
     "run_ranks",
     "sweep",
@@ -69,7 +70,7 @@ _MODULES = {
     "netgym.launch.session": ("advance", "now"),
     "netgym.strategy_check": ("check",),
     "netgym.studies.tuning": ("tune",),
-    "netgym.commands": ("compare", "plan", "run", "sweep"),
+    "netgym.commands": ("compare", "plan", "retime", "run", "sweep"),
     "netgym.results": ("Comparison", "SweepResult", "load"),
     "netsim": ("Network", "Topology", "collective", "flows"),
 }

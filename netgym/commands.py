@@ -1,4 +1,4 @@
-"""The commands `netgym compare`, `run`, `sweep` and `plan` as functions: results instead of printed tables."""
+"""The commands `netgym compare`, `run`, `retime`, `sweep` and `plan` as functions: results, not printed tables."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from exogym_core.config import yaml_text
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, visible
 from exogym_core.results.report import write_report
-from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
-from netgym.cli.run_commands import train_new
+from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
+from netgym.cli.run_commands import retimed_experiment, train_new
 from netgym.command_options import is_place
 from netgym.experiment.experiment import Experiment, apply_values
 from netgym.planning.commands import plan_rows
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Network: TypeAlias = str | Path | Topology | Mapping[str, Any]
 
-__all__ = ["Changes", "PlanOptions", "compare", "plan", "run", "sweep"]
+__all__ = ["Changes", "PlanOptions", "compare", "plan", "retime", "run", "sweep"]
 
 
 class Changes(TypedDict, total=False):
@@ -137,6 +137,45 @@ def run(
             ("strategies",), f"netgym.run trains one: add strategy= with one of {labels}"
         )
     return _train(loaded if strategy is None else loaded.only(strategy), changes)
+
+
+def retime(
+    folder: str | Path,
+    *,
+    topology: Network | None = None,
+    protocol: str | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    trust: bool = False,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Time a finished run on another network, to the bit as if trained there, as `netgym retime` does.
+
+    Args:
+        folder: of the run.
+        topology: another network: a shipped name, a file, a mapping or a `Topology`.
+        protocol: another protocol.
+        overrides: values of the network by key path, such as `{"compute.jitter": 0.2}`.
+        out, jobs, progress: as in `Changes`.
+        trust: accept a run that another user made or changed.
+
+    Raises:
+        InputError: there is no finished run, the change is wrong, or it changes the training.
+    """
+    path = Path(folder)
+    if (path / "launch.json").is_file():
+        raise InputError(
+            f"{visible(path)}: is a launched run: use the command: netgym retime {visible(path)}"
+        )
+    if not trust:
+        require_own(path, "run")
+
+    def apply(document: Document, options: Mapping[str, Any]) -> Document:
+        return apply_values(document, {**options, **(overrides or {})}, "netgym.retime", path)
+
+    experiment = retimed_experiment(path, _plain_network(topology), protocol, apply)
+    return _train(experiment, Changes(out=out, jobs=jobs, progress=progress), RunFolder.open(path))
 
 
 def sweep(
@@ -337,13 +376,14 @@ def _place(changes: Changes, name: str) -> Iterator[tuple[Path, Path | None]]:
         raise
 
 
-def _train(experiment: Experiment, changes: Changes) -> Comparison:
+def _train(experiment: Experiment, changes: Changes, source: RunFolder | None = None) -> Comparison:
     name = str(experiment.settings.name)
     experiment.check_runs()  # before there is a folder
     with _place(changes, name) as (path, temporary):
         folder = RunFolder.create(path, name)
         try:
-            train_new(experiment, folder, jobs=changes.get("jobs"), progress=changes.get("progress", True))
+            is_shown = changes.get("progress", True)
+            train_new(experiment, folder, jobs=changes.get("jobs"), progress=is_shown, source=source)
             write_report(folder)
         except KeyboardInterrupt:
             if not folder.has_trained():

@@ -89,6 +89,12 @@ class Comparison:
             write_whole(path, written.read_bytes())
         return path
 
+    def retime(self, **changes: Any) -> Comparison:
+        """Time the run on another network without training; `changes` are keywords of `netgym.retime`."""
+        import netgym  # whose commands need this module
+
+        return netgym.retime(self.folder, **changes)
+
     @property
     def _report(self) -> Report:
         return RunReport(self._run)

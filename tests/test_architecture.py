@@ -246,8 +246,8 @@ FRONTS = {
     ),
     "netgym": (
         "Communicator Comparison DiLoCoOptimizer FitResult LocalTrainer Network OptimSpec Strategy "
-        "SweepResult Topology Trainer advance check collective compare flows load load_runs now plan run run_ranks "
-        "sweep tune"
+        "SweepResult Topology Trainer advance check collective compare flows load load_runs now plan retime "
+        "run run_ranks sweep tune"
     ),
 }
 

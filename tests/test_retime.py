@@ -13,6 +13,7 @@ import pytest
 import torch
 from experiments import experiment, fitted, outcome, results_of, samples
 
+import netgym
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.retiming import RecordedTraining
@@ -228,6 +229,15 @@ def test_what_is_no_other_timing_of_a_run_is_refused(
         assert line in capsys.readouterr().err
     far = ("--set", "topology.wan.0.rtt=1 s", *there, "--out", tmp_path / "far", "--jobs", 1)
     assert command("retime", run, *far) == 0
+    changes: dict[str, Any] = {
+        "topology": "wan-4-regions",
+        "overrides": {"topology.wan.0.rtt": "1 s"},
+        "progress": False,
+    }
+    again = netgym.load(run).retime(**changes, out=tmp_path / "python", jobs=1)
+    assert RunFolder(again.folder).digest() == RunFolder(tmp_path / "far").digest()
+    with pytest.raises(InputError, match="is timed as asked"):
+        netgym.retime(run, topology="lan")
     assert command("retime", tmp_path / "far", "--set", "topology.wan.0.rtt=1 s") == 2
     line = "the topology has no 'wan': its links are links.0 (asia - eu), "
     assert line in " ".join(capsys.readouterr().err.split())

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from netgym.experiment.comparison import TrainedRun
     from netgym.experiment.experiment import Experiment
     from netgym.experiment.own_code import OwnCode
+    from netsim.files.documents import Document
 
 __all__ = [
     "RunArguments",
@@ -53,6 +54,7 @@ __all__ = [
     "exit_if_failed",
     "reported",
     "retime",
+    "retimed_experiment",
     "run",
     "show_report",
     "train_new",
@@ -454,6 +456,54 @@ def run(asked: RunArguments, strategy: str | None = given(metavar="NAME"), trace
     return asked.train(loaded, trace=trace)
 
 
+def retimed_experiment(
+    folder: Path, topology: Any, protocol: Any, apply: Callable[[Document, Mapping[str, Any]], Document]
+) -> Experiment:
+    """Experiment of the finished run in `folder` with another network.
+
+    Args:
+        folder: of the run.
+        topology, protocol: in place of the run's; None: its own.
+        apply: changes a document by top-level options, and further values.
+
+    Raises:
+        InputError: there is no run, the change is wrong or none, or it changes the training.
+    """
+    from exogym_core.config import resolved_protocol
+    from exogym_core.results.reading import comparison_of, is_study, runs_in
+    from exogym_core.results.run_folder import RunFolder, code_folder_of
+    from netgym.experiment.experiment import Experiment, differing_key, differing_training, opened_topology
+
+    if is_study(folder):
+        points = [visible(each) for each in runs_in(folder)[:1]] or ["none has begun"]
+        raise InputError(
+            f"{visible(folder)}: is a sweep: retime one of its points, such as {points[0]}; or add the network to "
+            "`sweep: topology`, which retimes all"
+        )
+    if (comparison := comparison_of(folder)) is not None:
+        raise InputError(f"{visible(folder)}: is a tuning: use: netgym retime {visible(comparison)}")
+    RunFolder.open(folder)
+    flags = {"topology": topology, "protocol": protocol}
+    changed: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    stored = Experiment.load(folder / "experiment.yaml", trust=True)
+    document = apply(stored.document, changed)
+    is_networks_own = stored.settings.protocol == resolved_protocol(None, stored.topology)
+    if topology is not None and protocol is None and is_networks_own:
+        # The stored form names it even where the experiment did not; another network has a protocol of its own.
+        there = opened_topology(document, topology, folder)
+        document = apply(stored.document, changed | {"protocol": resolved_protocol(None, there)})
+    experiment = Experiment.from_document(document, folder, "experiment", code_folder_of(folder))
+    if (key := differing_training(stored, experiment)) is not None:
+        raise InputError(
+            f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"
+        )
+    if differing_key(stored, experiment) is None:
+        raise InputError(
+            f"retime: {visible(folder)} is timed as asked: give another network, such as --topology home-tiers"
+        )
+    return experiment
+
+
 @click.command()
 @takes()
 def retime(
@@ -476,17 +526,9 @@ def retime(
         out: The new run's folder, new or empty [runs/<name>-retimed-<n>].
         trust: Accept a RUN that another user made or changed.
     """
-    from exogym_core.config import resolved_protocol
-    from exogym_core.results.reading import comparison_of, is_study, runs_in
-    from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
+    from exogym_core.results.run_folder import RunFolder, require_own
     from netgym.experiment.comparison import edited_code_of
-    from netgym.experiment.experiment import (
-        Experiment,
-        apply_overrides,
-        differing_key,
-        differing_training,
-        opened_topology,
-    )
+    from netgym.experiment.experiment import apply_overrides
 
     if (folder / "launch.json").is_file():  # it names no code
         from netgym.launch.retiming import retime_launch
@@ -495,35 +537,12 @@ def retime(
         return
     if not trust:
         require_own(folder, "run")
-    if is_study(folder):
-        points = [visible(each) for each in runs_in(folder)[:1]] or ["none has begun"]
-        raise InputError(
-            f"{visible(folder)}: is a sweep: retime one of its points, such as {points[0]}; or add the network to "
-            "`sweep: topology`, which retimes all"
-        )
-    if (comparison := comparison_of(folder)) is not None:
-        raise InputError(f"{visible(folder)}: is a tuning: use: netgym retime {visible(comparison)}")
+
+    def apply(document: Document, options: Mapping[str, Any]) -> Document:
+        return apply_overrides(document, overrides, options, folder=folder)
+
+    experiment = retimed_experiment(folder, topology, protocol, apply)
     source = RunFolder.open(folder)
-    flags = {"topology": topology, "protocol": protocol}
-    changed: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
-    stored = Experiment.load(folder / "experiment.yaml", trust=True)
-    is_networks_own = stored.settings.protocol == resolved_protocol(None, stored.topology)
-    if topology is not None and protocol is None and is_networks_own:
-        # The stored form names it even where the experiment did not; another network has a protocol of its own.
-        there = opened_topology(
-            apply_overrides(stored.document, (), changed, folder=folder), topology, folder
-        )
-        changed["protocol"] = resolved_protocol(None, there)
-    document = apply_overrides(stored.document, overrides, changed, folder=folder)
-    experiment = Experiment.from_document(document, folder, "experiment", code_folder_of(folder))
-    if (key := differing_training(stored, experiment)) is not None:
-        raise InputError(
-            f"retime: {key} is another than in {visible(folder)}, which changes the training: use: netgym compare"
-        )
-    if differing_key(stored, experiment) is None:
-        raise InputError(
-            f"retime: {visible(folder)} is timed as asked: give another network, such as --topology home-tiers"
-        )
     made = RunFolder.create(out, f"{experiment.settings.name}-retimed")
     show = partial(show_report, made, as_json=as_json, jobs=jobs)
     again = f"netgym compare --resume {visible(made.path)}"
