@@ -844,7 +844,7 @@ def _changed(
                 inlined = _at(replace(document, lines=lines), ("topology",), Topology.document_of, place)
                 data["topology"] = inlined.data
                 lines |= {("topology", *at): f"{inlined.where}:{line}" for at, line in inlined.lines.items()}
-            _refuse_new_names(data["topology"], keys, origin)
+            _refuse_new_names(data.get("topology"), keys, origin)
         for path in _set(data, keys, value, origin):
             if len(path) < len(keys):
                 lines[path] = own[()]

@@ -262,6 +262,8 @@ def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document
         values = parse_document(value, f"--vary {text}").data if separator and key.strip() else None
         if not isinstance(values, list | dict):
             raise InputError(f"--vary {text}: expected KEY=[VALUE, ...], such as 'steps=[100, 200]'")
+        if key.strip() in added:
+            raise InputError(f"--vary {text}: '{key.strip()}' is varied twice: give all values in one list")
         added[key.strip()], origins[key.strip()] = values, f"--vary {text}"
     searched = asked.searched(minimise=minimise)
     if both := sorted(added.keys() & searched.keys()):
