@@ -56,6 +56,8 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
         listed = [value.strip() for value in values.split(",")]
         if not separator or not key.strip() or not all(listed):
             raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,..., such as protocol.streams=1,8,64")
+        if any(axis[0][0] == key.strip() for axis in axes):
+            raise InputError(f"--sweep {text}: '{key.strip()}' is swept twice: give all values at once")
         axes.append([(key.strip(), value) for value in listed])
     return [dict(point) for point in itertools.product(*axes)]
 
