@@ -50,7 +50,7 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
     >>> grid(["H=10,100", "codec=int8"])
     [{'H': '10', 'codec': 'int8'}, {'H': '100', 'codec': 'int8'}]
     """
-    axes = []
+    axes: list[list[tuple[str, str]]] = []
     for text in sweeps:
         key, separator, values = text.partition("=")
         listed = [value.strip() for value in values.split(",")]
