@@ -245,6 +245,12 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
         "No strategy is first under all of these."
     )
     assert [group.name for group in report.winners] == ["x, A", "y, B"]
+    assert [cells for _, cells in report.firsts.rows] == [
+        ["topology x", "A", "1.5 s", "B", "2.05 s (2.37x)", "yes"],
+        ["topology y", "B", "2.6 s", "A", "5.9 s (3.27x)", "yes"],
+    ]
+    decision = report.decisions[1].plain()
+    assert (decision["first"], decision["second_value"], decision["is_certain"]) == ("y, B", 8.5, True)
     assert [group.name for group in report.groups] == ["x, A", "x, B", "y, B", "y, A"], (
         "a network's are together"
     )

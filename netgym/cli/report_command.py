@@ -101,16 +101,19 @@ def report(
             "verdict": study.verdict,
             "winner": study.winner,
             "winners": [group.name for group in study.winners],
+            "decisions": [each.plain() for each in study.decisions],
             "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
         }
         click.echo(json.dumps(document, indent=2))
         return
-    table = Table(*study.table.headings, box=None, pad_edge=False)
-    for is_winner, cells in study.table.rows:
-        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
     console = plain_console(200)
-    console.print(table)
-    console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
+    for shown in filter(lambda each: each.rows, (study.table, study.firsts)):
+        table = Table(*shown.headings, box=None, pad_edge=False)
+        for is_winner, cells in shown.rows:
+            table.add_row(*map(Text, cells), style="bold" if is_winner else "")
+        console.print(table)
+        console.print()
+    console.print(Text(f"{study.verdict}\n"), soft_wrap=True)
     for figure in figures:
         click.echo(f"figure {visible(figure, 500)}")
     if is_sweep:

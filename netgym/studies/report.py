@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Decision",
     "Group",
     "Member",
     "StudyReport",
@@ -327,22 +328,84 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
-    """Verdict that the seeds support: a sentence for each network and setting, and the groups that come first."""
+class Decision(NamedTuple):
+    """Outcome among groups of the same conditions, such as one network.
+
+    Attributes:
+        text: a sentence.
+        first, second: groups by time to the target, where one held it; else by final loss. None: there is none.
+        means: of both, by their values; seconds to the target, or final losses.
+        interval: of the difference, paired by seed; None: there is none.
+        is_certain: whether the seeds support the first.
+        name: of the conditions; empty where all groups share them.
+        names: of the groups, by their values.
+    """
+
+    text: str
+    first: Group | None = None
+    second: Group | None = None
+    means: Mapping[tuple[str, ...], float] = {}
+    interval: tuple[float, float] | None = None
+    is_certain: bool = False
+    name: str = ""
+    names: Mapping[tuple[str, ...], str] = {}
+
+    def plain(self) -> dict[str, Any]:
+        """Object for JSON."""
+        first, second = (
+            None if each is None else self.means[each.values] for each in (self.first, self.second)
+        )
+        return {
+            "setting": self.name,
+            "first": self.first and self.first.name,
+            "by": "virtual_seconds_to_target" if self._is_by_time else "final_loss",
+            "value": first,
+            "second": self.second and self.second.name,
+            "second_value": second,
+            "difference_interval": self.interval and list(self.interval),
+            "is_certain": self.is_certain,
+        }
+
+    def cells(self) -> list[str]:
+        """Cells of the table of decisions, after the name."""
+        if self.first is None:
+            return [_MISSING] * 5
+        write = format_seconds if self._is_by_time else format_loss
+        cells = [self.names[self.first.values], write(self.means[self.first.values])]
+        if self.second is None:
+            cells += [_MISSING] * 2
+        else:
+            behind = self.means[self.second.values]
+            lead = behind - self.means[self.first.values]
+            ahead = f" ({ratio(behind, self.means[self.first.values])})" if self._is_by_time else ""
+            cells += [self.names[self.second.values], f"{write(lead)}{ahead}"]
+        return [visible(each, 120) for each in [*cells, "yes" if self.is_certain else "no"]]
+
+    @property
+    def _is_by_time(self) -> bool:
+        return self.first is not None and len(self.first.times()) == len(self.first.runs) > 0
+
+
+def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Decision]]:
+    """Verdict that the seeds support: a sentence for each network and setting, and the decisions."""
     contests = _contests(groups)
-    decided = [_decided(contest, _names(contest, len(contests) > 1)) for contest in contests]
-    winners = [winner for _, winner in decided if winner is not None]
+    several = len(contests) > 1
+    names = _differences([contest[0] for contest in contests]) if several else [""]
+    decided = []
+    for contest, name in zip(contests, names, strict=True):
+        own = _names(contest, several)
+        decided.append(_decided(contest, own)._replace(name=name, names=own))
     uncharged = [group.name for group in groups if not group.is_charged]
     tail = f" Coding is not charged to {_listed(uncharged)}." if uncharged else ""
     if diverged := [group.name for group in groups if group.num_diverged]:
         tail += f" Not every run of {_listed(diverged)} ended with a finite loss, so it does not compete."
-    if len(decided) == 1:
-        return decided[0][0] + tail, winners
-    names = _differences([contest[0] for contest in contests])
-    text = " ".join(f"{name}: {text}" for name, (text, _) in zip(names, decided, strict=True))
+    if not several:
+        return decided[0].text + tail, decided
+    text = " ".join(f"{each.name}: {each.text}" for each in decided)
+    winners = [each.first for each in decided if each.is_certain and each.first]
     if len(winners) > 1 and len({winner.members[0].result.name for winner in winners}) > 1:
         text += " No strategy is first under all of these."
-    return text + tail, winners
+    return text + tail, decided
 
 
 def _contests(groups: Sequence[Group]) -> list[list[Group]]:
@@ -383,11 +446,11 @@ def _names(groups: Sequence[Group], are_conditions_named: bool) -> dict[tuple[st
     return names
 
 
-def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> tuple[str, Group | None]:
-    """Verdict on groups of the same conditions: a sentence, and the first group if seeds support it.
+def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> Decision:
+    """Decision on groups of the same conditions.
 
     Groups that held the target with all their runs are ordered by its time; if there are none, by final loss. The
-    first is named only if its difference to the second, seed by seed, has an interval on one side of zero.
+    first is certain only if its difference to the second, seed by seed, has an interval on one side of zero.
     """
     ended = [group for group in groups if group.runs and not group.failed and not group.num_diverged]
     holders = [group for group in ended if len(group.times()) == len(group.runs)]
@@ -398,7 +461,7 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> t
     )
     what = "to the target" if holders else "final loss"
     if not ordered:
-        return "No group has finished.", None
+        return Decision("No group has finished.")
     first, missed = ordered[0], _missed(ended, holders, names)
     write = format_seconds if holders else format_loss
     shown = write(means[first.values])
@@ -406,18 +469,18 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> t
     for group in [each for each in ended if holders and each not in holders]:
         touch = unconfirmed_seconds(group.runs, target)
         if touch is not None and touch < means[first.values]:
-            return (
+            return Decision(
                 f"{names[group.values]} touched the target after {format_seconds(touch)}, before "
                 f"{names[first.values]} ({shown}), and ended before that could be confirmed, so none comes first: give "
-                "all of them the same time (until, with more steps), or evaluate more often (evaluate.every)."
-            ), None
+                "all of them the same time (until, with more steps), or evaluate more often (evaluate.every).",
+                *(first, None, means),
+            )
     if len(ordered) == 1:
         if missed:
-            return f"{names[first.values]} comes first ({shown} {what}), alone.{missed}", first
-        return (
-            f"{names[first.values]}: {shown} {what}; nothing to compare it with.",
-            first if holders else None,
-        )
+            text = f"{names[first.values]} comes first ({shown} {what}), alone.{missed}"
+            return Decision(text, first, None, means, is_certain=True)
+        text = f"{names[first.values]}: {shown} {what}; nothing to compare it with."
+        return Decision(text, first, None, means, is_certain=bool(holders))
     second, behind = ordered[1], means[ordered[1].values]
     seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
     interval = paired_interval(
@@ -429,14 +492,18 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> t
     )
     gap = max(gap_of(group.runs, target) for group in (first, second))
     if holders and (reason := why_equal(means[first.values], behind, gap)):
-        return f"{lead}, but they are equal: {reason}.{missed}", None
+        return Decision(f"{lead}, but they are equal: {reason}.{missed}", first, second, means, interval)
     if interval is None:
-        return f"{lead}; one seed in common does not show how much seeds differ.{missed}", None
+        text = f"{lead}; one seed in common does not show how much seeds differ.{missed}"
+        return Decision(text, first, second, means)
     difference = f"the difference is {write(interval[0])} to {write(interval[1])}"
     pairs = f"95 % t interval over {format_count(len(seeds), 'seed')} in common"
     if interval[0] > 0:
-        return f"{lead}; {difference} ({pairs}).{missed}", first
-    return f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}", None
+        return Decision(
+            f"{lead}; {difference} ({pairs}).{missed}", first, second, means, interval, is_certain=True
+        )
+    text = f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}"
+    return Decision(text, first, second, means, interval)
 
 
 def _missed(ended: Sequence[Group], holders: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> str:
@@ -469,6 +536,9 @@ _NOTE = (
     "95 % interval of the mean. 'held': runs that reached the target loss and stayed there; "
     "a time is given only if all of a group did. Bytes are payload. Virtual time is the simulated clock's."
 )
+_FIRST = "first on each network and setting"
+_DECISIONS = ("network and setting", "first", "to target, or final loss", "second", "lead", "certain")
+_NOTE_OF_FIRST = "Certain: seeds support the order, and a lead in time is above that between evaluations."
 _CAPTIONS = {
     "loss_against_time": "Loss of the judged model against virtual time; bands go from the lowest to the highest run.",
     "loss_against_steps": "The same against steps.",
@@ -488,6 +558,7 @@ class StudyReport(Report):
         title: names of the runs.
         keys: of the groups.
         groups: those of one network and setting together, best first where they can be ordered.
+        decisions: on each network and setting.
         winners: the groups that seeds support, one for each network and setting that has one.
         failures: (name, reason).
 
@@ -512,7 +583,8 @@ class StudyReport(Report):
         self.caption = (
             f"{visible(self.title, 200)}: means over runs, in brackets Student's 95 % interval of the mean"
         )
-        self.verdict, self.winners = study_verdict(groups)
+        self.verdict, self.decisions = study_verdict(groups)
+        self.winners = [each.first for each in self.decisions if each.is_certain and each.first]
         self.winner = self.winners[0].name if len(self.winners) == 1 else None
         self.groups = [group for contest in _contests(groups) for group in sorted(contest, key=_order)]
         rows = [
@@ -556,6 +628,13 @@ class StudyReport(Report):
             for group in self.groups
         ]
         failures = [(visible(which, 80), [visible(why, 500)]) for which, why in self.failures]
+        decided = [(cells[0], cells[1:]) for _, cells in self.firsts.rows]
+        firsts = (
+            [TextTable(_FIRST.capitalize(), _DECISIONS, decided, _NOTE_OF_FIRST, is_prose=False)]
+            if decided
+            else []
+        )
+        failed = [TextTable("What failed", ["which", "why"], failures)] if failures else []
         return render_page(
             Page(
                 title=visible(self.title, 80),
@@ -574,11 +653,23 @@ class StudyReport(Report):
                     for name, picture in draw_pictures(self.few(), self.pictures).items()
                 ],
                 curves=interactive_curves(shown.results, shown.weather, align),
-                tables=[TextTable("What failed", ["which", "why"], failures)] if failures else [],
+                tables=[*firsts, *failed],
                 network=NetworkSection.of(topology),
                 experiments=self._listings(),
             )
         )
+
+    @property
+    def firsts(self) -> ResultTable:
+        """Table of the decisions; without rows where there is one."""
+        rows = [(each.is_certain, [visible(each.name, 120), *each.cells()]) for each in self.decisions]
+        return ResultTable(_DECISIONS, rows if len(rows) > 1 else [])
+
+    def _texts(self) -> dict[str, str]:
+        files = super()._texts()
+        if self.firsts.rows:
+            files["first.tex"] = self.firsts.latex(f"{visible(self.title, 200)}: {_FIRST}", "tab:first")
+        return files
 
     @property
     def origins(self) -> str | None:
