@@ -110,6 +110,12 @@ def test_a_lead_that_evaluations_cannot_tell_is_none(tmp_path: Path) -> None:
         "A comes first (8.1 s to the target), 1.12x sooner than B (9.1 s), but they are equal: the lead is below the "
         "time between evaluations, which is up to 9.1 s."
     )
+    times = {"A": [8.0] * 3, "B": [9.0] * 3}
+    report = StudyReport([write_run(tmp_path / "same", times, target_loss=0.5)])
+    assert report.groups[0].cells()[0] == "8.000 s [0.000, 8.000]", (
+        "it was reached since the evaluation before"
+    )
+    assert report.decisions[0].interval == (-8.0, 9.0)
     close = {"A": [8.0, 8.1, 8.2], "B": [8.3, 8.4, 8.5]}
     report = StudyReport([write_run(tmp_path / "close", close)])
     assert report.winners == []

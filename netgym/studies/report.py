@@ -33,7 +33,7 @@ from exogym_core.results.report.page import (
     render_page,
 )
 from exogym_core.results.report.table import ResultTable, block_size, ratio, short_count, tokens_to_target
-from exogym_core.results.report.verdict import gap_of, unconfirmed_seconds, why_equal
+from exogym_core.results.report.verdict import gap_of, lead_interval, unconfirmed_seconds, why_equal
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
 from netgym.planning.sweep import short_names
@@ -169,7 +169,9 @@ class Group:
         tokens = tokens_to_target(self.runs, results.target_loss, size) if size else []
         known = [each for each in tokens if each is not None]
         return [
-            _interval_text(times.values(), format_seconds) if len(times) == count else _MISSING,
+            _interval_text(times.values(), format_seconds, gap_of(self.runs, results.target_loss))
+            if count and len(times) == count
+            else _MISSING,
             f"{len(times)} of {count}" if has_target else _MISSING,
             _interval_text(self.losses().values(), format_loss) + diverged,
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
@@ -197,13 +199,14 @@ HEADINGS = (
 """Headings of `Group.cells`."""
 
 
-def _interval_text(values: Collection[float], write: Callable[[float], str]) -> str:
-    """Mean and Student's interval."""
+def _interval_text(values: Collection[float], write: Callable[[float], str], gap: float = 0.0) -> str:
+    """Mean and Student's interval, which begins at least `gap` before the mean."""
     if not values:
         return _MISSING
     interval, mean = t_interval(values), _mean(values)
     if interval is None:
         return write(mean)
+    interval = min(interval[0], mean - gap), interval[1]
     if write is format_seconds and 0 < mean < 120:  # with the mean's decimals
         decimals = max(0, 3 - math.floor(math.log10(mean)))
         low, high = (f"{each:.{decimals}f}" for each in interval)
@@ -483,9 +486,12 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> D
         return Decision(text, first, None, means, is_certain=bool(holders))
     second, behind = ordered[1], means[ordered[1].values]
     seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
-    interval = paired_interval(
-        [figures[second.values][seed] for seed in seeds], [figures[first.values][seed] for seed in seeds]
-    )
+    if holders:
+        pairs_of = [{run.seed: run for run in group.runs} for group in (second, first)]
+        interval = lead_interval(*([runs[seed] for seed in seeds] for runs in pairs_of), target)
+    else:
+        pairs_of_losses = [[figures[group.values][seed] for seed in seeds] for group in (second, first)]
+        interval = paired_interval(*pairs_of_losses)
     then = f"{ratio(behind, means[first.values])} sooner than" if holders else "then"
     lead = (
         f"{names[first.values]} comes first ({shown} {what}), {then} {names[second.values]} ({write(behind)})"
@@ -533,8 +539,10 @@ MOST_CURVES = 8
 _MOST_LISTED = 20
 _NOTE = (
     "A row is a group of runs that agree in the first column. Figures are means over its runs, in brackets Student's "
-    "95 % interval of the mean. 'held': runs that reached the target loss and stayed there; "
-    "a time is given only if all of a group did. Bytes are payload. Virtual time is the simulated clock's."
+    "95 % interval of the mean, which is symmetric and may pass 0; that of a time to the target begins no later than "
+    "the evaluation before it, as the instant in between is unknown, and that of a lead is as wide at least. 'held': "
+    "runs that reached the target loss and stayed there; a time is given only if all of a group did. Bytes are "
+    "payload. Virtual time is the simulated clock's."
 )
 _FIRST = "first on each network and setting"
 _DECISIONS = ("network and setting", "first", "to target, or final loss", "second", "lead", "certain")
@@ -581,7 +589,8 @@ class StudyReport(Report):
         self.members = [member for group in groups for member in group.members]
         self.title = ", ".join([*(Path(path).resolve().name for path in paths), *where])
         self.caption = (
-            f"{visible(self.title, 200)}: means over runs, in brackets Student's 95 % interval of the mean"
+            f"{visible(self.title, 200)}: means over runs, in brackets Student's 95 % interval of the mean, "
+            "of times no narrower than the time between evaluations"
         )
         self.verdict, self.decisions = study_verdict(groups)
         self.winners = [each.first for each in self.decisions if each.is_certain and each.first]

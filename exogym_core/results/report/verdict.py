@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results, SeedResult, StrategyResult
 
-__all__ = ["Verdict", "gap_of", "unconfirmed_seconds", "verdict", "why_equal"]
+__all__ = ["Verdict", "gap_of", "lead_interval", "unconfirmed_seconds", "verdict", "why_equal"]
 
 _CLOSE = 1.05  # leads below this ratio count as equal: models of networks are less accurate
 
@@ -148,8 +148,7 @@ class _Contest:
 
     def longer(self, other: StrategyResult, winner: StrategyResult) -> tuple[float, float] | None:
         """Interval of the seconds that another takes longer than the winner, seed by seed."""
-        times = [[run.held_seconds or 0.0 for run in self.runs(each)] for each in (other, winner)]
-        return paired_interval(*times)
+        return lead_interval(self.runs(other), self.runs(winner), self.results.target_loss)
 
     def gap(self, *strategies: StrategyResult) -> float:
         """Mean virtual seconds between the evaluations around the target, the largest of these strategies'."""
@@ -255,6 +254,22 @@ def gap_of(runs: Sequence[SeedResult], target_loss: float | None) -> float:
     """Mean virtual seconds between the evaluations around the target: the resolution of times to it."""
     crossings = [run.crossing(target_loss) for run in runs]
     return math.fsum(each.gap for each in crossings if each) / len(crossings)
+
+
+def lead_interval(
+    second: Sequence[SeedResult], first: Sequence[SeedResult], target_loss: float | None
+) -> tuple[float, float] | None:
+    """Interval of the seconds that `second` takes longer to the target than `first`, paired by seed.
+
+    It holds all leads that evaluations cannot tell apart: a target was reached at some instant since the one before.
+    """
+    times = [[run.held_seconds or 0.0 for run in runs] for runs in (second, first)]
+    interval = paired_interval(*times)
+    if interval is None:
+        return None
+    lead = (math.fsum(times[0]) - math.fsum(times[1])) / len(first)
+    low, high = lead - gap_of(second, target_loss), lead + gap_of(first, target_loss)
+    return min(interval[0], low), max(interval[1], high)
 
 
 def unconfirmed_seconds(runs: Sequence[SeedResult], target_loss: float | None) -> float | None:
