@@ -486,12 +486,12 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> D
         return Decision(text, first, None, means, is_certain=bool(holders))
     second, behind = ordered[1], means[ordered[1].values]
     seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
+    later, sooner = ([figures[group.values][seed] for seed in seeds] for group in (second, first))
+    interval = paired_interval(later, sooner)
     if holders:
-        pairs_of = [{run.seed: run for run in group.runs} for group in (second, first)]
-        interval = lead_interval(*([runs[seed] for seed in seeds] for runs in pairs_of), target)
-    else:
-        pairs_of_losses = [[figures[group.values][seed] for seed in seeds] for group in (second, first)]
-        interval = paired_interval(*pairs_of_losses)
+        by_seed = [{run.seed: run for run in group.runs} for group in (second, first)]
+        later_runs, sooner_runs = ([runs[seed] for seed in seeds] for runs in by_seed)
+        interval = lead_interval(later_runs, sooner_runs, target)
     then = f"{ratio(behind, means[first.values])} sooner than" if holders else "then"
     lead = (
         f"{names[first.values]} comes first ({shown} {what}), {then} {names[second.values]} ({write(behind)})"
