@@ -311,11 +311,16 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
     for position, strategy in enumerate(entry.get("strategies", ())):
         seconds = strategy.get("virtual_seconds")
         to_target = _time(strategy.get("virtual_seconds_to_target"))
+        targets = [run.get("target") for run in strategy.get("by_seed") or [strategy]]
+        if "missed" in targets or "touched" in targets:  # in the words of the comparison's table
+            held = targets.count("held")
+            missed = "not held" if "touched" in targets else "never"
+            to_target = f"with {held} of {len(targets)} seeds" if held else missed
         yield (
             "" if position else point,
             visible(strategy["name"]),
             _loss(strategy.get("final_loss")),
-            "not held" if strategy.get("target") == "touched" else to_target,
+            to_target,
             _time(seconds),
             format_bytes(strategy.get("wan_bytes") or 0) if seconds is not None else "",
         )
