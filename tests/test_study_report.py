@@ -473,3 +473,19 @@ def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path, capsys: pytest.
     refused = f"{summary}: is there and is no .html file: choose another name"
     assert capsys.readouterr().err == f"error: {refused}\n"
     assert summary.read_bytes() == before
+
+
+def test_tables_are_written_where_figures_have_too_many_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--format latex,png` of nine groups gave nothing."""
+    path = write_run(tmp_path / "run", {name: [1.0] for name in "ABCDEFGHI"})
+    page = tmp_path / "page" / "report.html"
+    assert main(["report", str(path), "--group-by", "run", "--format", "latex,png", "--out", str(page)]) == 2
+    line = " ".join(capsys.readouterr().err.split())
+    assert (
+        "--format png: a figure shows 8 groups at most, and there are 9: choose with --where KEY=VALUE"
+        in line
+    )
+    assert page.is_file()
+    assert sorted(each.name for each in (page.parent / "plots").iterdir()) == ["methods.tex", "table.tex"]

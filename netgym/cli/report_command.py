@@ -75,13 +75,7 @@ def report(
         show_report(RunFolder.open(folders[0]), align or "time", formats, as_json=as_json)
         return
     keys = [key.strip() for text in by for key in text.split(",")]
-    study = StudyReport(folders, keys, where)  # with few enough groups for the figures that are asked for
-    drawn = [form for form in formats if form != "latex"]
-    if drawn and len(study.groups) > MOST_CURVES:
-        raise InputError(
-            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
-            f"{len(study.groups)}: choose with --where KEY=VALUE"
-        )
+    study = StudyReport(folders, keys, where)
     page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
     check_output(page, ".html")
     if not is_written_in_place(page):
@@ -91,7 +85,17 @@ def report(
             raise InputError(f"{visible(page.parent)}: cannot be made: {error.strerror}") from error
     with output_file(page) as file:
         file.write(study.html(align or "time").encode())
-    figures = study.write_figures(RunFolder(page.parent), formats)
+    drawn = [form for form in formats if form != "latex"]
+    is_drawn = len(study.groups) <= MOST_CURVES
+    figures = study.write_figures(
+        RunFolder(page.parent), [form for form in formats if is_drawn or form == "latex"]
+    )
+    if drawn and not is_drawn:
+        written = ", ".join(visible(each) for each in (page, *figures))
+        raise InputError(
+            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE; written are {written}"
+        )
     if as_json:
         document = {
             "run_folder": str(folders[0]),
