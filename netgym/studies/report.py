@@ -421,7 +421,7 @@ def _contests(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _differences(groups: Sequence[Group]) -> list[str]:
-    """Conditions of each group that not all share, those that a sweep set by its values."""
+    """Conditions of each group that not all share and that it has, those that a sweep set by its values."""
     members = [group.members[0] for group in groups]
     swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
     set_by = {key: [each for each in swept if f"{each}.".startswith(f"{key}.")] for key in _CONDITIONS}
@@ -433,10 +433,13 @@ def _differences(groups: Sequence[Group]) -> list[str]:
 
     differing = list(filter(differs, keys))
     names = short_names(differing)
-    return [
-        ", ".join(f"{name} {member.value(key)}" for key, name in zip(differing, names, strict=True))
-        for member in members
-    ]
+    found = []
+    for member in members:
+        values = [member.value(key) for key in differing]
+        pairs = list(zip(names, values, strict=True))
+        own = [(name, value) for name, value in pairs if value != _MISSING] or pairs
+        found.append(", ".join(f"{name} {value}" for name, value in own))
+    return found
 
 
 def _names(groups: Sequence[Group], are_conditions_named: bool) -> dict[tuple[str, ...], str]:
