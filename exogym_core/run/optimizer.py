@@ -93,7 +93,7 @@ class _Rounds(DiLoCoStrategy):
     def _load_from_first(self, parameters: list[Tensor]) -> None:
         """Load the first rank's parameters; a rank that joins late gets them, or newer ones, then."""
         site, present = self.site, self.workers.present
-        if cut_by_torch(self.trainable):  # each rank of a site has its own parts
+        if cut_by_torch(*self.trainable):  # each rank of a site has its own parts
             site = Site(None, site.between)
         if not self.workers.has_absences:
             site.broadcast(parameters)

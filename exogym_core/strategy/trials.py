@@ -9,9 +9,9 @@ import torch
 
 from exogym_core.plain import reachable
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.demo import transform_of
 from exogym_core.strategy.optimizers import OPTIMIZERS
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
+from exogym_core.strategy.parts.frequencies import transform_of
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.gradients import low_rank_of
 from exogym_core.strategy.parts.muon import DirectionsAndAdamW, MuLoCoMuon, TorchMuon

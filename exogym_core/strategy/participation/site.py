@@ -431,9 +431,8 @@ class Division(Options):
     def filled(self, site: Site, strategy: Strategy) -> Site:
         """A site that is `connected`, with the parameters of a strategy and the average of their gradients."""
         parameters, comm = strategy.trainable, strategy.comm
-        if self.ranks_per_worker == 1 or cut_by_torch(
-            *parameters
-        ):  # torch averages gradients inside the site
+        # torch averages gradients inside a site that it has cut.
+        if self.ranks_per_worker == 1 or cut_by_torch(*parameters):
             return Site(None, site.between, parameters, list(map(part_of, parameters)))
         inside = comm.group([comm.rank]) if site.inside is None else site.inside
         averaging = self.gradient_averaging().charged(strategy)
@@ -647,7 +646,7 @@ def _num_values(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def cut_by_torch(*values: object) -> bool:
+def cut_by_torch(*values: Tensor) -> bool:
     """True if one of the values is a DTensor; does not import their module, which takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(value, module.DTensor) for value in values)
@@ -728,7 +727,7 @@ def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, A
 
 def load_outer(outer: OuterStep, kept: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
     """Restore the state that `outer_to_keep` returned."""
-    if cut_by_torch(parameters):
+    if cut_by_torch(*parameters):
         parts = tree_map(part_of, dict(kept))
         theta, owed = parts["theta"], iter(parts["residuals"])
         flats = [flatten([theta[index] for index in bucket]) for bucket in outer.plan]
