@@ -271,7 +271,7 @@ def test_flags_are_swept_and_sites_of_each_network_have_their_price(
     rows = planned(capsys, f"{LOCAL} {networks} {price}")[0]["plans"]
     assert [row["cost"] / row["days"] / 24 for row in rows] == pytest.approx([8, 8, 12, 12])
     _, error = planned(capsys, f"{LOCAL} {networks} {price},moon=1", 2)
-    assert "unknown site 'moon'" in error
+    assert "unknown site of --price 'moon'" in error
     rows = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,2 --json")[0]["plans"]
     assert [row["cost"] / row["days"] / 24 for row in rows] == pytest.approx([4, 4, 8, 8])
     _, error = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,2 --price 3", 2)

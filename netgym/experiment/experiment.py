@@ -742,10 +742,12 @@ def apply_overrides(
     options: Mapping[str, object] | None = None,
     scale: str | None = None,
     folder: Path = Path(),
+    *,
+    swept: Sequence[str] = (),
 ) -> Document:
     """Replace keys of a document by `key.path=value` texts, and top-level keys by `options` of that name.
 
-    Keys that the document's `scales` list for `scale` are replaced first.
+    Keys that the document's `scales` list for `scale` are replaced first. `swept` are such texts of `--sweep`.
 
     A path leads through mappings by key and through lists by position or by an entry's name
     (`strategies.DiLoCo.H=20`); `*` is every key or entry there is (`strategies.*.lr=0.01`). Missing
@@ -761,8 +763,8 @@ def apply_overrides(
     for name, replacement in given.items():
         text = ",".join(map(str, replacement)) if isinstance(replacement, list) else replacement
         changes.append((name, replacement, f"--{name} {text}"))
-    for text in overrides:
-        flag = f"--set {text}"
+    for flag in [*(f"--set {text}" for text in overrides), *(f"--sweep {text}" for text in swept)]:
+        _, _, text = flag.partition(" ")
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")

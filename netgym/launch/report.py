@@ -24,6 +24,7 @@ from netgym.launch.launched import Clock  # noqa: TC001 (pydantic reads it)
 from netsim.cli.terminal import PLAIN_WIDTH, plain_console
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
+from netsim.topology.protocol import unlimited_cores
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ class LaunchReport(_Part):
     later_weather: str | None = Field(
         default=None, description="weather of the topology that begins after the end and changed nothing"
     )
+    unlimited_cores: str | None = Field(
+        default=None, description="where all links are of 10 Gbit/s and more: cores may limit TCP, not modelled"
+    )
     host_decisions: list[HostDecision] = Field(
         default=[], description="where host time decided, so that times may differ from run to run"
     )
@@ -328,6 +332,7 @@ def report_of(
         compute_account=_account([own.account for own in sites.ranks if own.account is not None], size),
         uncharged=list(sites.uncharged),
         later_weather=world.topology.weather.after(whole),
+        unlimited_cores=unlimited_cores(world.topology, world.protocol, world.hosts),
         host_decisions=list(host_decisions),
     )
 
@@ -497,6 +502,8 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
     if report.later_weather is not None:
         facts.append(("not met", report.later_weather))
+    if report.unlimited_cores is not None:
+        facts.append(("cores", report.unlimited_cores.removeprefix("cores: ")))
     facts += [("host time", _decided(each)) for each in report.host_decisions]
     return facts
 

@@ -408,7 +408,8 @@ def advise(
     if asked.tokens is None and asked.budget is None:
         raise InputError("advise: add --tokens, such as --tokens 200B, or --budget with dollars to spend")
     words = {**vars(asked), "model": model, "topology": topology}
-    setting = request_of(None, {}, strategies=("AllReduce",), **words).setting
+    request = request_of(None, {}, strategies=("AllReduce",), **words)
+    setting = request.of_own_sites(request.setting.sites()).setting
     ratios = step_ratios(runs) if runs is not None else None
     with Stoppable() as work, DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress:
         advice = Advice(

@@ -44,7 +44,7 @@ from netsim.files.documents import Document, load_document
 from netsim.units import format_count, parse_bits_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Collection, Sequence
 
     from exogym_core.config import Settings
 
@@ -310,15 +310,20 @@ class Request:
                 setting = replace(setting, remarks=(*setting.remarks, unlike))
         return cls(experiment, setting, tokens)
 
-    def of_own_sites(self, every: Container[str]) -> Request:
-        """Request with values by site for its own network only, of those given for `every` site."""
+    def of_own_sites(self, every: Collection[str]) -> Request:
+        """Request with values by site for its own network only, of those given for `every` site.
+
+        Raises:
+            InputError: a value is given for none of these.
+        """
         setting, own = self.setting, self.setting.sites()
         changes: dict[str, Any] = {}
         for name in ("devices_per_worker", "utilisation", "dollars_per_hour"):
             if isinstance(given := getattr(setting, name), Mapping):
-                changes[name] = {
-                    site: value for site, value in given.items() if site in own or site not in every
-                }
+                if unknown := [site for site in given if site not in every]:
+                    flag = {"dollars_per_hour": "price"}.get(name, name.replace("_", "-"))
+                    raise unknown_name(f"site of --{flag}", unknown[0], every)
+                changes[name] = {site: value for site, value in given.items() if site in own}
         return replace(self, setting=replace(setting, **changes))
 
     def title(self) -> str:
@@ -543,11 +548,13 @@ def _experiment_of(
 
     Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
     """
-    sets, bandwidth = [], None
-    for text in [*overrides, *(f"{key}={value}" for key, value in point.items())]:
+    sets, swept, bandwidth = list[str](), list[str](), None
+    texts = [(sets, text) for text in overrides]
+    texts += [(swept, f"{key}={value}") for key, value in point.items()]
+    for own, text in texts:
         key, _, value = text.partition("=")
         if not key.strip().startswith("wan."):
-            sets.append(text)
+            own.append(text)
         elif key.strip() == WAN_BANDWIDTH:
             bandwidth = value
         else:
@@ -587,7 +594,7 @@ def _experiment_of(
     replaced = {"topology": topology, "protocol": protocol}
     given = {key: value for key, value in replaced.items() if value is not None}
     sets += ["compute.updates=free"] if charges_updates else []
-    settled = apply_overrides(document, sets, given, None, folder)
+    settled = apply_overrides(document, sets, given, None, folder, swept=swept)
     if path is None:
         data = settled.data  # type: ignore[assignment]
         data.setdefault("compute", {"flops": {}})

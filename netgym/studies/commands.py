@@ -381,10 +381,11 @@ def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, An
             raise InputError(f"--over {visible(text)}: expected KEY=VALUE,VALUE,..., such as lr=1e-3,3e-3")
         values = parse_document(value if value[0] in "[{" else f"[{value}]", f"--over {text}").data
         owner = next((label for label in labels if key.startswith(f"{label}.")), None)
-        if owner is None:
-            spaces[key] = values
-        else:
-            spaces.setdefault(owner, {})[key.removeprefix(f"{owner}.")] = values
+        options = spaces if owner is None else spaces.setdefault(owner, {})
+        option = key if owner is None else key.removeprefix(f"{owner}.")
+        if option in options:
+            raise InputError(f"--over {visible(text)}: '{key}' is given twice: give all values at once")
+        options[option] = values
     return spaces
 
 

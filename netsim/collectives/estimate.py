@@ -210,7 +210,7 @@ class Estimator:
             return float(self.crowds.times(schedule, hosts)[0].max())
         if schedule.num_messages <= _MOST_WHOLE:
             return self._simulate(schedule, hosts, repeat)
-        short, later = self.first_steps(schedule, hosts, repeat)
+        short, later, _ = self.first_steps(schedule, hosts, repeat)
         return self._simulate(short, hosts, repeat) + later
 
     def _simulate(self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1) -> float:
@@ -247,9 +247,9 @@ class Estimator:
                 [float(seconds.max())] * repeat, seconds.tolist(), load.tolist(), [0.0] * len(load)
             )
             return timing, "by the busiest link of each step"
-        simulated, later = schedule, 0.0
+        simulated, later, why = schedule, 0.0, ""
         if is_free and schedule.num_messages > _MOST_ASKED and not protocol.is_plain:
-            simulated, later = self.first_steps(schedule, hosts, repeat)
+            simulated, later, why = self.first_steps(schedule, hosts, repeat)
             later *= calls
         timing = time_collective(
             topology,
@@ -269,8 +269,7 @@ class Estimator:
             [calls * each for each in link_bytes(schedule, hosts, topology, protocol)],
             timing.background_link_bytes,
         )
-        steps = f"{simulated.num_steps} of {schedule.num_steps} steps simulated"
-        return timing, f"{steps}, until a step took as long as those before, within 0.1 %"
+        return timing, f"{simulated.num_steps} of {schedule.num_steps} steps simulated, {why}"
 
     def _busiest(self, schedule: Schedule, hosts: Sequence[int]) -> float:
         """Seconds in which the busiest link, and the narrowest window, let through what a schedule sends."""
@@ -309,8 +308,8 @@ class Estimator:
 
     def first_steps(
         self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1
-    ) -> tuple[Schedule, float]:
-        """Return the first steps of a long schedule, and the seconds of the others; all steps if no pace settles.
+    ) -> tuple[Schedule, float, str]:
+        """First steps of a long schedule, the seconds of the others, and why no more; all steps if no pace settles.
 
         Where sends are buffered, the first steps of a ring have not met its longest links. Where they take as long as
         the recurrence of the closed form says, it gives the others, too.
@@ -333,13 +332,18 @@ class Estimator:
             is_settled = num_steps >= filling and (is_even or is_least)
             if before and (is_settled or (is_buffered and found[0].num_messages > _MOST_FILLING)):
                 later = 0.0 if is_least and not is_even else left * now
+                why = "until a step took as long as those before, within 0.1 %"
+                if not is_settled:
+                    why = f"before their pace had settled: twice as many have more than {_MOST_FILLING:,} messages"
+                elif not is_even:
+                    why = "until more of them took as long as without shared links, within 0.1 %"
                 if is_buffered:
                     bound = max(self._least(schedule, hosts) + ahead_before, self._busiest(schedule, hosts))
                     later = max(later, bound - before)
-                return short, later
+                return short, later, why
             (short, left), before, ahead_before, pace = found, seconds, ahead, now
             num_steps *= 2
-        return schedule, 0.0
+        return schedule, 0.0, ""
 
 
 def _truncate(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:

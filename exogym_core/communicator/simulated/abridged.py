@@ -102,7 +102,7 @@ class Abridged:
             )
             return gathering.arrive, gathering.cancel
         if self._estimator.is_long(plan):
-            short, later = self._first_steps(plan, hosts)
+            short, later, _ = self._first_steps(plan, hosts)
             sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
             network.credit(
                 hosts, [(src, dst, whole - sent.get((src, dst), 0)) for src, dst, whole in plan.pair_bytes]
