@@ -208,7 +208,8 @@ class LaunchReport(_Part):
         default=None, description="weather of the topology that begins after the end and changed nothing"
     )
     unlimited_cores: str | None = Field(
-        default=None, description="where all links are of 10 Gbit/s and more: cores may limit TCP, not modelled"
+        default=None,
+        description="where all links are of 10 Gbit/s and more: cores may limit TCP, not modelled",
     )
     host_decisions: list[HostDecision] = Field(
         default=[], description="where host time decided, so that times may differ from run to run"
