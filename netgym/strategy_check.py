@@ -538,14 +538,15 @@ def _keeps_its_round(trials: _Trials) -> str | None:
     period, traces = made.round_steps, trials.plain.results[: trials.num_workers]
     if period is None or made.sends_by_value or not made.is_synchronous:
         return None
-    for rank, trace in enumerate(traces):
-        sent = trace.step_bytes[trace.warmup_steps :]
-        for step, (one, later) in enumerate(zip(sent, sent[period:], strict=False), trace.warmup_steps + 1):
-            if one != later:
-                return (
-                    f"round_steps is {period}, and rank {rank} sends {one} bytes in step {step} and {later} in step "
-                    f"{step + period}: declare the period of what is sent, or leave round_steps out"
-                )
+    warmup = max(trace.warmup_steps for trace in traces)
+    steps = list(zip(*(trace.step_bytes[warmup:] for trace in traces), strict=False))
+    for step, (ones, later) in enumerate(zip(steps, steps[period:], strict=False), warmup + 1):
+        if sorted(ones) != sorted(later):  # partners are drawn: of three ranks another has none in each round
+            rank = next(rank for rank, sent in enumerate(ones) if sent != later[rank])
+            return (
+                f"round_steps is {period}, and rank {rank} sends {ones[rank]} bytes in step {step} and {later[rank]} in "
+                f"step {step + period}: declare the period of what is sent, or leave round_steps out"
+            )
     return None
 
 

@@ -60,6 +60,8 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
+        if self.island_size is not None:
+            self.judged = "own"  # islands have means of their own
         if self.averaging.error_feedback and self.island_size is not None:
             raise InputError(
                 f"{self.where}: error_feedback=True goes with one group that stays; leave out island_size="
