@@ -25,7 +25,7 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.strategy.parts.average import Averaging, Flight
-from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_named, pack, packed_bytes, unpack
+from exogym_core.strategy.parts.codecs import CODECS, CastCodec, Codec, codec_named, pack, packed_bytes, unpack
 from exogym_core.strategy.parts.muon import hidden_matrices
 from exogym_core.strategy.parts.tensor_codecs import (
     EachTensorCodec,
@@ -81,11 +81,11 @@ def test_messages_have_the_size_that_is_charged(name: str, num: int) -> None:
     assert len(got) == num
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_travels_in_either_half(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("travels_in", [torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_half_precision_travels_in_either_half(travels_in: torch.dtype, dtype: torch.dtype) -> None:
     values = torch.tensor([-1.5, 0.0, 96.0, math.inf], dtype=dtype)
-    assert torch.equal(through(named(name), values), values.float())
+    assert torch.equal(through(CastCodec(travels_in), values), values.float())
 
 
 @pytest.mark.parametrize("name", NAMES)

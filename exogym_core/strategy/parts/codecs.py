@@ -98,10 +98,14 @@ class _SizesAlone(_WrappedCodec):
 
 
 class CastCodec(Codec):
-    """Cast to another floating dtype; finite values beyond it become its largest one, infinity and NaN stay."""
+    """Cast to another floating dtype; finite values beyond it become its largest one, infinity and NaN stay.
+
+    8-bit dtypes without infinity, such as `torch.float8_e4m3fn`, hold what torch makes of it: NaN or the largest value.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.limit = dtype, torch.finfo(dtype).max
+        self.decoded = max(torch.float32, dtype, key=lambda each: each.itemsize)  # torch promotes no 8-bit dtypes
 
     def encode(self, values: Tensor) -> Tensor:
         limit = min(self.limit, torch.finfo(values.dtype).max)
@@ -109,7 +113,7 @@ class CastCodec(Codec):
         return values.where(values.isinf(), held).to(self.dtype).view(torch.uint8)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        return read_as(message, self.dtype).to(torch.promote_types(self.dtype, torch.float32))
+        return read_as(message, self.dtype).to(self.decoded)
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_values * self.dtype.itemsize
