@@ -17,7 +17,7 @@ from experiments import json_of
 
 from exogym_core.config import Settings
 from exogym_core.cost.compute import Compute
-from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION
+from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION, Column
 from netgym.cli.inspect_commands import documented, formats, schema_of, sections
 from netgym.cli.main import cli, main
 from netgym.experiment.experiment import Experiment
@@ -85,6 +85,11 @@ def test_the_experiment_loads_and_runs_again(tmp_path: Path) -> None:
 )
 def test_every_key_is_reported(page: str, wanted: set[str]) -> None:
     assert wanted - words_of(page) == set()
+
+
+def test_the_worst_of_seeds_needs_an_order() -> None:
+    with pytest.raises(ValueError, match="column loss: over_seeds='worst' orders by choices"):
+        Column("loss", "a number", "loss", over_seeds="worst")
 
 
 def test_tables_of_columns_follow_from_the_schema() -> None:

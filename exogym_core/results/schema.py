@@ -68,6 +68,10 @@ class Column:
     tidy: int = 0
     choices: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        if self.over_seeds == "worst" and not self.choices:
+            raise ValueError(f"column {self.name}: over_seeds='worst' orders by choices: give them, from the worst")
+
     @property
     def is_number(self) -> bool:
         """True unless it holds a text, a flag, a mapping or a list."""
