@@ -544,8 +544,8 @@ def _keeps_its_round(trials: _Trials) -> str | None:
         if sorted(ones) != sorted(later):  # partners are drawn: of three ranks another has none in each round
             rank = next(rank for rank, sent in enumerate(ones) if sent != later[rank])
             return (
-                f"round_steps is {period}, and rank {rank} sends {ones[rank]} bytes in step {step} and {later[rank]} in "
-                f"step {step + period}: declare the period of what is sent, or leave round_steps out"
+                f"round_steps is {period}, and rank {rank} sends {ones[rank]} bytes in step {step} and "
+                f"{later[rank]} in step {step + period}: declare the period of what is sent, or leave round_steps out"
             )
     return None
 

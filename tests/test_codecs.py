@@ -25,7 +25,15 @@ from exogym_core.strategy import (
     build_strategy,
 )
 from exogym_core.strategy.parts.average import Averaging, Flight
-from exogym_core.strategy.parts.codecs import CODECS, CastCodec, Codec, codec_named, pack, packed_bytes, unpack
+from exogym_core.strategy.parts.codecs import (
+    CODECS,
+    CastCodec,
+    Codec,
+    codec_named,
+    pack,
+    packed_bytes,
+    unpack,
+)
 from exogym_core.strategy.parts.muon import hidden_matrices
 from exogym_core.strategy.parts.tensor_codecs import (
     EachTensorCodec,

@@ -70,7 +70,9 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.over_seeds == "worst" and not self.choices:
-            raise ValueError(f"column {self.name}: over_seeds='worst' orders by choices: give them, from the worst")
+            raise ValueError(
+                f"column {self.name}: over_seeds='worst' orders by choices: give them, from the worst"
+            )
 
     @property
     def is_number(self) -> bool:

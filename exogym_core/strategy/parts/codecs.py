@@ -105,7 +105,9 @@ class CastCodec(Codec):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.limit = dtype, torch.finfo(dtype).max
-        self.decoded = max(torch.float32, dtype, key=lambda each: each.itemsize)  # torch promotes no 8-bit dtypes
+        self.decoded = max(
+            torch.float32, dtype, key=lambda each: each.itemsize
+        )  # torch promotes no 8-bit dtypes
 
     def encode(self, values: Tensor) -> Tensor:
         limit = min(self.limit, torch.finfo(values.dtype).max)
