@@ -95,6 +95,37 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
     assert folders == {"checkpoints/AllReduce/step-00000008", "checkpoints/DiLoCo/step-00000008"}
 
 
+def test_a_resumed_logger_gets_each_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows up to the checkpoint are replayed, and those after it are trained again."""
+    taken, command = Path("taken"), os.getpid()
+
+    class Own:
+        def event(self, row: Mapping[str, Any]) -> None:
+            with taken.open("a") as file:
+                file.write(f"{row['kind']} {row['step']}\n")
+            if row["kind"] == "step" and row["step"] == 5:
+                os.kill(command, signal.SIGINT)
+                signal.pause()
+
+        def close(self, state: str) -> None:
+            taken.with_suffix(f".{state}").touch()
+
+    monkeypatch.setitem(comparison.LOGGERS, "tensorboard", lambda _: Own())
+    words = (
+        "--set",
+        "loggers=[tensorboard]",
+        "--set",
+        "strategies=[AllReduce]",
+        "--set",
+        "checkpoint.every=2",
+    )
+    assert main(["compare", "small.yaml", "--out", "out", *words]) == 130
+    assert main(["compare", "--resume", "out"]) == 0
+    rows = [f"step {step}" for step in range(1, 9)] + [f"validation {step}" for step in (0, 3, 6, 8)]
+    assert sorted(taken.read_text().splitlines()) == rows
+    assert {path.suffix for path in Path().glob("taken.*")} == {".KILLED", ".FINISHED"}
+
+
 @pytest.mark.thorough
 def test_going_on_and_ctrl_c_at_once_lose_no_killed_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: dict[str, bytes]

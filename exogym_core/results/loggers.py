@@ -30,6 +30,7 @@ __all__ = [
     "Logger",
     "LoggerName",
     "MLflowLogger",
+    "NewRows",
     "Table",
     "TensorBoardLogger",
     "TrackedRun",
@@ -104,6 +105,39 @@ class Logger(Protocol):
 
     def close(self, state: str = "FINISHED") -> None:
         """End the run as FINISHED, FAILED or KILLED."""
+
+
+class NewRows:
+    """Logger that passes on rows which another has not had before an interruption.
+
+    A resumed run gives all rows up to its checkpoint again, and trains those after it again. After a kill, when nothing
+    was closed, a logger gets them unless its tracker knows its last step, as those of W&B and MLflow do.
+
+    Args:
+        logger: gets the rows.
+        path: keeps the last step of each kind of row that it had.
+
+    Attributes:
+        logger: see above.
+    """
+
+    def __init__(self, logger: Logger, path: Path) -> None:
+        self.logger, self._path = logger, path
+        self._before: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self._last = dict(self._before)
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Pass on the row if it is new."""
+        kind, step = row["kind"], row["step"]
+        if step > self._before.get(kind, -1):
+            self._last[kind] = max(step, self._last.get(kind, -1))
+            self.logger.event(row)
+
+    def close(self, state: str = "FINISHED") -> None:
+        """End the run, and keep what it has."""
+        self.logger.close(state)
+        if self._last != self._before:
+            write_whole(self._path, json.dumps(self._last) + "\n")
 
 
 @contextmanager
@@ -350,19 +384,19 @@ class TrackedRun:
     folder: RunFolder
     x_axis: str
 
-    def id_file(self, logger: str) -> Path:
-        """File that keeps the run's id, with which it continues after an interruption."""
-        return self.folder.make_folder("checkpoints") / f"{file_name(self.label)}.{logger}"
+    def kept_file(self, name: str) -> Path:
+        """File of what a logger continues with after an interruption: its run's id, or the last steps that it had."""
+        return self.folder.make_folder("checkpoints") / f"{file_name(self.label)}.{name}"
 
 
 LOGGERS: Mapping[str, Callable[[TrackedRun], Logger] | None] = {
     "csv": None,
     "tensorboard": lambda run: TensorBoardLogger(run.folder.path / "tensorboard" / file_name(run.label)),
     "wandb": lambda run: WandbLogger(
-        run.project, run.label, run.config, run.x_axis, run.id_file("wandb"), run.folder.path.name
+        run.project, run.label, run.config, run.x_axis, run.kept_file("wandb"), run.folder.path.name
     ),
     "mlflow": lambda run: MLflowLogger(
-        run.project, run.label, run.config, run.folder.path.name, run.id_file("mlflow")
+        run.project, run.label, run.config, run.folder.path.name, run.kept_file("mlflow")
     ),
 }
 """By name in experiment files, which is that of its package: how it is opened; None: the run folder has it anyway."""
@@ -384,6 +418,7 @@ def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
 
 def close_logger(logger: Logger, error: type[BaseException] | None, *_: object) -> None:
     """End a logger as `error` ended the run; a failure of its own is a warning."""
-    with warned(f"{type(logger).__name__}: has not taken the last rows"):
+    named = logger.logger if isinstance(logger, NewRows) else logger
+    with warned(f"{type(named).__name__}: has not taken the last rows"):
         # In MLflow's words; signals and Ctrl-C are no `Exception`.
         logger.close("FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED")

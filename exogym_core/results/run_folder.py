@@ -316,6 +316,8 @@ class RunFolder:
         files = [*self.path.glob(f"metrics/{name}.*csv"), self.path / f"models/{name}.safetensors"]
         for path in [*files, self.path / f"links/{name}.csv", self.path / f"streams/{name}.gz"]:
             path.unlink(missing_ok=True)
+        for path in self.path.glob(f"checkpoints/{file_name(name)}.*.rows"):  # loggers get all rows again
+            path.unlink()
         for parent in ("checkpoints", "tensorboard"):
             shutil.rmtree(self.path / parent / file_name(name), ignore_errors=True)
 

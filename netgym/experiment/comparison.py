@@ -25,7 +25,7 @@ from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, seeded_name, visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.loggers import LOGGERS, Logger, TrackedRun, close_logger, flat
+from exogym_core.results.loggers import LOGGERS, Logger, NewRows, TrackedRun, close_logger, flat
 from exogym_core.results.progress import ending
 from exogym_core.results.seeds import Tally
 from exogym_core.run.monitor import StoppedError
@@ -624,6 +624,6 @@ def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Itera
     with ExitStack() as stack:
         for name in dict.fromkeys(experiment.settings.loggers):
             if (opened := LOGGERS[name]) is not None:
-                loggers.append(opened(run))
+                loggers.append(NewRows(opened(run), run.kept_file(f"{name}.rows")))
                 stack.push(partial(close_logger, loggers[-1]))
         yield loggers
