@@ -157,7 +157,7 @@ def test_a_command_that_had_not_begun_leaves_nothing(
 def test_a_tuning_shows_the_best_points_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    signal_at(monkeypatch, sweep, "compare", 4)
+    signal_at(monkeypatch, sweep, "compare", 4, counts=is_point)
     words = "tune small.yaml --over lr=0.01,0.02 --seeds 1 --jobs 1 --out out"
     assert main(words.split()) == 130
     printed = capsys.readouterr()
