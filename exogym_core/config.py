@@ -72,6 +72,7 @@ else:  # checked in `exogym_core.run.request`, which may import torch
     Names = Any
 
 __all__ = [
+    "MOST_WORKERS",
     "OPTIONS",
     "Count",
     "Named",
@@ -220,6 +221,11 @@ def _name_alone(value: object) -> object:
 
 
 Count = Annotated[int, Field(ge=1), Expected("a whole number from 1 up", is_whole=True)]
+MOST_WORKERS = 100_000
+"""Limit of the workers of a run or a plan."""
+WorkerCount = Annotated[
+    int, Field(ge=1, le=MOST_WORKERS), Expected(f"a whole number from 1 to {MOST_WORKERS:,}", is_whole=True)
+]
 Natural = Annotated[int, Field(ge=0), Expected("a whole number from 0 up", is_whole=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Truth = Annotated[bool, Expected("True or False")]  # "no" would count as true
@@ -373,7 +379,7 @@ class RunConfig:
 
     num_epochs: Count | None = None
     strategy: StrategyLike = None
-    num_nodes: Count | None = option(None, key="workers.count", file_type=Count, file_default=...)
+    num_nodes: WorkerCount | None = option(None, key="workers.count", file_type=WorkerCount, file_default=...)
     max_steps: Count | None = option(None, key="steps", file_type=Count, file_default=...)
     device: OpenDevice = option(None, key="device", file_type=str | NameList, file_default="auto")
     devices: OpenDevices = None

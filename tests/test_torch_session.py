@@ -152,7 +152,9 @@ def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
     report = launched("dist.barrier()", tmp_path, "")
     for hosts, is_named in ((["asia.0", "eu.0", "asia.1"], False), (["asia.0", "eu.0", "asia.0"], True)):
         shown = Console(record=True, width=200, file=io.StringIO())
-        show_summary(report.model_copy(update={"placement": hosts}), shown)
+        line = "cores: not modelled" if is_named else None
+        show_summary(report.model_copy(update={"placement": hosts, "unlimited_cores": line}), shown)
+        assert ("cores       not modelled" in shown.export_text(clear=False)) == is_named
         assert ("up to 2 ranks share a host and its link" in shown.export_text()) == is_named
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "ABSENCE",
     "COUNTERS",
     "MOST",
+    "NUMBERS",
     "SUMMARY",
     "TRAIN",
     "VALIDATION",
@@ -239,6 +240,8 @@ class Summary:
 _MEANINGS = documented_lines(Summary)
 SUMMARY = tuple(Column(each.name, _MEANINGS[each.name], **each.metadata) for each in fields(Summary))
 """Columns of `Summary`, in order."""
+NUMBERS = tuple(each.name for each in SUMMARY if each.unit in _NUMBERS)
+"""Those that are numbers, or none."""
 
 
 def header(columns: Sequence[Column]) -> list[str]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.config import MOST_WORKERS
 from exogym_core.uncompiled import without_compiler
 from netgym.command_options import takes
-from netgym.planning.tables import MEMORY_CHOICES
+from netgym.planning.tables import LONGEST_SEQUENCE, MEMORY_CHOICES
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, given
 from netsim.errors import InputError, unknown_name
@@ -113,7 +114,7 @@ class _TrainingArguments:
     shapes: Path | None = given(metavar="FILE")
     tokens: str | None = given(metavar="NUMBER")
     budget: str | None = given(metavar="DOLLARS")
-    workers: int | None = given(type=click.IntRange(1))
+    workers: int | None = given(type=click.IntRange(1, MOST_WORKERS))
     overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
 
 
@@ -141,7 +142,7 @@ class _PlanArguments(_TrainingArguments):
     micro_batch: int = given(default=1, type=click.IntRange(1))
     batch_by_speed: bool = given()
     batch_size: int | None = given(type=click.IntRange(1))
-    sequence: int | None = given(type=click.IntRange(1))
+    sequence: int | None = given(type=click.IntRange(1, LONGEST_SEQUENCE))
     protocol: str | None = given(metavar="NAME")
     price: Any = given(metavar="DOLLARS|SITE=DOLLARS,...", type=_DOLLARS)
 
@@ -336,7 +337,7 @@ def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
 def reproduce(
     name: str | None = given(is_argument=True),
     params: float | None = given(),
-    layers: int | None = given(),
+    layers: int | None = given(type=click.IntRange(3, 299)),
     step: str | None = given(metavar="DURATION"),
     as_json: bool = given(),
 ) -> None:
@@ -355,7 +356,17 @@ def reproduce(
         listed = [ReproducedRun(each, load_run(each)[0], []).to_mapping() for each in run_names()]
         lines = [f"{entry['name']:<18} {entry['what']} ({entry['measured_by']})" for entry in listed]
         return click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
-    sizes = {"params": params, "layers": layers, "step_seconds": step and parse_seconds(step)}
+    seconds = None
+    if step is not None:
+        try:
+            seconds = parse_seconds(step)
+        except InputError as error:
+            raise InputError(f"--step {step}: {error}") from None
+        if not 1e-6 <= seconds <= 1e6:
+            raise InputError(f"--step {step}: expected a time from 1 us to 1e6 s")
+    if params is not None and not 1 <= params <= 1e14:
+        raise InputError(f"--params {params:g}: expected a number of parameters from 1 to 1e14")
+    sizes = {"params": params, "layers": layers, "step_seconds": seconds}
     given = {key: value for key, value in sizes.items() if value is not None}
     if given and name != "streaming-diloco":
         raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")

@@ -37,6 +37,7 @@ from netgym.planning.models import (
 from netgym.planning.page import placement_text
 from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
 from netgym.planning.stages import stages_text
+from netgym.planning.tables import LONGEST_SEQUENCE
 from netgym.tasks import MODELS, Task, TokenWindows
 from netgym.tasks.task import MissingDataError
 from netsim.errors import InputError, UnknownNameError, locate_errors, unknown_name
@@ -398,6 +399,10 @@ def _model(
     preset = arguments.pop("preset", None)
     of_task = settings.task.options.get("block_size", _SEQUENCE)
     length = int(arguments.pop("block_size", sequence or of_task))
+    if length > LONGEST_SEQUENCE:
+        raise InputError(
+            f"plan: block_size: expected at most {LONGEST_SEQUENCE:,} tokens a sequence, got {length}"
+        )
     if is_preset:
         name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
     try:

@@ -13,7 +13,14 @@ from netsim.topology.devices import device_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["MEMORY_CHOICES", "PLANNED_MODELS", "PublishedShare", "listed_models", "published_share"]
+__all__ = [
+    "LONGEST_SEQUENCE",
+    "MEMORY_CHOICES",
+    "PLANNED_MODELS",
+    "PublishedShare",
+    "listed_models",
+    "published_share",
+]
 
 
 def _table(name: str) -> Any:
@@ -30,6 +37,9 @@ def listed_models() -> list[tuple[str, str]]:
         for name, sizes in PLANNED_MODELS.items()
     ]
 
+
+#: Most tokens of a sequence: more than any model takes.
+LONGEST_SEQUENCE = 1 << 24
 
 #: Choices by which a worker keeps less in memory: weights, gradients and optimizer states in two bytes a number;
 #: optimizer states in one; optimizer and outer states in the machine's memory; activations but the layers' inputs

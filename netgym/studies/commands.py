@@ -268,6 +268,7 @@ def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document
     searched = asked.searched(minimise=minimise)
     if both := sorted(added.keys() & searched.keys()):
         raise InputError(f"--vary {both[0]}: --{both[0]} is given too: leave one of them out")
+    origins |= {} if minimise is None else {"minimise": f"--minimise {minimise}"}
     return with_sweep(asked.document(), {**added, **searched}, origins)
 
 

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from exogym_core.results import schema
 from exogym_core.results.reading import value_key, value_text, value_texts
-from netsim.errors import InputError
+from netsim.errors import InputError, unknown_name
 from netsim.files.schemas import Schema, validate_document
 
 if TYPE_CHECKING:
@@ -151,6 +152,9 @@ class Sweep(Schema):
         for is_wrong, key, problem in sweep._rules():
             if is_wrong:
                 raise part.error((key,) if key else (), problem)
+        field = sweep.minimise
+        if field is not None and field.removesuffix("_std") not in schema.NUMBERS:
+            raise part.error(("minimise",), unknown_name("number of the summary", field, schema.NUMBERS))
         return sweep
 
     def _rules(self) -> list[tuple[object, str, str]]:

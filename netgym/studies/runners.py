@@ -68,24 +68,30 @@ def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None
     Raises:
         InputError: no such place or cluster, or `jobs` on a cluster.
     """
-    if where is None:
+    cluster = _cluster_at(where, jobs)
+    if cluster is None:
         yield partial(run_here, num_jobs=jobs, measured=measured)
         return
+    with cluster as pool:
+        yield ClusterRunner(pool, measured).run
+
+
+def _cluster_at(where: str | None, jobs: int | None) -> SlurmCluster | RayCluster | None:
+    """The cluster for a place, not connected yet; None for this machine."""
+    if where is None:
+        return None
     if jobs is not None:
         raise InputError(
             f"--jobs {jobs}: is for this machine, and --on {visible(where)} is not: leave one out"
         )
     kind, separator, options = where.partition(":")
     if kind == "slurm":
-        with SlurmCluster(options) as jobs_of_slurm:
-            yield ClusterRunner(jobs_of_slurm, measured).run
-        return
+        return SlurmCluster(options)
     if where not in ("ray", "auto") and not separator:
         raise InputError(
             f"--on {visible(where)}: write --on ray, --on slurm, or the address of a Ray cluster such as 10.0.0.1:6379"
         )
-    with RayCluster(None if where == "ray" else where) as pool:
-        yield ClusterRunner(pool, measured).run
+    return RayCluster(None if where == "ray" else where)
 
 
 def run_points(
@@ -104,6 +110,7 @@ def run_points(
     Raises:
         InputError: the code was edited since the first results, which is not accepted; or there is no such place.
     """
+    _cluster_at(place, jobs)  # refused before the estimate runs
     if study.is_changed or not all(map(study.finished, range(study.sweep.num_points))):
         with warnings_to(write):
             settle_code(study.folder, study.own_code(), accepted=study.edited_code)
