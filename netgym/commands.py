@@ -296,6 +296,7 @@ def plan(
         overrides=[f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()],
         **options,
     )
+    request = request.of_own_sites(request.setting.sites())
     failures: list[Exception] = []
     with DelayedProgress("planning") as progress:
         rows = list(plan_rows(request, (), progress, failures=failures))

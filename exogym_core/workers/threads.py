@@ -158,8 +158,14 @@ class Turns:
             # Garbage is collected as often as if each rank were a process of its own.
             with self._one_core(), intra_op_threads(), raised_gc_threshold(len(threads)):
                 try:
-                    for thread in threads:
-                        thread.start()
+                    for number, thread in enumerate(threads):
+                        try:
+                            thread.start()
+                        except RuntimeError:
+                            problem = (
+                                f"workers: this machine starts {number:,} threads for {len(threads):,} ranks"
+                            )
+                            raise InputError(f"{problem}: use fewer workers") from None
                     host()
                 finally:
                     self._unwind()
