@@ -368,8 +368,13 @@ class RowRecorder:
             setattr(self._result, name, value)
         return total
 
-    def finish(self) -> None:
-        """Take the rows held back for the end of a round that does not come."""
+    def finish(self, *, is_complete: bool = True) -> None:
+        """Take the rows held back for the end of a round that does not come.
+
+        Where the run was interrupted, listeners get none of them: a resumed run gives them with the rows of all ranks.
+        """
+        if not is_complete:
+            self._listeners = ()
         for present in () if self.rounds is None else self.rounds.finish():
             self._finish_step(present)
         for step in sorted(self._steps):  # that not all ranks have done

@@ -249,11 +249,10 @@ class RunFolder:
         """Runs that were retimed, by the names in their files: the folder that each was trained in."""
         return self._noted("retimed")
 
-    def rename_sources(self, names: Mapping[str, str]) -> None:
-        """Note that folders in which retimed runs were trained have other names now."""
-        if retimed := self.read_retimed():
-            renamed = {run: names.get(place, place) for run, place in retimed.items()}
-            self._write_facts(_facts(self.path), retimed=renamed)
+    def replace_sources(self, sources: Mapping[str, str]) -> None:
+        """Note the folders in which retimed runs were trained, by run: they have other names now."""
+        if (self.path / _ENVIRONMENT).is_file():
+            self._write_facts(_facts(self.path), retimed=dict(sources))
 
     def note_source(self, source: str) -> None:
         """Note in environment.json the folder whose runs are retimed here, also after an interruption."""

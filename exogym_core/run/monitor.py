@@ -212,7 +212,7 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
         with self._lock:
             self.evaluator.close()
             try:
-                self.recorder.finish()  # a listener may press Ctrl-C here too
+                self.recorder.finish(is_complete=not failed)  # a listener may press Ctrl-C here too
             finally:
                 if self.writer is not None:
                     self.writer.close()

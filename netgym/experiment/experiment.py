@@ -714,6 +714,8 @@ def differing_key(stored: Experiment, asked: Experiment) -> str | None:
     forms = []
     for each in (stored, asked):
         plain = each.to_mapping()
+        if isinstance(plain.get("topology"), dict):  # whose name changes no result
+            plain["topology"] = {**plain["topology"], "name": ""}
         forms.append(training_of(each) | {key: plain[key] for key in _TIMED if key not in _WITHOUT_RESULTS})
     first, second = forms
     return next((key for key, value in first.items() if value != second[key]), None)
@@ -845,7 +847,10 @@ def _changed(
                 place = _place(data["topology"], folder)
                 inlined = _at(replace(document, lines=lines), ("topology",), Topology.document_of, place)
                 data["topology"] = inlined.data
-                lines |= {("topology", *at): f"{inlined.where}:{line}" for at, line in inlined.lines.items()}
+                # The name itself stays that of its option or line.
+                lines |= {
+                    ("topology", *at): f"{inlined.where}:{line}" for at, line in inlined.lines.items() if at
+                }
             _refuse_new_names(data.get("topology"), keys, origin)
         for path in _set(data, keys, value, origin):
             if len(path) < len(keys):

@@ -416,6 +416,9 @@ def _contests(groups: Sequence[Group]) -> list[list[Group]]:
     contests: dict[str, list[Group]] = {}
     for group in groups:
         conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
+        if isinstance(topology := conditions["topology"], dict):  # earlier versions did not name the changes
+            name = str(topology.get("name")).partition(" with ")[0]
+            conditions["topology"] = {**topology, "name": name}
         contests.setdefault(_json(conditions), []).append(group)
     return list(contests.values())
 

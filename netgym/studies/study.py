@@ -310,7 +310,8 @@ class Study:
         """Entry of the point with that number, if it has ended well and its folder is there."""
         found = self.entry(number)
         is_over = found is not None and not (found.get("failed") or found.get("incomplete"))
-        return found if is_over and (self.folder.path / POINTS / _name(number)).is_dir() else None
+        stored = self.folder.path / POINTS / _name(number) / "experiment.yaml"
+        return found if is_over and stored.is_file() else None
 
     def difference(self, number: int, point: Point) -> str | None:
         """First key in which the begun point of that number is of another experiment than `point`; None: of the same.
@@ -340,10 +341,17 @@ class Study:
         stored, asked = Experiment.load(folder / "experiment.yaml", trust=True), self.experiment_at(point)
         more = stored.with_settings(seeds=asked.settings.seeds)
         # Files of a single seed have other names.
+        judged = {str(each.label): stored.build_strategy(each).judged for each in stored.strategies}
+        kept = [(each["name"], each) for each in known.get("strategies", ())]
+        runs = [(name, run.get("judged")) for name, each in kept for run in each.get("by_seed") or [each]]
+        if any(was is not None and was != judged.get(name) for name, was in runs):
+            return False  # earlier versions judged other models, which are no replicates of these
         if len(stored.seeds) < 2 or not set(stored.seeds) < set(asked.seeds) or differing_key(more, asked):
             return False
+        self.note(
+            number, point, {**known, "incomplete": True}
+        )  # first, so that none is left out after a kill
         RunFolder(folder).write_text("experiment.yaml", more.to_yaml())
-        self.note(number, point, {**known, "incomplete": True})
         return True
 
     def with_seeds(self, seeds: object) -> Study:
@@ -374,25 +382,42 @@ class Study:
             moved: all points that are kept.
             gone: numbers of points that were removed.
         """
-        points, aside = self.folder.path / POINTS, self.folder.path / "moved"
-        shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed here
-        others = {old: new for old, new in moved.items() if old != new}
-        for old, new in others.items() if others else ():
-            if (points / _name(old)).is_dir():
-                (points / _name(old)).rename(self.folder.make_folder("moved") / _name(new))
-        for new in others.values():
-            if (aside / _name(new)).is_dir():
-                (aside / _name(new)).rename(points / _name(new))
-        shutil.rmtree(aside, ignore_errors=True)
-        for entry in self.entries:
-            number = int(entry["name"])
-            entry["name"] = _name(others.get(number, number))
-        self.entries.sort(key=lambda each: str(each["name"]))
-        self.folder.write_summary(self.entries)
+        points = self.folder.path / POINTS
+        others = {_name(old): _name(new) for old, new in moved.items() if old != new}
+        if not others:
+            return
         names = {f"../{_name(number)}": "a point that was removed" for number in gone}
-        names |= {f"../{_name(old)}": f"../{_name(new)}" for old, new in moved.items()}
+        names |= {f"../{old}": f"../{new}" for old, new in others.items()}
         for entry in self.entries:
-            RunFolder(points / entry["name"]).rename_sources(names)
+            old, retimed = entry["name"], RunFolder(points / entry["name"]).read_retimed()
+            sources = {run: names.get(place, place) for run, place in retimed.items()}
+            entry |= {"name": others.get(old, old), "moved": {"from": old, "sources": sources}}
+        for old in others:
+            if (points / old).is_dir():
+                (points / old).rename(self.folder.make_folder("moved") / old)
+        self.entries.sort(key=lambda each: str(each["name"]))
+        self.folder.write_summary(
+            self.entries
+        )  # from here on `finish_renumbering` goes on, before it goes back
+        self.finish_renumbering()
+
+    def finish_renumbering(self) -> None:
+        """Put points in their places that were between two numbers when a process was killed."""
+        points, aside = self.folder.path / POINTS, self.folder.path / "moved"
+        now = {each["moved"]["from"]: each["name"] for each in self.entries if "moved" in each}
+        for place in sorted(aside.iterdir()) if aside.is_dir() else ():
+            place.rename(points / now.get(place.name, place.name))
+        if not now:
+            shutil.rmtree(aside, ignore_errors=True)
+            return
+        for entry in self.entries:
+            if sources := entry.get("moved", {}).get("sources"):
+                RunFolder(points / entry["name"]).replace_sources(sources)
+        self.entries = [
+            {key: each for key, each in entry.items() if key != "moved"} for entry in self.entries
+        ]
+        self.folder.write_summary(self.entries)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def discard(self, number: int) -> None:
         """Remove the point of that number and its folder."""

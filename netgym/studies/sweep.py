@@ -226,6 +226,7 @@ def settle(study: Study, first: int, points: Sequence[Point], write: Callable[[s
 
     Points that lack added seeds continue with these. What happens is written in lines.
     """
+    study.finish_renumbering()
     moved = {}
     if study.sweep.search != "optuna":  # which may propose a point twice
         now = {_plain_text(point): number for number, point in enumerate(points, start=first)}

@@ -275,6 +275,8 @@ class Estimator:
         """Seconds in which the busiest link, and the narrowest window, let through what a schedule sends."""
         load = np.array(link_bytes(schedule, hosts, self._topology, self._protocol))
         busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
+        if self._protocol.connections == "per-transfer":  # each message has a window of its own
+            return float(busiest)
         num_bytes, _, round_trips, window = self._pairs(schedule, hosts)
         return max(float(busiest), float(((num_bytes / window - 1) * round_trips).max(initial=0.0)))
 
@@ -288,14 +290,15 @@ class Estimator:
         return num_bytes.astype(np.float64), routes.rate(links), *self.crowds.windows(routes, links)
 
     def _filling_steps(self, schedule: Schedule, hosts: Sequence[int]) -> float:
-        """Steps of each phase after which windows and pipes limit a ring that they limit at all."""
+        """Steps of each phase after which windows and pipes limit a ring, and each piece has been around it."""
         protocol = self._protocol
         num_bytes, rate, round_trips, window = self._pairs(schedule, hosts)
         most = num_bytes.max(initial=0.0)
+        lap = float(schedule.num_ranks * max((phase.window for phase in schedule.phases), default=1))
         if most <= protocol.initial_segments * protocol.segment_bytes * protocol.streams:
-            return 0.0
+            return lap
         pipe = np.minimum(window, rate * round_trips, where=round_trips > 0, out=np.zeros(len(num_bytes)))
-        return float(_FILLED * pipe.max() * schedule.num_steps / most)
+        return max(lap, float(_FILLED * pipe.max() * schedule.num_steps / most))
 
     def _least(self, schedule: Schedule, hosts: Sequence[int]) -> float:
         """Lower bound of a schedule's seconds, as if messages did not share links."""

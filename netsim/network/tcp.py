@@ -223,7 +223,7 @@ class Window(CongestionControl):
         idle = now - self.last_used
         if self.last_used != inf and idle <= FORGOTTEN_SECONDS:
             has_lost = self.until_loss != self._loss_bytes or self.avoids
-            has_opened = self.receive.window > self._first_receive
+            has_opened = self.receive.coming > self._first_receive
             if idle <= self._timeout or has_lost or has_opened or self.slow_start.threshold < inf:
                 return False
             largest = self._initial * 2.0 ** int(min(idle / self._timeout, 64))
@@ -365,6 +365,9 @@ class Window(CongestionControl):
                 self._widen(acknowledged)
             slow = self.slow_start
             if self.avoids:
+                # CUBIC's rounds have grown the receiver's buffer too, which does not shrink.
+                self.receive.window = max(self.receive.window, self.window)
+                self.receive.coming = max(self.receive.coming, self.window)
                 slow.threshold = self._threshold_after_pause()
                 self.avoids = False
             elif slow.ended < inf:
