@@ -384,7 +384,7 @@ class Study:
         """
         points = self.folder.path / POINTS
         others = {_name(old): _name(new) for old, new in moved.items() if old != new}
-        if not others:
+        if not (others or gone):
             return
         names = {f"../{_name(number)}": "a point that was removed" for number in gone}
         names |= {f"../{old}": f"../{new}" for old, new in others.items()}
