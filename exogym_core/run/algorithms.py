@@ -175,7 +175,7 @@ class _QuietRounds:
 
 @lru_cache(maxsize=8)  # for fits that differ in what changes no message, such as learning rates and seeds
 def _choose(asked: _QuietRounds) -> dict[str, str]:
-    """Algorithms of `choose_algorithms`."""
+    """Choose the algorithm of each operation by playing the rounds with those that can win."""
     recording, fixed = asked.recording, dict(asked.world.collectives)
     if not (names := rivals(recording, asked.world)):
         return fixed

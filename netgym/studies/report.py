@@ -354,7 +354,7 @@ class Decision(NamedTuple):
     names: Mapping[tuple[str, ...], str] = {}
 
     def plain(self) -> dict[str, Any]:
-        """Object for JSON."""
+        """Setting, first and second group with their means, and interval of their difference, as plain values."""
         first, second = (
             None if each is None else self.means[each.values] for each in (self.first, self.second)
         )

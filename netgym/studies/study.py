@@ -396,9 +396,8 @@ class Study:
             if (points / old).is_dir():
                 (points / old).rename(self.folder.make_folder("moved") / old)
         self.entries.sort(key=lambda each: str(each["name"]))
-        self.folder.write_summary(
-            self.entries
-        )  # from here on `finish_renumbering` goes on, before it goes back
+        # A process that is killed before this keeps the old numbers, one killed later gets the new ones.
+        self.folder.write_summary(self.entries)
         self.finish_renumbering()
 
     def finish_renumbering(self) -> None:
