@@ -373,11 +373,45 @@ def test_networks_and_seeds_are_added_to_a_finished_sweep(tmp_path: Path, capsys
     for number in range(3):
         assert results_of(study / f"points/000{number}") == results_of(new / f"points/000{number}")
     assert command("sweep", "--resume", study, "--seeds", 2) == 2
-    assert "has 3 seeds (0, 1, 2), and seeds can only be added to several" in capsys.readouterr().err
+    assert "has 3 seeds (0, 1, 2), and seeds can only be added: " in capsys.readouterr().err
     assert command("sweep", tmp_path / "new.yaml", "--resume", study) == 2
     assert "--resume takes no EXPERIMENT" in capsys.readouterr().err
     assert command("sweep", "--resume", study, "--vary", "steps=[1, 2]") == 2
     assert "leave out --vary; to change what it runs, edit its experiment.yaml" in capsys.readouterr().err
+
+
+def test_a_sweep_of_one_seed_gets_another(tmp_path: Path, capsys: Any) -> None:
+    """All was trained again, as files of a single seed have other names."""
+    study = swept(tmp_path, 1, topology=["lan", "wan-4-regions"])
+    capsys.readouterr()
+    assert command("sweep", "--resume", study, "--seeds", 2, "--jobs", 1) == 0
+    assert re.search(r"2 points: about .* for 6 runs, 2 of them by retiming", capsys.readouterr().err)
+    (tmp_path / "new").mkdir()
+    new = swept(tmp_path / "new", 1, topology=["lan", "wan-4-regions"], seeds=2)
+    for number in range(2):
+        points = [folder / f"points/000{number}" for folder in (study, new)]
+        assert results_of(points[0]) == results_of(points[1])
+        assert RunFolder(points[0]).read_retimed() == RunFolder(points[1]).read_retimed()
+
+
+def test_runs_of_which_an_earlier_version_judged_another_model_are_trained_again(
+    tmp_path: Path, capsys: Any
+) -> None:
+    text = experiment(strategies="[AllReduce, {name: FedAvg, H: 2, island_size: 2}]", sweep="{steps: [2, 4]}")
+    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
+    study = tmp_path / "sweep"
+    assert command("sweep", tmp_path / "small.yaml", "--out", study, "--jobs", 1) == 0
+    before, time = results_of(study / "points/0000"), (study / "points/0000/metrics/AllReduce.csv").stat()
+    for path in (study / "summary.json", study / "points/0000/summary.json"):
+        path.write_text(path.read_text().replace('"judged": "own"', '"judged": "outer"'))
+    shutil.rmtree(study / "points/0001")
+    capsys.readouterr()
+    assert command("sweep", "--resume", study, "--jobs", 1) == 0
+    assert "trained again, as an earlier version judged another model: point 1\n" in capsys.readouterr().err
+    log = (study / "points/0000/log.txt").read_text(encoding="utf-8")
+    assert "FedAvg is trained again: an earlier version judged another model" in log
+    assert results_of(study / "points/0000") == before
+    assert (study / "points/0000/metrics/AllReduce.csv").stat() == time
 
 
 def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_path: Path) -> None:

@@ -172,6 +172,27 @@ class TestCompare:
         assert one["models/DiLoCo.safetensors"] == both["models/DiLoCo.seed-2.safetensors"]
         assert both["metrics/DiLoCo.seed-1.csv"] != both["metrics/DiLoCo.seed-2.csv"]
 
+    def test_seeds_are_added_to_a_run(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """`--seeds` was refused with `--resume`, and files of a single seed have other names."""
+
+        def files(folder: str) -> dict[str, int]:
+            found = [path for path in Path(folder).rglob("*") if path.is_file()]
+            return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in found}
+
+        begin = ["compare", "small.yaml", "--set", "checkpoint.every=3", "--jobs", "1"]
+        assert main([*begin, "--set", "seed=1", "--out", "grown"]) == 0
+        kept = {time for name, time in files("grown").items() if name.startswith(("metrics/", "models/"))}
+        assert main(["compare", "--resume", "grown", "--seeds", "2,1", "--jobs", "1"]) == 0
+        assert main([*begin, "--seeds", "2,1", "--out", "new"]) == 0
+        assert results_of(Path("grown")) == results_of(Path("new"))
+        assert files("grown").keys() == files("new").keys(), "recordings and checkpoints too"
+        assert kept <= set(files("grown").values())
+        assert main(["compare", "--resume", "grown", "--seeds", "2"]) == 2
+        line = (
+            "--seeds: grown has 2 seeds (2, 1), and seeds can only be added: give these and others, or begin"
+        )
+        assert line in capsys.readouterr().err
+
     @pytest.mark.thorough
     def test_a_stopped_run_goes_on_across_seeds(self, small: Path) -> None:
         assert main(["compare", "small.yaml", "--seeds", "2", "--out", "whole"]) == 0

@@ -320,6 +320,20 @@ class RunFolder:
         for parent in ("checkpoints", "tensorboard"):
             shutil.rmtree(self.path / parent / file_name(name), ignore_errors=True)
 
+    def rename_run(self, name: str, other: str) -> None:
+        """Give the files of a run another name, as `seeded_name` makes them; does nothing where they have it."""
+        ends = [path.name[len(name) :] for path in self.path.glob(f"checkpoints/{name}.*") if path.is_file()]
+        of_loggers = [end for end in ends if end.removesuffix(".rows")[1:].isidentifier()]
+        for file in (
+            *("metrics/{}.csv", "metrics/{}.validation.csv", "metrics/{}.correlation.csv", "links/{}.csv"),
+            *("models/{}.safetensors", "streams/{}.gz", "checkpoints/{}", "tensorboard/{}"),
+            *(f"checkpoints/{{}}{end}" for end in of_loggers),
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / file.format(name)).rename(self.path / file.format(other))
+        if name in (retimed := self.read_retimed()):
+            self.replace_sources({other if run == name else run: place for run, place in retimed.items()})
+
     def write_summary(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Write an object for each strategy; null in place of numbers that are not finite, which JSON lacks."""
         plain = [{key: finite(value) for key, value in entry.items()} for entry in entries]

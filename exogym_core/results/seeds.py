@@ -39,17 +39,16 @@ class Tally:
         self._seeds = list(seeds)
         self._entries: dict[str, dict[int, Entry]] = {label: {} for label in labels}
 
-    def take_finished(self, summary: Iterable[Mapping[str, Any]]) -> None:
-        """Take the finished runs of an earlier summary."""
+    def take_finished(self, summary: Iterable[Mapping[str, Any]], seed: int) -> None:
+        """Take the finished runs of an earlier summary, which has that `seed` where it has no several."""
         for entry in summary:
-            runs = entry.get("by_seed") if len(self._seeds) > 1 else [{**entry, "seed": self._seeds[0]}]
-            for run in runs or ():
-                seed, name = run.get("seed"), entry.get("name")
-                if seed not in self._seeds or name not in self._entries:
+            for run in entry.get("by_seed") or [{**entry, "seed": seed}]:
+                of_run, name = run.get("seed"), entry.get("name")
+                if of_run not in self._seeds or name not in self._entries:
                     continue
                 if not (run.get("incomplete") or run.get("failed")):
                     kept = {key: value for key, value in run.items() if key != "seed"}
-                    self.add(str(name), seed, {"name": name, **kept})
+                    self.add(str(name), of_run, {"name": name, **kept})
 
     def add(self, label: str, seed: int, entry: Entry) -> None:
         """Add a run's object of the summary."""

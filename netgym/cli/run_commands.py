@@ -313,7 +313,8 @@ class RunArguments(TrainingArguments):
         resume: Resume the run in this folder from its last checkpoint.
         protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
         out: The run's folder, new or empty [runs/<name>-<n>].
-        seeds: Train every strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.
+        seeds: Train every strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4; with
+            --resume those it has, and more.
         as_json: Print one JSON document with run_folder, summary and verdict.
     """
 
@@ -328,9 +329,7 @@ class RunArguments(TrainingArguments):
         if self.resume is None:
             self.refuse_without_resume()
             return None
-        self.refuse_with_resume(
-            experiment=self.experiment, protocol=self.protocol, seeds=self.seeds, **others
-        )
+        self.refuse_with_resume(experiment=self.experiment, protocol=self.protocol, **others)
         return self.resume
 
     def load(self) -> Experiment:
@@ -377,17 +376,22 @@ class RunArguments(TrainingArguments):
         """
         from exogym_core.results.report import RunReport
         from exogym_core.results.run_folder import RunFolder, require_own
+        from netgym.experiment.comparison import add_seeds, report_finished_runs, settle_code
         from netgym.experiment.comparison import compare as compare_runs
-        from netgym.experiment.comparison import report_finished_runs, settle_code
-        from netgym.experiment.experiment import Experiment, differing_training
+        from netgym.experiment.experiment import Experiment, differing_training, more_seeds
 
         folder = RunFolder.open(path)
         if not self.trust:
             require_own(path, "run")
-        loaded = Experiment.load(path / "experiment.yaml", trust=True)
+        stored = Experiment.load(path / "experiment.yaml", trust=True)
+        confirm_seeds(self.seeds, yes=self.yes)
+        asked = {} if self.seeds is None else {"seeds": more_seeds(stored.seeds, self.seeds, path)}
+        loaded = Experiment.load(path / "experiment.yaml", options=asked, trust=True)
         experiment = replace(loaded, edited_code=self.edited_code)
         is_finished = (
-            len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
+            len(folder.finished()) == len(experiment.strategies)
+            and (path / "report.html").is_file()
+            and experiment.seeds == stored.seeds
         )
         if _is_follower(experiment):
             if not is_finished:  # else rank 0 reports that, alone
@@ -409,6 +413,8 @@ class RunArguments(TrainingArguments):
         with self._reported(folder):
             _load_own_code(experiment)
             folder.log("resumed")
+            if experiment.seeds != stored.seeds:
+                add_seeds(folder, stored, experiment.seeds)
             sources = {}
             if (place := folder.read_source()) is not None and (path / place / "experiment.yaml").is_file():
                 trained = Experiment.load(path / place / "experiment.yaml", trust=True)

@@ -27,6 +27,7 @@ from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import LOGGERS, Logger, NewRows, TrackedRun, close_logger, flat
 from exogym_core.results.progress import ending
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally
 from exogym_core.run.monitor import StoppedError
 from exogym_core.run.resumption import mark_of_folder, refuse_edited_code
@@ -40,13 +41,12 @@ from netsim.cli.signals import raise_lost_interrupt
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
 
     from exogym_core.config import StrategySettings
-    from exogym_core.results.run_folder import RunFolder
     from netgym.experiment.experiment import Experiment
     from netgym.experiment.own_code import OwnCode
     from netgym.tasks import Task
@@ -56,11 +56,13 @@ __all__ = [
     "RunListener",
     "TaskCache",
     "TrainedRun",
+    "add_seeds",
     "compare",
     "edited_code_of",
     "flat_config",
     "follow",
     "jobs_at_once",
+    "judged_otherwise",
     "open_loggers",
     "report_finished_runs",
     "settle_code",
@@ -153,7 +155,13 @@ def compare(
     experiment.check_runs(trained=sources.keys())
     tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
     if resume:
-        tally.take_finished(folder.read_summary())
+        summary = folder.read_summary()
+        tally.take_finished(summary, experiment.seeds[0])
+        for label in judged_otherwise(experiment, summary):
+            for seed in experiment.seeds:
+                tally.drop(label, seed)
+            line = f"{visible(label)} is trained again: an earlier version judged another model"
+            warnings.warn(line, UserWarning, stacklevel=2)
         for line in report_finished_runs(experiment, folder) if is_at_rendezvous() else ():
             warnings.warn(line, UserWarning, stacklevel=2)
     folder.record_tables(are_final=False)
@@ -173,6 +181,41 @@ def compare(
         folder.clean()  # processes of dropped runs may have been killed while they wrote a file
     folder.record_tables(are_final=True)
     return tally.summary()
+
+
+def judged_otherwise(experiment: Experiment, summary: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Labels of shipped strategies of which earlier versions judged another model: their runs are no replicates."""
+    found, entries = [], {str(each.label): each for each in experiment.strategies if not each.own_code}
+    for entry in summary:
+        before = {run.get("judged") for run in entry.get("by_seed") or [entry]} - {None}
+        if before and entry["name"] in entries:
+            with suppress(InputError):  # the run will report it
+                if before != {experiment.build_strategy(entries[entry["name"]]).judged}:
+                    found.append(entry["name"])
+    return found
+
+
+def add_seeds(folder: RunFolder, stored: Experiment, seeds: Sequence[int]) -> Experiment:
+    """Have the run of `stored` continue with `seeds`, of which it keeps those that it has; returns its experiment.
+
+    Args:
+        folder: of the run, owned by this process.
+        stored: its experiment.
+        seeds: several.
+    """
+    more = stored.with_settings(seed=seeds[0], seeds=list(seeds))
+    labels = [str(entry.label) for entry in stored.strategies]
+    tally = Tally(labels, more.seeds)
+    folder.record_tables(are_final=False)
+    if len(stored.seeds) == 1:  # whose files have no seed in their names
+        for label in labels:
+            folder.rename_run(seeded_name(label, None), seeded_name(label, stored.seeds[0]))
+    tally.take_finished(folder.read_summary(), stored.seeds[0])
+    folder.write_summary(tally.summary())
+    folder.write_text(
+        "experiment.yaml", more.to_yaml()
+    )  # last: a killed process leaves what can be done again
+    return more
 
 
 def edited_code_of(folder: RunFolder, own_code: Collection[OwnCode]) -> list[str]:
@@ -488,6 +531,11 @@ class _Run:
             recording = RecordedTraining.of_run(source.folder, seeded_name(source.label, self.file_seed))
             if recording is None:
                 raise TrainAgainError(f"{visible(place)} has no recording of it")
+            entries = [
+                each for each in RunFolder(source.folder).read_summary() if each["name"] == source.label
+            ]
+            if judged_otherwise(comparison.experiment, [{**each, "name": self.label} for each in entries]):
+                raise TrainAgainError("an earlier version judged another model")
             if experiment.compute.is_measured and recording.compute is not None:
                 experiment = experiment.with_settings(compute=recording.compute)
             self._fit(trainer, task, experiment, report, recording)
@@ -581,7 +629,7 @@ def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]
     from netgym.sites.link import report_finished
 
     tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
-    tally.take_finished(folder.read_summary())
+    tally.take_finished(folder.read_summary(), experiment.seeds[0])
     lines = []
     for seed, entry in product(experiment.seeds, experiment.strategies):
         label = str(entry.label)

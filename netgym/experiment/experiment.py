@@ -60,6 +60,7 @@ __all__ = [
     "apply_values",
     "differing_key",
     "differing_training",
+    "more_seeds",
     "opened_topology",
     "program_remedy",
     "refuse_replaced",
@@ -622,6 +623,21 @@ def _resolved_seeds(settings: Settings, document: Document) -> dict[str, Any]:
     if "seed" in settings.model_fields_set and first not in seeds:
         raise document.error(("seed",), f"{first} is not among seeds: leave seed out")
     return {"seed": seeds[0], "seeds": seeds if len(seeds) > 1 else None}
+
+
+def more_seeds(has: Sequence[int], asked: object, where: Path) -> list[int]:
+    """Seeds of a run or a sweep that gets more: a list, or a number of them, counted from the first that it has.
+
+    Raises:
+        InputError: one that it has is not among them.
+    """
+    seeds = list(range(has[0], has[0] + asked)) if isinstance(asked, int) else asked
+    if isinstance(seeds, list) and all(seed in seeds for seed in has):
+        return seeds
+    raise InputError(
+        f"--seeds: {visible(where)} has {format_count(len(has), 'seed')} ({', '.join(map(str, has))}), and seeds can "
+        "only be added: give these and others, or begin in a new folder"
+    )
 
 
 def program_remedy(document: Document, folder: Path) -> str | None:

@@ -131,7 +131,14 @@ def prepare(
     """
     if study.is_changed:
         settle(study, 0, next(batches_of(study.sweep))[0], write)
-    if sum(study.finished(number) is None for number in range(study.sweep.num_points)) < (1 if place else 2):
+
+    def num_left() -> int:
+        return sum(study.finished(number) is None for number in range(study.sweep.num_points))
+
+    if num_left() and (others := study.reopen_judged_otherwise()):
+        numbers = ", ".join(str(number + 1) for number in others)
+        write(f"trained again, as an earlier version judged another model: point {numbers}")
+    if num_left() < (1 if place else 2):
         return None, None
     line, measured, found = estimated(study, 1 if place else jobs)
     write(line)

@@ -26,7 +26,14 @@ from exogym_core.results.disk import write_whole
 from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
-from netgym.experiment.experiment import Experiment, apply_values, differing_key, refuse_replaced
+from netgym.experiment.comparison import add_seeds, judged_otherwise
+from netgym.experiment.experiment import (
+    Experiment,
+    apply_values,
+    differing_key,
+    more_seeds,
+    refuse_replaced,
+)
 from netgym.studies.points import Range, Sweep, batches_of, point_text
 from netsim import Topology
 from netsim.cli.terminal import plain_console
@@ -339,39 +346,44 @@ class Study:
         if known is None or not (folder / "experiment.yaml").is_file():
             return False
         stored, asked = Experiment.load(folder / "experiment.yaml", trust=True), self.experiment_at(point)
-        more = stored.with_settings(seeds=asked.settings.seeds)
-        # Files of a single seed have other names.
-        judged = {str(each.label): stored.build_strategy(each).judged for each in stored.strategies}
-        kept = [(each["name"], each) for each in known.get("strategies", ())]
-        runs = [(name, run.get("judged")) for name, each in kept for run in each.get("by_seed") or [each]]
-        if any(was is not None and was != judged.get(name) for name, was in runs):
-            return False  # earlier versions judged other models, which are no replicates of these
-        if len(stored.seeds) < 2 or not set(stored.seeds) < set(asked.seeds) or differing_key(more, asked):
+        more = stored.with_settings(seed=asked.settings.seed, seeds=asked.settings.seeds)
+        if not set(stored.seeds) < set(asked.seeds) or differing_key(more, asked):
             return False
-        self.note(
-            number, point, {**known, "incomplete": True}
-        )  # first, so that none is left out after a kill
-        RunFolder(folder).write_text("experiment.yaml", more.to_yaml())
+        # First, so that none is left out after a kill.
+        self.note(number, point, {**known, "incomplete": True})
+        add_seeds(RunFolder(folder), stored, asked.seeds)
         return True
+
+    def reopen_judged_otherwise(self) -> list[int]:
+        """Mark points as incomplete of which an earlier version judged another model; returns their numbers."""
+        found = []
+        for number, entry in ((int(each["name"]), each) for each in self.entries):
+            with contextlib.suppress(InputError):  # of a changed sweep
+                if self.finished(number) and judged_otherwise(
+                    self.experiment_at(entry["point"]), entry["strategies"]
+                ):
+                    entry["incomplete"] = True
+                    found.append(number)
+        if found:
+            self.folder.write_summary(self.entries)
+        return found
 
     def with_seeds(self, seeds: object) -> Study:
         """The sweep with more seeds, which is written to its folder: points keep the results that they have.
 
         Raises:
-            InputError: it has one seed, or not all of its seeds are among the new ones; or points have their own.
+            InputError: not all of its seeds are among the new ones; or points have seeds of their own.
         """
-        where, data = visible(self.folder.path), copy.deepcopy(self.document.data)
+        data = copy.deepcopy(self.document.data)
         assert isinstance(data, dict)
         if any({"seed", "seeds"} & point.keys() for point in [self.sweep.axes, *self.sweep.listed]):
+            where = visible(self.folder.path)
             raise InputError(f"--seeds: points of {where} have seeds of their own: edit its experiment.yaml")
+        seeds = more_seeds(self.base().seeds, seeds, self.folder.path)
         (data if self.sweep.seeds is None else data["sweep"])["seeds"] = seeds
         document = replace(self.document, data=data)
         more = replace(self, document=document, sweep=Sweep.parse(document), is_changed=True, _experiments={})
-        has, wanted = self.base().seeds, more.base().seeds
-        if len(has) < 2 or not set(has) <= set(wanted):
-            now = f"{format_count(len(has), 'seed')} ({', '.join(map(str, has))})"
-            remedy = "start a new sweep" if len(has) < 2 else "give these and others, or start a new sweep"
-            raise InputError(f"--seeds: {where} has {now}, and seeds can only be added to several: {remedy}")
+        more.base()
         write_whole(self.folder.path / "experiment.yaml", yaml_text(data))  # sealed once points are settled
         return more
 
