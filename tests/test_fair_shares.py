@@ -19,7 +19,7 @@ ROUTES = st.lists(st.integers(0, NUM_LINKS - 1), min_size=1, max_size=4, unique=
 
 
 def joined(shares: FairShares, route: list[int], weight: float = 1.0, cap: float = math.inf) -> Claim:
-    claim = Claim([shares.links[link] for link in route], weight)
+    claim = Claim(tuple(shares.links[link] for link in route), weight)
     shares.join(claim, cap)
     return claim
 

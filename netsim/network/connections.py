@@ -286,14 +286,8 @@ def order_of(transfer: Transfer) -> int:
     return transfer.number
 
 
-def connection_of(claim: Claim) -> Connection:
-    connection = claim.owner
-    assert isinstance(connection, Connection)
-    return connection
-
-
 def transfer_of(claim: Claim) -> Transfer:
     """The transfer whose rate is that of a claim."""
-    transfer = connection_of(claim).first
-    assert transfer is not None
+    transfer = claim.owner
+    assert isinstance(transfer, Transfer)
     return transfer

@@ -25,7 +25,6 @@ from netsim.network.connections import (
     Connections,
     Owner,
     Transfer,
-    connection_of,
     order_of,
     transfer_of,
 )
@@ -214,7 +213,7 @@ class Engine:
         in_use.update([transfer.connection for transfer in self.dead.held])
         in_use.update([transfer.connection for transfer in self.paused.transfers])
         for link in self.rates.gross.links:
-            in_use.update([connection_of(claim) for claim in link.claims])
+            in_use.update([transfer_of(claim).connection for claim in link.claims])
         found: list[Transfer] = []
         for connection in in_use:
             transfer = connection.first
@@ -461,7 +460,7 @@ class Engine:
             return False
         transfer.drains = True
         transfer.since = now
-        self.rates.join(connection, transfer.most)
+        self.rates.join(transfer)
         if window is None:
             transfer.timer = inf
         else:
@@ -547,8 +546,7 @@ class Engine:
         for claim in changed:
             rate = claim.next_rate
             claim.rate = rate
-            transfer = connection_of(claim).first
-            assert transfer is not None
+            transfer = transfer_of(claim)
             transfer.remaining = max(transfer.remaining - transfer.rate * (now - transfer.since), 0.0)
             transfer.since = now
             transfer.rate = rate

@@ -66,18 +66,19 @@ class AckLink:
 class Claim:
     """Demand of one transfer on the links of its route; `rate` is what it gets."""
 
-    def __init__(self, links: list[SharedLink], weight: float) -> None:
-        self.links = links
-        self.ack_links: list[AckLink] = []
-        self.number = 0  # grows with each claim that joins
-        self.weight = weight
-        self.cap = inf
-        self.rate = 0.0
+    def __init__(self, links: tuple[SharedLink, ...], weight: float) -> None:
+        # Settling visits claims by the thousand: what it reads lies together, and so do a tuple's items.
         self.level = inf  # rate / weight; infinity until the rate is found
-        self.is_new = False
-        self.next_rate = 0.0
+        self.rate = 0.0
+        self.weight = weight
         self.visit = 0
+        self.next_rate = 0.0
+        self.links = links
+        self.cap = inf
+        self.is_new = False
         self.owner: object = None
+        self.number = 0  # grows with each claim that joins
+        self.ack_links: tuple[AckLink, ...] = ()
 
 
 @final

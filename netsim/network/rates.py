@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from netsim.network.connections import Connection, connection_of
+from netsim.network.connections import Connection, Transfer, transfer_of
 from netsim.network.fairness import AckLink, Claim, FairShares, place_of
 
 # Share of a link that acknowledgements leave to data however fast they come: those of 1 Gbit/s in one direction would
@@ -46,22 +46,23 @@ class Rates:
         route = connection.route
         if not route.links:
             return
-        gross = net = Claim([self.gross.links[i] for i in route.links], route.weight)
+        gross = net = Claim(tuple([self.gross.links[i] for i in route.links]), route.weight)
         if self.ack_share:
-            net = Claim([self.net.links[i] for i in route.links], route.weight)
-            gross.ack_links = [self._ack_links[i] for i in route.back]
+            net = Claim(tuple([self.net.links[i] for i in route.links]), route.weight)
+            gross.ack_links = tuple([self._ack_links[i] for i in route.back])
         connection.gross, connection.net = gross, net
-        gross.owner = net.owner = connection
 
-    def join(self, connection: Connection, cap: float) -> None:
-        """Begin to drain a connection, with at most `cap` bytes per second."""
+    def join(self, transfer: Transfer) -> None:
+        """Begin to drain a transfer, as fast as its sender offers it at most."""
+        connection = transfer.connection
         gross = connection.gross
         net = connection.net
         assert gross is not None and net is not None
         gross.weight = net.weight = connection.route.weight
-        self.gross.join(gross, cap)
+        gross.owner = net.owner = transfer
+        self.gross.join(gross, transfer.most)
         if self.ack_share:
-            self.net.join(net, cap)
+            self.net.join(net, transfer.most)
             for link in gross.ack_links:
                 link.claims.append(gross)
 
@@ -69,6 +70,7 @@ class Rates:
         gross = connection.gross
         net = connection.net
         assert gross is not None and net is not None
+        gross.owner = net.owner = None
         self.gross.leave(gross)
         if self.ack_share:
             self.net.leave(net)
@@ -104,7 +106,7 @@ class Rates:
         claims = self.gross.links[link].claims
         if self.ack_share:
             claims = claims + self._ack_links[link].claims
-        return [connection_of(claim) for claim in claims]
+        return [transfer_of(claim).connection for claim in claims]
 
     def settle(self) -> list[Claim]:
         """Find rates after changes; returns the claims of `net` whose `next_rate` differs from `rate`."""
@@ -120,7 +122,7 @@ class Rates:
                 link.is_stale = False
                 taken = 0.0
                 for claim in link.claims:
-                    taken += claim.rate * connection_of(claim).route.acks
+                    taken += claim.rate * transfer_of(claim).connection.route.acks
                 payload = self.payload[link.shared.number]
                 self.net.resize(link.shared, max(payload - self.ack_share * taken, payload * ACKS_AT_MOST))
             self._stale = []
