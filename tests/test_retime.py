@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from experiments import experiment, fitted, outcome, results_of, samples
+from forks import Fork
 
 import netgym
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.run_folder import RunFolder
+from exogym_core.results.run_folder import RunFolder, is_own
 from exogym_core.run.retiming import RecordedTraining
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, Strategy
 from netgym.cli.main import main
 from netgym.studies.report import StudyReport
+from netgym.studies.study import Study
+from netgym.studies.sweep import settle
 from netsim import Topology
 from netsim.errors import InputError
 from netsim.topology.file import plain_form
@@ -412,6 +418,77 @@ def test_runs_of_which_an_earlier_version_judged_another_model_are_trained_again
     assert "FedAvg is trained again: an earlier version judged another model" in log
     assert results_of(study / "points/0000") == before
     assert (study / "points/0000/metrics/AllReduce.csv").stat() == time
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over three networks with two seeds; the first point trains, the others retime it."""
+    folder = tmp_path_factory.mktemp("networks")
+    sweep = json.dumps({"topology": ["lan", "wan-4-regions", "home-tiers"], "seeds": 2})
+    text = experiment(topology="lan", compute="2 ms", strategies="[AllReduce]", steps=2, sweep=sweep)
+    (folder / "small.yaml").write_text(text, encoding="utf-8")
+    assert command("sweep", folder / "small.yaml", "--out", folder / "sweep", "--jobs", 1) == 0
+    return folder / "sweep"
+
+
+def kill_before(number: int, call: Callable[..., object], *given: object) -> None:
+    """End this process in a call, as a kill does, before it makes, renames or removes something once more."""
+    left = iter(range(number))
+
+    def count(event: str, _: Any) -> None:
+        if event in ("os.rename", "os.mkdir", "os.rmdir") and next(left, None) is None:
+            os._exit(9)
+
+    sys.addaudithook(count)
+    call(*given)
+
+
+SWAP = "  - lan\n  - wan-4-regions\n", "  - wan-4-regions\n  - lan\n"
+STEPS = "steps: 2", "steps: 3"
+
+
+@pytest.mark.parametrize(
+    ("edit", "edit_after", "num_seeds"),
+    [
+        pytest.param(SWAP, SWAP, None, id="swap"),
+        pytest.param(SWAP, ("", ""), None, id="undone"),
+        pytest.param(("  - lan\n", ""), ("  - lan\n", ""), None, id="removal"),
+        pytest.param(STEPS, STEPS, None, id="other"),
+        pytest.param(None, None, 3, id="seeds"),
+    ],
+)
+def test_a_kill_while_a_sweep_is_changed_loses_no_result(
+    networks: Path, tmp_path: Path, edit: Any, edit_after: Any, num_seeds: int | None
+) -> None:
+    """Wherever it comes, the folder that the next attempt leaves is that of one without a kill."""
+
+    def attempt(folder: Path, edit: Any) -> None:
+        if edit is not None:
+            text = (networks / "experiment.yaml").read_text(encoding="utf-8")
+            (folder / "experiment.yaml").write_text(text.replace(*edit), encoding="utf-8")
+        study = Study.open(folder, trust=True)
+        study = study.with_seeds(num_seeds) if num_seeds else study
+        if study.is_changed:
+            settle(study, 0, study.sweep.grid(), lambda _: None)
+
+    def contents(number: int) -> dict[str, bytes]:
+        """Files after an attempt that was killed, and another."""
+        folder = tmp_path / str(number)
+        shutil.copytree(networks, folder)
+        if number:
+            killed = Fork(kill_before, number - 1, attempt, folder, edit).end()
+            ends.append((killed.returncode, is_own(folder)))
+        attempt(folder, edit_after)
+        files = (path for path in folder.rglob("*") if path.is_file() and ".writing-" not in path.name)
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+    ends = [(9, True)]
+    whole = contents(0)
+    while ends[-1][0] == 9:
+        assert contents(len(ends)) == whole, len(ends)
+    assert ends.pop() == (0, True)
+    # Without an edit, --trust is needed only after a kill between the writing of the experiment and of its seal.
+    assert edit or ends.count((9, False)) == 1
 
 
 def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_path: Path) -> None:

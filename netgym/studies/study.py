@@ -22,7 +22,6 @@ from rich.text import Text
 
 from exogym_core.config import yaml_text
 from exogym_core.names import visible
-from exogym_core.results.disk import write_whole
 from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
@@ -60,6 +59,8 @@ __all__ = [
 
 _NAMING_CODE = {"task", "model", "strategies"}  # keys whose values may be a module:callable
 _MOST_KEPT = 500  # experiments of points, of some 0.1 MB each
+_CHANGED = ".changed"  # file in the folder of a sweep whose points may be of another experiment
+_MOVED, _REMOVED = "moved", "removed"  # folders: of points between two numbers, of one that goes
 
 
 def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Document, Path, str]:
@@ -251,7 +252,8 @@ class Study:
         folder = RunFolder.open(path)
         document = load_document(path / "experiment.yaml")
         entries = folder.read_summary()
-        return cls(document, Sweep.parse(document), folder, path, entries, not is_own(path), edited_code)
+        is_changed = not is_own(path) or (path / _CHANGED).exists()
+        return cls(document, Sweep.parse(document), folder, path, entries, is_changed, edited_code)
 
     def experiment_at(self, point: Point) -> Experiment:
         """The experiment with the keys of `point` replaced.
@@ -334,7 +336,8 @@ class Study:
             before = known["point"]
             return next(str(key) for key in [*now, *before] if now.get(key) != before.get(key))
         asked = self.experiment_at(point)
-        return differing_key(Experiment.load(stored, trust=True), asked) if stored.is_file() else None
+        is_there = stored.is_file()  # which a process that was killed may have removed
+        return differing_key(Experiment.load(stored, trust=True), asked) if is_there else "experiment"
 
     def extend(self, number: int, point: Point) -> bool:
         """Have a begun point continue with seeds that were added to its own; returns whether some were.
@@ -384,57 +387,59 @@ class Study:
         document = replace(self.document, data=data)
         more = replace(self, document=document, sweep=Sweep.parse(document), is_changed=True, _experiments={})
         more.base()
-        write_whole(self.folder.path / "experiment.yaml", yaml_text(data))  # sealed once points are settled
+        self.begin_change()
+        self.folder.write_text("experiment.yaml", yaml_text(data))
         return more
 
-    def renumber(self, moved: Mapping[int, int], gone: Iterable[int]) -> None:
-        """Give points other numbers, old -> new, and rename them where retimed runs name their folders.
+    def begin_change(self) -> None:
+        """Note in the folder that points may be of another experiment than the sweep, until `end_change`."""
+        (self.folder.path / _CHANGED).touch()
 
-        Args:
-            moved: all points that are kept.
-            gone: numbers of points that were removed.
-        """
+    def end_change(self) -> None:
+        """Seal the folder, of which all points are of the sweep's experiment: another --resume needs no --trust."""
+        self.folder.seal()
+        (self.folder.path / _CHANGED).unlink()
+
+    def renumber(self, moved: Mapping[int, int]) -> None:
+        """Give points other numbers, old -> new, and rename them where retimed runs name their folders."""
         points = self.folder.path / POINTS
         others = {_name(old): _name(new) for old, new in moved.items() if old != new}
-        if not (others or gone):
-            return
-        names = {f"../{_name(number)}": "a point that was removed" for number in gone}
-        names |= {f"../{old}": f"../{new}" for old, new in others.items()}
+        names = {f"../{old}": f"../{others.get(old, old)}" for old in (each["name"] for each in self.entries)}
         for entry in self.entries:
             old, retimed = entry["name"], RunFolder(points / entry["name"]).read_retimed()
-            sources = {run: names.get(place, place) for run, place in retimed.items()}
+            sources = {run: names.get(place, "a point that was removed") for run, place in retimed.items()}
             entry |= {"name": others.get(old, old), "moved": {"from": old, "sources": sources}}
         for old in others:
             if (points / old).is_dir():
-                (points / old).rename(self.folder.make_folder("moved") / old)
+                (points / old).rename(self.folder.make_folder(_MOVED) / old)
         self.entries.sort(key=lambda each: str(each["name"]))
         # A process that is killed before this keeps the old numbers, one killed later gets the new ones.
         self.folder.write_summary(self.entries)
-        self.finish_renumbering()
+        self.finish_change()
 
-    def finish_renumbering(self) -> None:
-        """Put points in their places that were between two numbers when a process was killed."""
-        points, aside = self.folder.path / POINTS, self.folder.path / "moved"
+    def finish_change(self) -> None:
+        """Finish what a process that was killed began: points between two numbers get their places."""
+        points, aside = self.folder.path / POINTS, self.folder.path / _MOVED
+        shutil.rmtree(self.folder.path / _REMOVED, ignore_errors=True)
         now = {each["moved"]["from"]: each["name"] for each in self.entries if "moved" in each}
         for place in sorted(aside.iterdir()) if aside.is_dir() else ():
             place.rename(points / now.get(place.name, place.name))
-        if not now:
-            shutil.rmtree(aside, ignore_errors=True)
-            return
-        for entry in self.entries:
-            if sources := entry.get("moved", {}).get("sources"):
+        for entry in self.entries if now else ():
+            if sources := entry["moved"]["sources"]:
                 RunFolder(points / entry["name"]).replace_sources(sources)
-        self.entries = [
-            {key: each for key, each in entry.items() if key != "moved"} for entry in self.entries
-        ]
-        self.folder.write_summary(self.entries)
+        if now:
+            self.entries = [{key: entry[key] for key in entry if key != "moved"} for entry in self.entries]
+            self.folder.write_summary(self.entries)
         shutil.rmtree(aside, ignore_errors=True)
 
     def discard(self, number: int) -> None:
-        """Remove the point of that number and its folder."""
-        self.entries = [entry for entry in self.entries if entry["name"] != _name(number)]
-        shutil.rmtree(self.folder.path / POINTS / _name(number), ignore_errors=True)
+        """Remove the point of that number and its folder, of which a kill leaves all or nothing in its place."""
+        place, removed = self.folder.path / POINTS / _name(number), self.folder.path / _REMOVED
+        if place.is_dir():
+            place.rename(removed)
+        self.entries = [entry for entry in self.entries if entry["name"] != place.name]
         self.folder.write_summary(self.entries)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def note(self, number: int, point: Point, found: dict[str, Any]) -> None:
         """Write a point's result."""

@@ -226,7 +226,8 @@ def settle(study: Study, first: int, points: Sequence[Point], write: Callable[[s
 
     Points that lack added seeds continue with these. What happens is written in lines.
     """
-    study.finish_renumbering()
+    study.begin_change()
+    study.finish_change()
     moved = {}
     if study.sweep.search != "optuna":  # which may propose a point twice
         now = {_plain_text(point): number for number, point in enumerate(points, start=first)}
@@ -238,9 +239,11 @@ def settle(study: Study, first: int, points: Sequence[Point], write: Callable[[s
         """Remove the begun point of that number, if it is of another experiment than the sweep has there."""
         point = points[number - first]
         try:
+            key = None
             if study.extend(number, point):
                 extended.append(str(number + 1))
-            key = study.difference(number, point)
+            else:
+                key = study.difference(number, point)
         except InputError:
             key = "experiment"  # which the point will report
         if key is not None:
@@ -256,7 +259,7 @@ def settle(study: Study, first: int, points: Sequence[Point], write: Callable[[s
             else:
                 check(number)
     if moved:
-        study.renumber(moved, [*gone, *changed])
+        study.renumber(moved)
     for number in sorted(moved.values()):
         check(number)
     if changed:
@@ -273,7 +276,7 @@ def settle(study: Study, first: int, points: Sequence[Point], write: Callable[[s
     if extended:
         write(f"continued with the seeds that were added: point {', '.join(extended[:_MOST_NAMED])}")
     if study.sweep.search != "optuna" or first + len(points) >= study.sweep.num_points:
-        study.folder.seal()  # all that is kept is of this experiment: another --resume needs no --trust
+        study.end_change()
 
 
 def _plain_text(point: Point) -> str:
@@ -388,11 +391,12 @@ class PointRun:
             InputError: the point makes no valid experiment.
         """
         folder.clean()
-        if folder.read_summary():
-            experiment = Experiment.load(folder.path / "experiment.yaml", trust=True)
-        else:
-            experiment = self.study.experiment_at(self.point)
-            folder.write_text("experiment.yaml", experiment.to_yaml())
+        experiment = self.study.experiment_at(self.point)
+        if is_begun := bool(folder.read_summary()):
+            stored = Experiment.load(folder.path / "experiment.yaml", trust=True)
+            experiment = stored.with_settings(seeds=experiment.settings.seeds)  # of which some may be added
+        folder.write_text("experiment.yaml", experiment.to_yaml())
+        if not is_begun:
             folder.write_environment(experiment.code_folder)
         if code := self.study.folder.read_code():
             folder.note_code(code)  # a point is resumed and retimed by itself too
