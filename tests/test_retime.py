@@ -451,9 +451,9 @@ STEPS = "steps: 2", "steps: 3"
     ("edit", "edit_after", "num_seeds"),
     [
         pytest.param(SWAP, SWAP, None, id="swap"),
-        pytest.param(SWAP, ("", ""), None, id="undone"),
+        pytest.param(SWAP, ("", ""), None, id="undone", marks=pytest.mark.thorough),
         pytest.param(("  - lan\n", ""), ("  - lan\n", ""), None, id="removal"),
-        pytest.param(STEPS, STEPS, None, id="other"),
+        pytest.param(STEPS, STEPS, None, id="other", marks=pytest.mark.thorough),
         pytest.param(None, None, 3, id="seeds"),
     ],
 )
@@ -489,6 +489,21 @@ def test_a_kill_while_a_sweep_is_changed_loses_no_result(
     assert ends.pop() == (0, True)
     # Without an edit, --trust is needed only after a kill between the writing of the experiment and of its seal.
     assert edit or ends.count((9, False)) == 1
+
+
+def test_seeds_of_which_another_model_was_judged_are_no_replicates(networks: Path, tmp_path: Path) -> None:
+    """Earlier versions judged another one of FedAvg's islands."""
+    folder, lines = tmp_path / "sweep", list[str]()
+    shutil.copytree(networks, folder)
+    summary = folder / "summary.json"
+    before, judged, after = summary.read_text(encoding="utf-8").rpartition('"judged": "replica"')
+    summary.write_text(before + judged.replace("replica", "own") + after, encoding="utf-8")
+    study = Study.open(folder).with_seeds(3)
+    settle(study, 0, study.sweep.grid(), lines.append)
+    assert lines == [
+        "run again, as the experiment was changed since: point 3 (another seeds)",
+        "continued with the seeds that were added: point 1, 2",
+    ]
 
 
 def test_data_are_read_once_a_training_however_many_networks_it_is_timed_on(tmp_path: Path) -> None:

@@ -218,6 +218,13 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which adds no evidence"
     ):
         StudyReport([tmp_path], by=["strategy"], where=["topology=x"])
+    summary = tmp_path / "y/summary.json"
+    text = summary.read_text().replace(
+        '"seed": 0', '"seed": 0, "judged": "own"'
+    )  # as of FedAvg's islands once
+    summary.write_text(text.replace('"seed": 1', '"seed": 1, "judged": "replica"'))
+    with pytest.raises(InputError, match=r"differ in the judged model \(own, replica\)"):
+        StudyReport([tmp_path / "y"])
 
 
 def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:

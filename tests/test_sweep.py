@@ -6,6 +6,7 @@ import csv
 import importlib
 import json
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from netgym.cli.main import main
 from netgym.studies import sweep
 from netgym.studies import sweep as sweep_module
 from netgym.studies.points import Sweep, batches_of
+from netgym.studies.report import StudyReport
 from netgym.studies.study import Study
 from netgym.studies.sweep import Estimate, Probe, SweepProgress, estimate, estimated, objective
 from netsim.errors import InputError
@@ -549,6 +551,26 @@ def test_keys_inside_a_topology_file_are_those_of_the_file(sweep: str, tmp_path:
     study = Study.planned(parse_document(text, "small.yaml"), tmp_path)
     (found,) = (study.experiment_at(point) for point in study.sweep.grid())
     assert found.to_mapping()["topology"]["links"][0]["bandwidth"] == "1000000 bit/s"
+
+
+def test_networks_named_by_an_earlier_version_are_those_of_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gave a network with changed keys its file's name: its points are kept, and compete with those of now."""
+    path, out = tmp_path / "small.yaml", tmp_path / "out"
+    lr = "{strategies.*.lr: [0.01, 0.02]}"
+    path.write_text(experiment(compute="50 ms", strategies="[AllReduce]", steps=2, sweep=lr))
+    vary = ["--topology", "two-datacenters", "--vary", "topology.wan.0.bandwidth=[1 Mbit/s, 9 Mbit/s]"]
+    assert main(["sweep", str(path), *vary, "--out", str(out), "--jobs", "1"]) == 0
+    stored, edited = out / "points/0000/experiment.yaml", out / "experiment.yaml"
+    text = stored.read_text()
+    stored.write_text(re.sub("name: two-datacenters with .*", "name: two-datacenters", text))
+    assert stored.read_text() != text
+    edited.write_text(f"# nothing else\n{edited.read_text()}")
+    capsys.readouterr()
+    assert main(["sweep", "--resume", str(out), "--trust", "--jobs", "1"]) == 0
+    assert "run again" not in capsys.readouterr().err
+    assert len(StudyReport([out]).decisions) == 2
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:

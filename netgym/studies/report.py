@@ -314,6 +314,12 @@ def _refuse_pooling(group: Group) -> None:
                 f"({', '.join(values[:4])}), and only seeds are replicates: add --group-by {key}, or --where "
                 f"{key}={values[0]}"
             )
+    judged = sorted({run.judged for run in group.runs if run.judged})
+    if len(judged) > 1:
+        raise InputError(
+            f"--group-by {','.join(group.keys)}: {group.name} holds runs that differ in the judged model "
+            f"({', '.join(judged)}), as those of different versions may, and only seeds are replicates: leave some out"
+        )
     seeds = [run.seed for run in group.runs]
     if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
         of_runs = [(member.run.run, run.seed) for member in group.members for run in member.result.runs]
