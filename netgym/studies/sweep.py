@@ -391,12 +391,12 @@ class PointRun:
             InputError: the point makes no valid experiment.
         """
         folder.clean()
-        experiment = self.study.experiment_at(self.point)
-        if is_begun := bool(folder.read_summary()):
-            stored = Experiment.load(folder.path / "experiment.yaml", trust=True)
-            experiment = stored.with_settings(seeds=experiment.settings.seeds)  # of which some may be added
-        folder.write_text("experiment.yaml", experiment.to_yaml())
-        if not is_begun:
+        if folder.read_summary():
+            experiment = Experiment.load(folder.path / "experiment.yaml", trust=True)
+            folder.seal()  # which a process that was killed may not have done
+        else:
+            experiment = self.study.experiment_at(self.point)
+            folder.write_text("experiment.yaml", experiment.to_yaml())
             folder.write_environment(experiment.code_folder)
         if code := self.study.folder.read_code():
             folder.note_code(code)  # a point is resumed and retimed by itself too
