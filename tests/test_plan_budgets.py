@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from experiments import json_of
@@ -16,6 +16,9 @@ from netgym.planning.models import planned_model
 from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmaking_time": 1}
 
@@ -139,6 +142,24 @@ def test_what_a_step_takes_is_what_the_devices_reach(capsys: pytest.CaptureFixtu
     assert row["seconds_per_step"] >= slowest
     assert (row["global_batch"], row["tokens_per_step"]) == (1024, 1024 * 64)
     assert row["steps"] == row["rounds"] == -(-1_000_000_000 // (1024 * 64))
+
+
+def test_workers_at_their_own_pace_reach_what_their_links_allow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each site had the mean of all, and nothing told that the server's host, the first, had the narrow link."""
+    (tmp_path / "home.yaml").write_text(
+        "hosts: {a-home: {device: h100}, b: {device: h100}, c: {device: h100}}\nrouters: [x]\nlinks:\n"
+        "  - {between: [a-home, x], bandwidth: 10 Mbit/s}\n  - {between: [b, x], bandwidth: 1 Gbit/s}\n"
+        "  - {between: [c, x], bandwidth: 1 Gbit/s}\n"
+    )
+    words = f"plan --model llama-2m --sequence 64 --strategy AsyncDiLoCo --topology {tmp_path / 'home.yaml'} --json"
+    (row,) = json_of(words.split(), capsys)
+    shares = row["mfu"]
+    assert shares["a-home"] == pytest.approx(0.4, rel=0.01)
+    assert shares["b"] < 0.1 * shares["a-home"]
+    assert sum(shares.values()) / 3 == pytest.approx(0.4 * row["compute_utilisation"], rel=0.01)
+    assert any("1 server on a-home:" in remark for remark in row["remarks"])
 
 
 def test_memory_is_the_sum_of_its_parts() -> None:

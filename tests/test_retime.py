@@ -229,6 +229,7 @@ def test_what_is_no_other_timing_of_a_run_is_refused(
         ((run,), "is timed as asked"),
         ((study, *there), f"is a sweep: retime one of its points, such as {study}/points/0000; or add the"),
         ((tmp_path / "tuned", "--trust", *there), f"use: netgym retime {tmp_path}/tuned/comparison"),
+        ((tmp_path, *there), "is no run folder: it has no experiment.yaml"),  # it was told to remove it
         ((run, "--set", "topology.wan.0.rtt=1 s"), "the topology has no 'wan': it has name, "),
     ):
         assert command("retime", *words) == 2

@@ -541,6 +541,8 @@ def require_own(folder: Path, kind: str) -> None:
     """
     if not folder.is_dir():
         raise InputError(f"{visible(folder)}: there is no such folder")
+    if not is_run_folder(folder):
+        raise InputError(f"{visible(folder)}: is no run folder: it has no experiment.yaml")
     if not (folder / _ENVIRONMENT).exists() and not RunFolder(folder).has_trained():
         raise InputError(
             f"{visible(folder)}: this {kind} ended before it had begun: remove it, and start again"

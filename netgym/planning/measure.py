@@ -13,7 +13,7 @@ from exogym_core.cost.compute import VALUE_BYTES
 from exogym_core.names import strategy_name
 from exogym_core.run.planned_rank import PlannedRounds, planned_rank
 from exogym_core.run.recording import run_alone
-from exogym_core.run.request import by_speed_conflict
+from exogym_core.run.request import by_speed_conflict, with_servers
 from exogym_core.stages.options import refuse_with_stages
 from netgym.command_options import first_line
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
@@ -439,6 +439,13 @@ class Measured:
         remarks, changes = pace.remarks, last_change_seconds(setting.topology.weather)
         if (cut := setting.cut_sequences()) is not None:
             remarks += (cut,)
+        if num_servers := self.strategy.num_servers:
+            groups = self.strategy.server_groups
+            places = with_servers(setting.topology, setting.num_ranks, setting.placement, groups) or ()
+            names = ", ".join(places[-num_servers:])
+            remarks += (
+                f"{format_count(num_servers, 'server')} on {names}: servers are placed in the order of names",
+            )
         if missed:
             remarks += (
                 f"{format_count(round(missed), 'time')} a worker was away at a round's end, and its steps do not count",
@@ -492,7 +499,9 @@ class Measured:
             memory_with={name: setting.memory_of(states, [name])["total"] for name in MEMORY_CHOICES},
             bubble=None if setting.cut is None else bubble(setting.cut),
             stages=stage_rows(setting, states, pace.seconds / period),
-            mfu=setting.mfu(pace.seconds / period),
+            mfu=setting.mfu(
+                [own / period for own in pace.own_seconds or [pace.seconds] * len(setting.hosts)]
+            ),
             memory_available=available,
             fits=fits,
             steady=pace.steady,
@@ -578,7 +587,7 @@ class Measured:
             if remainder or few < num_rounds:
                 figures = self.rounds_of(few, remainder=remainder).on(setting, few)
             later = whole - few  # of the slowest worker, with which the run ends
-            seconds = figures.end_seconds + later * pace.slowest
+            seconds = figures.end_seconds + later * max(pace.own_seconds)
             return seconds, charged(figures) + later * a_round, not whole
         if (self._is_a_mean and steps > period) or self.rounds.has_absences:
             at_end = figures.end_seconds - figures.round_seconds[-1] if self._is_a_mean else 0.0

@@ -48,7 +48,7 @@ from netgym.planning.models import worker_memory
 from netgym.planning.stages import planned_stages
 from netsim.errors import InputError, RankError
 from netsim.ranks import Mark, Post, Wait
-from netsim.units import format_count
+from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -155,7 +155,7 @@ class Pace(NamedTuple):
         steady: rounds repeat.
         span: number of rounds over which bytes are means.
         remarks: notes on the figures.
-        slowest: seconds of a round of the slowest rank, where ranks go their own pace; else 0.
+        own_seconds: seconds of a round of each rank, where ranks go their own pace; else empty.
     """
 
     seconds: float
@@ -164,7 +164,7 @@ class Pace(NamedTuple):
     steady: bool
     span: int
     remarks: tuple[str, ...] = ()
-    slowest: float = 0.0
+    own_seconds: Sequence[float] = ()
 
     def seconds_until(self, num_rounds: float) -> float:
         """Seconds until the end of `num_rounds` rounds: as simulated, then at this pace."""
@@ -300,9 +300,9 @@ def pace_apart(figures: RoundFigures) -> Pace:
     ]
     fastest, slowest = max(rates), min(rates)
     text = (
-        f"workers go their own pace, the fastest {fastest / slowest:.3g} times the slowest: a round is their number "
-        f"over the rounds that all of them do in a second, and a run ends with the slowest; {num_rounds} of each were "
-        "simulated"
+        f"workers go their own pace, the fastest {fastest / slowest:.3g} times the slowest: a round and its limit "
+        "are of their mean pace, their number over the rounds that all of them do in a second; a run ends with the "
+        f"slowest, which takes {format_seconds(1 / slowest)} a round; {num_rounds} of each were simulated"
     )
     return Pace(
         a_round,
@@ -311,7 +311,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
         max(halves) <= _SAME_PACE,
         max(num_rounds - 1, 1),
         (text,),
-        1 / slowest,
+        [1 / rate for rate in rates],
     )
 
 

@@ -277,15 +277,15 @@ class Setting:
         given: float | Mapping[str, float] = self.compute.utilisation
         return self._of_site("utilisation", given if self.utilisation is None else self.utilisation, host)
 
-    def mfu(self, seconds_per_step: float) -> dict[str, float]:
-        """Model FLOP utilisation by site; empty where steps have a fixed time."""
-        if self.compute.flops is None or not seconds_per_step:
+    def mfu(self, seconds_per_step: Sequence[float]) -> dict[str, float]:
+        """Model FLOP utilisation by site, from each rank's seconds; empty where steps have a fixed time."""
+        if self.compute.flops is None or not all(seconds_per_step):
             return {}
         found: dict[str, list[float]] = {}
-        ranks = zip(self.hosts, self._batches_of_ranks(), self._shares(), strict=True)
-        for host, batch, of_worker in ranks:
+        ranks = zip(self.hosts, self._batches_of_ranks(), self._shares(), seconds_per_step, strict=True)
+        for host, batch, of_worker, seconds in ranks:
             # Computing alone reaches the utilisation; waiting takes its share away.
-            share = self._step_seconds(host, batch) * of_worker / seconds_per_step * self._utilisation(host)
+            share = self._step_seconds(host, batch) * of_worker / seconds * self._utilisation(host)
             found.setdefault(self.topology.region_of(host), []).append(share)
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
