@@ -113,7 +113,8 @@ class Comparison:
         head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for _, row in table.rows)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape(report.verdict)}</p>"
+        text = f"<p style='white-space: pre-line'>{escape(report.verdict)}</p>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{text}"
 
 
 class SweepResult(Comparison):

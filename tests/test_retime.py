@@ -230,7 +230,7 @@ def test_what_is_no_other_timing_of_a_run_is_refused(
         ((study, *there), f"is a sweep: retime one of its points, such as {study}/points/0000; or add the"),
         ((tmp_path / "tuned", "--trust", *there), f"use: netgym retime {tmp_path}/tuned/comparison"),
         ((tmp_path, *there), "is no run folder: it has no experiment.yaml"),  # it was told to remove it
-        ((run, "--set", "topology.wan.0.rtt=1 s"), "the topology has no 'wan': it has name, "),
+        ((run, "--set", "topology.links.0.rtt=1 s"), "the topology has no 'links': it has name, "),
     ):
         assert command("retime", *words) == 2
         assert line in capsys.readouterr().err
@@ -245,9 +245,13 @@ def test_what_is_no_other_timing_of_a_run_is_refused(
     assert RunFolder(again.folder).digest() == RunFolder(tmp_path / "far").digest()
     with pytest.raises(InputError, match="is timed as asked"):
         netgym.retime(run, topology="lan")
-    assert command("retime", tmp_path / "far", "--set", "topology.wan.0.rtt=1 s") == 2
-    line = "the topology has no 'wan': its links are links.0 (asia - eu), "
+    assert command("retime", tmp_path / "far", "--set", "topology.links.0.rtt=1 s") == 2
+    line = "the topology has no 'links': its links are wan.0 (us-east - us-west), "
     assert line in " ".join(capsys.readouterr().err.split())
+    farther = ("--set", "topology.wan.0.rtt=2 s", "--out", tmp_path / "farther", "--jobs", 1)
+    assert command("retime", tmp_path / "far", *farther) == 0, "its links have the keys of the file"
+    network = "network wan-4-regions with wan.0.rtt 2 s; protocol"
+    assert network in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_stopped_retiming_goes_on_by_retiming(

@@ -51,7 +51,7 @@ def test_intervals_are_student_s(count: int) -> None:
 
 def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> Path:
     """A run folder of strategies that reach the target at these virtual seconds, one a seed."""
-    seeds = list(range(len(next(iter(times.values())))))
+    seeds = settings.get("seeds", list(range(len(next(iter(times.values()))))))
     run = RunFolder.create(folder, "run")
     strategies = [{"name": name, "H": 4} for name in times]
     settings = {"task": {"name": "digits"}, "workers": {"count": 1}, "steps": 2, "batch_size": 8} | settings
@@ -145,7 +145,7 @@ def test_points_of_a_sweep_are_named_by_their_values(tmp_path: Path) -> None:
         "bandwidth 50 Mbit/s: A comes first (1.1 s to the target), 2.82x sooner than B (3.1 s);"
     )
     assert (
-        " bandwidth 1 Gbit/s: A comes first (1.1 s to the target), 2.82x sooner than B (3.1 s);"
+        "\nbandwidth 1 Gbit/s: A comes first (1.1 s to the target), 2.82x sooner than B (3.1 s);"
         in report.verdict
     )
     assert "topology" not in report.verdict
@@ -227,6 +227,17 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         StudyReport([tmp_path / "y"])
 
 
+def test_networks_are_compared_by_their_content(tmp_path: Path) -> None:
+    """Equal networks that a changed key had named were no replicates, and others of one name were."""
+    same = chain_form("xy", "1000 Mbit/s", "0 s") | {"name": "chain with links.0.bandwidth 1000 Mbit/s"}
+    for seed, network in enumerate([NETWORK, same, chain_form("xy", "50 Mbit/s", "0 s")]):
+        write_run(tmp_path / f"{seed}", {"A": [1.0]}, topology=network, seeds=[seed])
+    (group,) = StudyReport([tmp_path / "0", tmp_path / "1"], by=["strategy"]).groups
+    assert len(group.runs) == 2
+    with pytest.raises(InputError, match=r"differ in topology \(.*\), .* replicates: add --group-by run$"):
+        StudyReport([tmp_path / "0", tmp_path / "2"], by=["topology"])
+
+
 def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
     """Its mean was that of the seeds that did not diverge, and so it came first."""
     path = write_run(tmp_path / "x", {"A": [1.0, 2.0, 3.0], "B": [4.0, 5.0, 6.0]}, topology=NETWORK)
@@ -253,8 +264,8 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
     report = StudyReport([tmp_path], by=["topology"])
     assert report.verdict == (
         "topology x: A comes first (1.5 s to the target), 2.37x sooner than B (3.55 s); the difference is 1.415 s to "
-        "2.685 s (95 % t interval over 2 seeds in common). topology y: B comes first (2.6 s to the target), 3.27x "
-        "sooner than A (8.5 s); the difference is 4.629 s to 7.171 s (95 % t interval over 2 seeds in common). "
+        "2.685 s (95 % t interval over 2 seeds in common).\ntopology y: B comes first (2.6 s to the target), 3.27x "
+        "sooner than A (8.5 s); the difference is 4.629 s to 7.171 s (95 % t interval over 2 seeds in common).\n"
         "No strategy is first under all of these."
     )
     assert [group.name for group in report.winners] == ["x, A", "y, B"]

@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,7 @@ from exogym_core.results.schema import (
     parse_summary,
     timed,
 )
+from netsim import Topology
 from netsim.errors import InputError
 from netsim.files.documents import load_document
 
@@ -219,6 +222,16 @@ class Results:
     def setting(self, path: str) -> Any:
         """Value of the experiment under a key path such as `evaluate.every`; None where it has nothing."""
         return setting(self.settings, path)
+
+    @cached_property
+    def network(self) -> Any:
+        """Topology, equal for equal networks: in canonical form, and named without the keys that were changed."""
+        plain = self.settings.get("topology")
+        if not isinstance(plain, dict):
+            return plain
+        with suppress(InputError):  # the page will report it
+            plain = Topology.from_mapping(plain, "experiment.yaml: topology").to_mapping()
+        return {**plain, "name": str(plain.get("name")).partition(" with ")[0]}
 
     @property
     def clock(self) -> str:

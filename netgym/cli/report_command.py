@@ -12,7 +12,7 @@ from rich.text import Text
 from exogym_core.names import visible
 from netgym.cli.run_commands import show_report
 from netgym.command_options import takes
-from netsim.cli.terminal import given, plain_console
+from netsim.cli.terminal import PLAIN_WIDTH, given, plain_console
 from netsim.errors import InputError
 from netsim.files.plain_files import check_output, is_written_in_place, output_file
 
@@ -110,14 +110,11 @@ def report(
         }
         click.echo(json.dumps(document, indent=2))
         return
-    console = plain_console(200)
-    for shown in filter(lambda each: each.rows, (study.table, study.firsts)):
-        table = Table(*shown.headings, box=None, pad_edge=False)
-        for is_winner, cells in shown.rows:
-            table.add_row(*map(Text, cells), style="bold" if is_winner else "")
-        console.print(table)
-        console.print()
-    console.print(Text(f"{study.verdict}\n"), soft_wrap=True)
+    table = Table(*study.table.headings, box=None, pad_edge=False)
+    for is_winner, cells in study.table.rows:
+        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
+    plain_console(200).print(table)
+    plain_console(PLAIN_WIDTH).print(Text(f"\n{study.verdict}\n"))
     for figure in figures:
         click.echo(f"figure {visible(figure, 500)}")
     if is_sweep:

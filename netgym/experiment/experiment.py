@@ -148,6 +148,12 @@ class Experiment:
         name = settings.name or default_name
         topology = opened_topology(document, settings.topology, folder)
         resolved = {"name": name, "protocol": resolved_protocol(settings.protocol, topology)}
+        if topology is not None:  # stored with the keys of its file, so that --set finds them there
+            written = settings.topology
+            if isinstance(written, str):
+                written = Topology.document_of(_place(written, folder)).data
+            traces = {"traces": topology.to_mapping()["traces"]} if written.get("traces") else {}
+            resolved["topology"] = {**written, "name": topology.name, **traces}
         settings = settings.model_copy(update={**resolved, **_resolved_seeds(settings, document)})
         labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
         experiment = cls(
@@ -381,7 +387,6 @@ class Experiment:
         plain = settings.model_dump(mode="python", exclude={"scales", "sweep", "tune"})
         plain["task"] = settings.task.to_mapping()
         plain["model"] = settings.model.to_mapping() if settings.model else None
-        plain["topology"] = self.topology.to_mapping() if self.topology else None
         plain["strategies"] = [entry.to_mapping() for entry in self.strategies]
         return plain
 
@@ -730,8 +735,8 @@ def differing_key(stored: Experiment, asked: Experiment) -> str | None:
     forms = []
     for each in (stored, asked):
         plain = each.to_mapping()
-        if isinstance(plain.get("topology"), dict):  # whose name changes no result
-            plain["topology"] = {**plain["topology"], "name": ""}
+        if each.topology is not None:  # whose name changes no result
+            plain["topology"] = {**each.topology.to_mapping(), "name": ""}
         forms.append(training_of(each) | {key: plain[key] for key in _TIMED if key not in _WITHOUT_RESULTS})
     first, second = forms
     return next((key for key, value in first.items() if value != second[key]), None)

@@ -299,6 +299,12 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
         console.print(Text(report.origins))
     for line in report.placements if report is not None else ():
         console.print(Text(f"placement on {line}", style="dim"))
+    if report is not None:
+        lines = report.verdict.splitlines()
+        more = format_count(len(lines) - _ROWS, "more line")
+        console.print(
+            Text("\n".join(["", *lines[:_ROWS], *[f"and {more}: see report.html"][: len(lines) > _ROWS], ""]))
+        )
     console.print(Text(f"digest {digest}"))
     click.echo(path)
 

@@ -97,12 +97,12 @@ class Member:
             return str(getattr(self.run, key)) or _MISSING
         if key in self.run.values:
             return self.run.texts[key]
-        found = self.setting(key)
+        found = setting(self.settings, key, self.result.name)
         return _MISSING if found is None else value_text(found)
 
     def setting(self, key: str) -> Any:
         """Value of the run's resolved experiment under the path `key`; None where it has nothing."""
-        return setting(self.settings, key, self.result.name)
+        return self.results.network if key == "topology" else setting(self.settings, key, self.result.name)
 
 
 @dataclass(frozen=True)
@@ -307,12 +307,15 @@ def _refuse_pooling(group: Group) -> None:
         found = [member.setting(key) for member in group.members]
         if key in swept and all(each is None for each in found):  # resolved files have another form of it
             found = [member.value(key) for member in group.members]
-        if key not in group.keys and len(set(map(_json, found))) > 1:
+        if len(set(map(_json, found))) > 1:
             values = list(dict.fromkeys(member.value(key) for member in group.members))
+            remedy = f"add --group-by {key}, or --where {key}={values[0]}"
+            if len(values) == 1:  # such as two networks of one name
+                apart = "run" if len({member.run.run for member in group.members}) > 1 else "point"
+                values, remedy = list(value_texts(found).values()), f"add --group-by {apart}"
             raise InputError(
                 f"--group-by {','.join(group.keys)}: {group.name} holds runs that differ in {key} "
-                f"({', '.join(values[:4])}), and only seeds are replicates: add --group-by {key}, or --where "
-                f"{key}={values[0]}"
+                f"({', '.join(values[:4])}), and only seeds are replicates: {remedy}"
             )
     judged = sorted({run.judged for run in group.runs if run.judged})
     if len(judged) > 1:
@@ -396,7 +399,7 @@ class Decision(NamedTuple):
 
 
 def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Decision]]:
-    """Verdict that the seeds support: a sentence for each network and setting, and the decisions."""
+    """Verdict that the seeds support, on a line for each network and setting, and the decisions."""
     contests = _contests(groups)
     several = len(contests) > 1
     names = _differences([contest[0] for contest in contests]) if several else [""]
@@ -405,27 +408,23 @@ def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Decision]]:
         own = _names(contest, several)
         decided.append(_decided(contest, own)._replace(name=name, names=own))
     uncharged = [group.name for group in groups if not group.is_charged]
-    tail = f" Coding is not charged to {_listed(uncharged)}." if uncharged else ""
+    tail = [f"Coding is not charged to {_listed(uncharged)}."] if uncharged else []
     if diverged := [group.name for group in groups if group.num_diverged]:
-        tail += f" Not every run of {_listed(diverged)} ended with a finite loss, so it does not compete."
+        tail.append(f"Not every run of {_listed(diverged)} ended with a finite loss, so it does not compete.")
     if not several:
-        return decided[0].text + tail, decided
-    text = " ".join(f"{each.name}: {each.text}" for each in decided)
+        return " ".join([decided[0].text, *tail]), decided
     winners = [each.first for each in decided if each.is_certain and each.first]
     if len(winners) > 1 and len({winner.members[0].result.name for winner in winners}) > 1:
-        text += " No strategy is first under all of these."
-    return text + tail, decided
+        tail.insert(0, "No strategy is first under all of these.")
+    return "\n".join([*(f"{each.name}: {each.text}" for each in decided), *tail]), decided
 
 
 def _contests(groups: Sequence[Group]) -> list[list[Group]]:
     """Groups that compete: those of the same conditions, such as one network."""
     contests: dict[str, list[Group]] = {}
     for group in groups:
-        conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
-        if isinstance(topology := conditions["topology"], dict):  # earlier versions did not name the changes
-            name = str(topology.get("name")).partition(" with ")[0]
-            conditions["topology"] = {**topology, "name": name}
-        contests.setdefault(_json(conditions), []).append(group)
+        conditions = _json({key: group.members[0].setting(key) for key in _CONDITIONS})
+        contests.setdefault(conditions, []).append(group)
     return list(contests.values())
 
 
@@ -558,7 +557,6 @@ _NOTE = (
 )
 _FIRST = "first on each network and setting"
 _DECISIONS = ("network and setting", "first", "to target, or final loss", "second", "lead", "certain")
-_NOTE_OF_FIRST = "Certain: seeds support the order, and a lead in time is above that between evaluations."
 _CAPTIONS = {
     "loss_against_time": "Loss of the judged model against virtual time; bands go from the lowest to the highest run.",
     "loss_against_steps": "The same against steps.",
@@ -649,12 +647,6 @@ class StudyReport(Report):
             for group in self.groups
         ]
         failures = [(visible(which, 80), [visible(why, 500)]) for which, why in self.failures]
-        decided = [(cells[0], cells[1:]) for _, cells in self.firsts.rows]
-        firsts = (
-            [TextTable(_FIRST.capitalize(), _DECISIONS, decided, _NOTE_OF_FIRST, is_prose=False)]
-            if decided
-            else []
-        )
         failed = [TextTable("What failed", ["which", "why"], failures)] if failures else []
         return render_page(
             Page(
@@ -674,7 +666,7 @@ class StudyReport(Report):
                     for name, picture in draw_pictures(self.few(), self.pictures).items()
                 ],
                 curves=interactive_curves(shown.results, shown.weather, align),
-                tables=[*firsts, *failed],
+                tables=failed,
                 network=NetworkSection.of(topology),
                 experiments=self._listings(),
             )
