@@ -171,7 +171,8 @@ class Clock(simpy.Environment):
 
     def peek(self) -> float:
         """The instant of the next event, SimPy's or a network's; infinity if there is none."""
-        return min(super().peek(), self._network_due)
+        queue, due = self._queue, self._network_due
+        return min(queue[0][0], due) if queue else due
 
     def at(
         self, instant: float, order: Order = Order.RANKS, call: Callable[[simpy.Event], None] | None = None
@@ -189,7 +190,8 @@ class Clock(simpy.Environment):
         """Have an `event` of this clock happen at `instant` (not before now), in its `order`."""
         event._ok = True
         event._value = None
-        heappush(self._queue, (max(instant, self._now), EventPriority(order), next(self._eid), event))
+        entry = (instant if instant > self._now else self._now, order, next(self._eid), event)
+        heappush(self._queue, entry)  # type: ignore[misc] # a call for SimPy's type of `order` takes as long as the rest
 
     def cancel(self, event: simpy.Event) -> None:
         """Make an event of `at` do nothing; the queue is purged when most of it was cancelled."""

@@ -199,16 +199,16 @@ class _Uptime:
                 self._spans.begin(rank, "compute", "compute")
             self._busy.add(rank)
             begin = self._clock.now
-            due = on_grid(begin + left)
             if self._cores is not None:
                 end = self._cores.begin(left)
             else:
-                end = self._clock.timeout(left) if left == seconds else self._clock.at(due)
+                end = self._clock.timeout(left) if left == seconds else self._clock.at(on_grid(begin + left))
             try:
                 yield end
             except Interrupt as interrupt:
-                left = due - self._clock.now if self._cores is None else self._cores.stop(end)
-                elapsed += self._clock.now - begin
+                now = self._clock.now
+                left = on_grid(begin + left) - now if self._cores is None else self._cores.stop(end)
+                elapsed += now - begin
                 if interrupt.cause == _PAUSE:
                     self._stopped.add(rank)
                 if self._spans is not None:
