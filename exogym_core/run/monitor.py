@@ -197,7 +197,9 @@ class RunMonitor(AbstractContextManager["RunMonitor"]):
 
     def settle(self) -> None:
         """Record what the evaluator has found since the last call."""
-        num_taken: Mapping[int, int] = dict(self.evaluator.num_taken)  # first: later findings do no harm
+        num_taken: Mapping[int, int] = {}
+        if self.writer is not None:
+            num_taken = dict(self.evaluator.num_taken)  # first: later findings do no harm
         while self.evaluator.found:
             self.observe(self.evaluator.found.popleft())
         if self.writer is None:

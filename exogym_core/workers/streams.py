@@ -199,11 +199,11 @@ class Streams:
     def _close(self, rank: int) -> None:
         """Store the open requests of a rank as one step."""
         own, recorded = self._open[rank], self._recorded[rank]
-        kind = tuple(own.parts)
-        if kind not in self._numbers:
-            self._numbers[kind] = len(self._numbers)
+        kind, num_kinds = tuple(own.parts), len(self._numbers)
+        number = self._numbers.setdefault(kind, num_kinds)
+        if number == num_kinds:
             self._num_bytes += _PART_BYTES * len(kind)
-        recorded.kinds.append(self._numbers[kind])
+        recorded.kinds.append(number)
         recorded.values.extend(own.values)
         self._num_bytes += 4 + 8 * len(own.values)
         own.parts.clear()

@@ -265,10 +265,13 @@ class OuterStep(SharedModel):
         self.optim.load_state_dict(unpack_plain([form, *tensors[len(self.flats) :]]))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set this rank's parameters to the global ones."""
-        for flat, bucket in zip(self.flats, self.buckets, strict=True):
-            write_back(flat, bucket)
+        pairs = zip(chain.from_iterable(self.buckets), chain.from_iterable(self.anchors), strict=True)
+        for parameter, anchor in pairs:
+            if not anchor.is_meta:  # which has no values
+                parameter.copy_(anchor)
 
     @torch.no_grad()
     def mix(self, alpha: float) -> None:
