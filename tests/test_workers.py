@@ -81,7 +81,9 @@ def test_many_tiny_steps_are_taken_in_a_process_a_core(tmp_path: Path, num_steps
 
 GPU = torch.Generator()  # in the place of a GPU's, which is got and set in the same way
 
-draws = st.lists(st.sampled_from(["rand", "randn", "seed", "random", "torch", "integers", "gpu"]), max_size=6)
+draws = st.lists(
+    st.sampled_from(["rand", "randn", "seed", "random", "torch", "normal", "integers", "gpu"]), max_size=6
+)
 
 
 def draw(kind: str) -> Any:
@@ -96,6 +98,8 @@ def draw(kind: str) -> Any:
             return random.gauss(0, 1)
         case "torch":
             return float(torch.rand(()))
+        case "normal":
+            return float(torch.randn(()))  # likewise
         case "gpu":
             return float(torch.rand((), generator=GPU))
     return np.random.randint(100)
