@@ -60,17 +60,16 @@ def _python_words() -> memoryview | None:
 def _torch_words() -> memoryview | None:
     """State of torch's default generator on the CPU; None if one cannot be copied to another by its bytes."""
     first, second = torch.Generator(), torch.Generator()
+    places: list[int] = [each._cdata for each in (first, second, torch.default_generator)]  # type: ignore[attr-defined]
     for dtype in (torch.float32, torch.float64):  # each keeps a sample
         torch.randn(1, dtype=dtype, generator=first)
     words = first.get_state().numpy().view("<u8")[3:627].astype("<u4").tobytes()
-    start = bytes(_memory(first._cdata, _TORCH_BYTES)).find(words[:64]) - _TORCH_HEAD
+    start = bytes(_memory(places[0], _TORCH_BYTES)).find(words[:64]) - _TORCH_HEAD
     if start < 0:
         return None
-    theirs, own = (_memory(each._cdata + start, _TORCH_BYTES) for each in (first, second))
+    theirs, own, default = (_memory(place + start, _TORCH_BYTES) for place in places)
     own[:] = theirs
-    if not torch.equal(first.get_state(), second.get_state()):
-        return None
-    return _memory(torch.default_generator._cdata + start, _TORCH_BYTES)
+    return default if torch.equal(first.get_state(), second.get_state()) else None
 
 
 def _memory(address: int, num_bytes: int = _TWISTER_BYTES) -> memoryview:
@@ -142,6 +141,7 @@ class RandomStates:
     _random_words: bytes | None = None
     _numpy_words: bytes | None = None
     _numpy: Any  # state of its generator
+    _torch: Any  # its bytes, or as torch gives it
 
     @classmethod
     def of_process(cls) -> RandomStates:
