@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.operations import OPERATIONS
@@ -96,17 +96,13 @@ class Choices:
     ) -> None:
         self._topology, self._protocol = topology, protocol
         self._fixed = dict(fixed or {})
-        if topology is not None:
-            self._likeness = lru_cache(_MOST_REMEMBERED)(topology.likeness)
-        self._fastest = lru_cache(_MOST_REMEMBERED)(self._search)
-        self._contenders = lru_cache(_MOST_REMEMBERED)(self._search_contenders)
 
     @cached_property
-    def _estimator(self) -> Estimator | None:
-        """Estimator of this network, made for the first collective without a fixed algorithm; None: none is needed."""
+    def _searches(self) -> _Searches | None:
+        """Searches on this network, from the first collective without a fixed algorithm on; None: none is needed."""
         if self._topology is None or self._protocol.library:
             return None
-        return _estimator(self._topology, self._protocol)
+        return _searches_on(self._topology, self._protocol)
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
         """Name the algorithm of one collective.
@@ -119,9 +115,9 @@ class Choices:
         """
         if op in self._fixed:
             return self._fixed[op]
-        if self._estimator is None:
+        if self._searches is None:
             return library_algorithm(self._protocol, op, hosts, num_bytes) or default_algorithm(op)
-        return self._fastest(self._question(op, hosts, num_bytes, root))
+        return self._searches.fastest(self._searches.question(op, hosts, num_bytes, root))
 
     def contenders(
         self,
@@ -142,33 +138,60 @@ class Choices:
             within: largest duration of the others, relative to the chosen one's.
             few_messages: number of messages up to which the duration does not matter.
         """
-        if op in self._fixed or self._estimator is None:
+        if op in self._fixed or self._searches is None:
             return (self.algorithm(op, hosts, num_bytes, root),)
-        return self._contenders(self._question(op, hosts, num_bytes, root), within, few_messages)
+        asked = self._searches.question(op, hosts, num_bytes, root)
+        return self._searches.contenders(asked, within, few_messages)
 
-    def _question(self, op: str, hosts: Sequence[int], num_bytes: int, root: int) -> _Question:
+
+@dataclass(frozen=True)
+class _Network:
+    """A network, without its weather, and the algorithms to choose from; equal where all answers are."""
+
+    topology: Topology
+    protocol: Protocol
+    table: tuple[tuple[Any, ...], ...]  # of algorithms, to which a user's own may be added
+
+    def __hash__(self) -> int:
+        return hash((self.topology.name, self.protocol.name))
+
+
+class _Searches:
+    """Searches for algorithms on a network, each made once.
+
+    Attributes:
+        estimator: of collectives on it.
+        fastest: finds the fastest algorithm for a question.
+        contenders: finds those of `Choices.contenders` for a question, `within` and `few_messages`.
+    """
+
+    def __init__(self, topology: Topology, protocol: Protocol) -> None:
+        self._topology, self.estimator = topology, Estimator(topology, protocol)
+        self._likeness = lru_cache(_MOST_REMEMBERED)(topology.likeness)
+        self.fastest = lru_cache(_MOST_REMEMBERED)(self._search)
+        self.contenders = lru_cache(_MOST_REMEMBERED)(self._search_contenders)
+
+    def question(self, op: str, hosts: Sequence[int], num_bytes: int, root: int) -> _Question:
+        """Question of a collective; of equal ones one is searched for."""
         members = tuple(hosts)
         return _Question(op, _round_bytes(num_bytes), root, self._likeness(members), members)
 
-    def _stated(self, asked: _Question) -> tuple[Estimator, Problem, tuple[int, ...]]:
-        assert self._estimator is not None
+    def _problem(self, asked: _Question) -> Problem:
         hosts, topology = asked.hosts, self._topology
-        problem = _problem(
+        return _problem(
             asked.op, len(hosts), asked.num_bytes, root=asked.root, hosts=hosts, topology=topology
         )
-        return self._estimator, problem, hosts
 
     def _search(self, asked: _Question) -> str:
-        estimator, problem, hosts = self._stated(asked)
-        return estimator.fastest(problem, hosts)
+        return self.estimator.fastest(self._problem(asked), asked.hosts)
 
     def _search_contenders(self, asked: _Question, within: float, few_messages: float) -> tuple[str, ...]:
-        estimator, problem, hosts = self._stated(asked)
+        estimator, problem, hosts = self.estimator, self._problem(asked), asked.hosts
         names = estimator.candidates(problem, hosts)
         few = [name for name in names if estimator.has_few(replace(problem, algorithm=name), few_messages)]
         if len(few) == len(names):
             return names
-        fastest = self._fastest(asked)
+        fastest = self.fastest(asked)
         others = [name for name in names if name not in (fastest, *few)]
         near = estimator.nearly_as_fast(replace(problem, algorithm=fastest), hosts, others, within)
         return tuple(dict.fromkeys((fastest, *few, *near)))
@@ -193,8 +216,14 @@ def library_algorithm(protocol: Protocol, op: str, hosts: Sequence[int], num_byt
     return "nccl-ring" if "nccl-ring" in ALGORITHMS[op] else default_algorithm(op)
 
 
-def _estimator(topology: Topology, protocol: Protocol) -> Estimator:
-    return Estimator(replace(topology, weather=Weather()), protocol)
+def _searches_on(topology: Topology, protocol: Protocol) -> _Searches:
+    table = tuple((op, *rows.items()) for op, rows in ALGORITHMS.items())
+    return _searches(_Network(replace(topology, weather=Weather()), protocol, table))
+
+
+@lru_cache(maxsize=8)  # the choice for a whole round and its simulations ask the same
+def _searches(network: _Network) -> _Searches:
+    return _Searches(network.topology, network.protocol)
 
 
 def schedule(
@@ -239,7 +268,7 @@ def schedule(
         op, num_ranks, num_bytes, root=root, hosts=hosts, topology=topology, parts=parts, grain=element_bytes
     )
     if algorithm == "auto" and topology is not None and hosts is not None:
-        estimator = _estimator(topology, Protocol.resolve(protocol, topology.protocol))
+        estimator = _searches_on(topology, Protocol.resolve(protocol, topology.protocol)).estimator
         algorithm = estimator.fastest(replace(problem, element_bytes=1, parts=None), tuple(hosts))
     return build(replace(problem, algorithm=names[0] if algorithm in (None, "auto") else str(algorithm)))
 

@@ -50,7 +50,7 @@ _FILLED, _MOST_FILLING = 4, 100_000
 _SAME = 1 + 1e-9
 # A crowd that is not sooner than the best by more than its estimate's error is left out; a long one is not simulated.
 _SURELY, _LONG_SECONDS = 0.99, 1.0
-_MOST_RIVALS = 64  # whose seconds are remembered: contenders are timed again
+_MOST_RIVALS = 64  # whose bounds and seconds are remembered: contenders are compared again
 # The second repetition has warm connections, as a training step does.
 _REPETITIONS = 2
 
@@ -83,6 +83,7 @@ class Estimator:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self.crowds = _Crowds(topology, protocol)
+        self._rival = lru_cache(_MOST_RIVALS)(self._bounded)
         self._rival_seconds = lru_cache(_MOST_RIVALS)(self._time_rival)
 
     def most_at_once(self, hosts: Sequence[int]) -> int:
@@ -170,7 +171,7 @@ class Estimator:
                 seen.setdefault(row, name)
         return tuple(seen.values())[: None if len(set(hosts)) > 1 else 1]
 
-    def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:
+    def _bounded(self, problem: Problem, hosts: tuple[int, ...]) -> _Rival:
         if self._messages_at_once(problem) > _MOST_LISTED:
             return _Rival(problem, math.inf, 0.0)
         made = build(problem)
@@ -380,6 +381,9 @@ class _Crowds:
         self._back = np.array(
             [topology.link_between[link.target, link.source].index for link in topology.links], int
         )
+        first: dict[object, int] = {}  # link with these figures
+        alike = [first.setdefault(link.figures, link.index) for link in topology.links]
+        self._alike = np.array([*alike, -1])
 
     def times(
         self, schedule: Schedule, hosts: Sequence[int], early: Sequence[float] = ()
@@ -416,9 +420,15 @@ class _Crowds:
         protocol, topology = self._protocol, self._topology
         round_trips = routes.latency(links) + routes.latency(links, topology.latency_seconds[self._back])
         if topology.measured_streams.any() or any(link.stream_bits_per_second for link in topology.links):
-            crossed = ([topology.links[link] for link in route if link >= 0] for route in links)
-            trips = zip(crossed, round_trips.tolist(), strict=True)
-            return round_trips, np.array([protocol.transfer_window(*trip) for trip in trips])
+            # Thousands of routes have few kinds.
+            kinds, kind = np.unique(
+                np.column_stack([self._alike[links], round_trips]), axis=0, return_inverse=True
+            )
+            windows = [
+                protocol.transfer_window([topology.links[int(link)] for link in route if link >= 0], trip)
+                for *route, trip in kinds.tolist()
+            ]
+            return round_trips, np.array(windows)[kind.reshape(-1)]
         return round_trips, protocol.transfer_window((), 0.0)
 
     def _delivered(
