@@ -168,6 +168,7 @@ class Network:
         self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
         self._stated = [link.bits_per_second / 8 for link in topology.links]
         self._is_up = [True] * len(self._stated)
+        self._moving: Transfer | None = None  # last seen to move
         self._share = self.protocol.link_shares(topology)
         self.engine = Engine(
             self.protocol,
@@ -459,9 +460,12 @@ class Network:
 
     def can_move(self) -> bool:
         """Return whether a transfer, background traffic aside, moves or will with the links as they are."""
-        if self.engine.is_busy:
+        engine, last = self.engine, self._moving
+        if engine.is_busy:
             return True
-        return any(not self.engine.is_stuck(transfer) for transfer in self._first())
+        if last is None or last.connection.first is not last or engine.is_stuck(last):
+            self._moving = next((each for each in self._first() if not engine.is_stuck(each)), None)
+        return self._moving is not None
 
     def transfers_waiting(self) -> list[Waiting]:
         """The transfers that dead links keep from moving, background traffic aside."""
@@ -488,7 +492,8 @@ def _check(
     call: str, name: str, given: float, *, most: float = math.inf, below: float = math.inf, above: float = -1
 ) -> None:
     """Raise InputError for a number outside its limits, with the call and the argument."""
-    if isinstance(given, Real) and 0 <= given < below and above < given <= most:
+    is_number = type(given) is float or isinstance(given, Real)  # asking an abstract class takes longer
+    if is_number and 0 <= given < below and above < given <= most:
         return
     limits = [f"at most {most:g}"] * (most < math.inf) + [f"less than {below:g}"] * (below < math.inf)
     limits += ["above 0" if above == 0 else "not negative", "finite"]

@@ -447,8 +447,13 @@ class Faults:
             self._conditions[link] = _Condition(self._network.topology.links[link])
         return self._conditions[link]
 
-    def _change(self, links: Iterable[int], act: Callable[[_Condition], object]) -> None:
-        """Change the causes that act on links, and set the resulting values on the network."""
+    def _change(
+        self,
+        links: Iterable[int],
+        act: Callable[[_Condition], object],
+        keys: Iterable[str] = tuple(_FIGURES),
+    ) -> None:
+        """Change the causes that act on links, and set the resulting values on the network, of these keys."""
         network = self._network
         for link in links:
             condition = self._condition(link)
@@ -457,9 +462,9 @@ class Faults:
             if condition.is_up == bool(condition.downs):
                 condition.is_up = not condition.downs
                 network.set_link_up(link, condition.is_up)
-            for key, before in condition.in_force.items():
+            for key in keys:
                 value = condition.value(key)
-                if value != before:
+                if value != condition.in_force[key]:
                     condition.in_force[key] = value
                     _FIGURES[key][1](network, link, value)
             if condition.is_dead and not was_dead:
@@ -546,7 +551,7 @@ class Faults:
     def _drift(self, drift: Drift, links: tuple[int, ...], number: int) -> Iterator[_Step]:
         def of(link: int) -> Iterator[_Step]:
             def set_factor(factor: float) -> None:
-                self._change((link,), lambda each: each.factors.update({number: factor}))
+                self._change((link,), lambda each: each.factors.update({number: factor}), ("bandwidth",))
 
             for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
                 yield _Step(instant, partial(set_factor, factor))
