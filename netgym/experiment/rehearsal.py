@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 
 from exogym_core.run.loop import set_up
+from exogym_core.run.recording import run_alone
 from exogym_core.strategy.optimizers import trial_step, try_schedule
 from exogym_core.workers.run import run_ranks
 from netgym.tasks import build_model
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["rehearse"]
 
+_MANY = 256  # workers: more take longer than a second
+
 
 def rehearse(
     strategy: Strategy,
@@ -32,6 +36,7 @@ def rehearse(
 ) -> None:
     """Set a strategy up on `num_workers` ranks with a small stand-in model, and step optimizers and schedule.
 
+    Of many workers the first and the last are set up, each alone; all of them where that fails.
     Optimizers need a speed in `updates` where it has any.
     Unless the run is `on_cpu`, what torch refuses there alone, `capturable`, is not tried.
 
@@ -43,7 +48,7 @@ def rehearse(
     model = build_model("mlp", inputs=8, hidden=[16, 12], classes=4, seed=0)
     try_schedule(strategy.optim_spec, model, strategy.lr_scheduler, strategy.lr_scheduler_kwargs, num_steps)
 
-    def body(comm: Communicator) -> None:
+    def body(comm: Communicator, *_: object) -> None:
         own, replica = copy.deepcopy((strategy, model))
         set_up(own, replica, comm, num_steps, 0, None)
         for optimizer in own.optimizers:
@@ -62,4 +67,10 @@ def rehearse(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run gives them again
-        run_ranks(body, num_workers + strategy.num_servers, workers="threads")
+        num_ranks = num_workers + strategy.num_servers
+        if num_workers > _MANY:
+            with suppress(Exception):  # whatever it is, all of them raise it as a run does
+                for rank in (0, *range(num_workers - 1, num_ranks)):
+                    run_alone(body, num_ranks, rank)
+                return
+        run_ranks(body, num_ranks, workers="threads")
