@@ -364,8 +364,10 @@ def reproduce(
             raise InputError(f"--step {step}: {error}") from None
         if not 1e-6 <= seconds <= 1e6:
             raise InputError(f"--step {step}: expected a time from 1 us to 1e6 s")
-    if params is not None and not 1 <= params <= 1e14:
-        raise InputError(f"--params {params:g}: expected a number of parameters from 1 to 1e14")
+    if params is not None and not 1 <= params <= 1e11:  # a minute
+        remedy = "; divide --params and --step by the same number: the table stays the same"
+        text = f"--params {params:g}: expected a number of parameters from 1 to 1e11"
+        raise InputError(text + (remedy if 1e11 < params < math.inf else ""))
     sizes = {"params": params, "layers": layers, "step_seconds": seconds}
     given = {key: value for key, value in sizes.items() if value is not None}
     if given and name != "streaming-diloco":
