@@ -81,12 +81,12 @@ class BurstyWindow(Window):
         burst = min(self.burst, narrowest.feed * since)
         standing = min(burst - burst / narrowest.feed * rate, self.window - rate * since)
         standing = max(standing, self.window - rate * self.route.round_trip)
-        return max(min(standing, left, narrowest.queue), 0.0)
+        return max(min(min(standing, left), narrowest.queue), 0.0)
 
     def coming_bytes(self, now: float, span: float, left: float, full_rate: float, begins: float) -> float:
         """The same, of a window whose first byte is received at `begins`."""
         narrowest = self.route.narrowest
-        most = min(self.window, left, narrowest.queue)
+        most = min(min(self.window, left), narrowest.queue)
         since = min(max(now - begins, most / narrowest.feed), now + span - begins)
         return max(min(most, narrowest.feed * since) - full_rate * since, 0.0)
 

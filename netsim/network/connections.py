@@ -286,6 +286,16 @@ def order_of(transfer: Transfer) -> int:
     return transfer.number
 
 
+def sort_by_sending(transfers: list[Transfer]) -> None:
+    """Sort transfers by number, unless they are sorted: most are, and a sort calls Python's code for each."""
+    before = -1
+    for transfer in transfers:
+        if transfer.number < before:
+            transfers.sort(key=order_of)
+            return
+        before = transfer.number
+
+
 def transfer_of(claim: Claim) -> Transfer:
     """The transfer whose rate is that of a claim."""
     transfer = claim.owner

@@ -26,6 +26,7 @@ from netsim.network.connections import (
     Owner,
     Transfer,
     order_of,
+    sort_by_sending,
     transfer_of,
 )
 from netsim.network.heap import Heap, HeapItem
@@ -220,7 +221,7 @@ class Engine:
             while transfer is not None:
                 found.append(transfer)
                 transfer = transfer.next
-        found.sort(key=order_of)
+        sort_by_sending(found)
         return found
 
     # -- sending ---------------------------------------------------------------------------------------------
@@ -395,8 +396,7 @@ class Engine:
             self.show_time(self.now)
         present.delivered = []
         present.has_changed = True  # owners may act at this instant, and more may be due
-        if len(delivered) > 1:
-            delivered.sort(key=order_of)
+        sort_by_sending(delivered)
         for transfer in delivered:
             if transfer.tells_sent:
                 notices.append(transfer)
@@ -406,8 +406,7 @@ class Engine:
                     observer.transfer_ended(transfer.number, transfer.size)
         if notices:
             present.notices = []
-            if len(notices) > 1:
-                notices.sort(key=order_of)
+            sort_by_sending(notices)
             self._notify(notices, delivered)
         else:
             for transfer in delivered:

@@ -167,7 +167,7 @@ class FairShares:
             The claims whose `next_rate` differs from `rate`; the caller assigns it.
         """
         changed: list[Claim] = []
-        if not self._changed:
+        if self._new and not self._changed:
             self._serve_undisturbed(changed)
         if self._new or self._changed:
             self._settle_affected(changed)

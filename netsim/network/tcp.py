@@ -163,12 +163,29 @@ class ReceiveWindow:
         return self.window
 
 
+@final
+class FreshWindow:
+    """Windows of a new connection, in bytes.
+
+    Attributes:
+        initial: of its first round trip, as far as the sender is concerned.
+        receive: the receiver's; infinity where slow start does not reach it in two rounds.
+        window: the least of both; without slow start the limit.
+    """
+
+    def __init__(self, tcp: TcpSettings, route: Route) -> None:
+        self.initial = min(tcp.initial_segments * route.segment, route.window_limit)
+        first = RECEIVE_BYTES * route.streams
+        self.receive = first if tcp.slow_start and 2 * self.initial > first else inf
+        self.window = min(self.initial, self.receive) if tcp.slow_start else route.window_limit
+
+
 class Window(CongestionControl):
     """Congestion window of one connection: slow start, and then congestion avoidance.
 
     Args:
         tcp: settings that all windows of a network share.
-        route: of the connection; its figures are read as they change.
+        route: of the connection; its latency and loss are read as they change.
         avoidance: growth after slow start.
     """
 
@@ -181,28 +198,15 @@ class Window(CongestionControl):
         self.slow_start = SlowStart()
         self.drop = TailDrop()
         self.round = RoundTrip(route.round_trip)
-        self.receive = ReceiveWindow(self._first_receive, self._initial)
-        self.window = self._fresh_window
+        self.fresh = FreshWindow(tcp, route)
+        self.receive = ReceiveWindow(self.fresh.receive, self.fresh.initial)
+        self.window = self.fresh.window
         self.largest = self.window  # ever
         self.left = 0.0  # remaining bytes of the present message, when last reported
         self.loss = route.loss
         self.until_loss = self._loss_bytes
 
     # -- figures ---------------------------------------------------------------------------------------------
-
-    @property
-    def _initial(self) -> float:
-        return min(self.tcp.initial_segments * self.route.segment, self.route.window_limit)
-
-    @property
-    def _fresh_window(self) -> float:
-        return min(self._initial, self._first_receive) if self.tcp.slow_start else self.route.window_limit
-
-    @property
-    def _first_receive(self) -> float:
-        """Receive window of a new connection; infinity where slow start does not reach it in two rounds."""
-        first = RECEIVE_BYTES * self.route.streams
-        return first if self.tcp.slow_start and 2 * self._initial > first else inf
 
     @property
     def _loss_bytes(self) -> float:
@@ -216,18 +220,18 @@ class Window(CongestionControl):
     def buffer_bytes(self, now: float) -> float:
         """Size of the sender's socket buffer: twice the largest window so far (Linux)."""
         largest = 0.0 if self._is_forgotten(now) else self.largest
-        return min(2 * max(largest, self._initial, self._fresh_window), self.route.window_limit)
+        return min(2 * max(max(largest, self.fresh.initial), self.fresh.window), self.route.window_limit)
 
     def is_as_new(self, now: float) -> bool:
         """Return whether messages from `now` on take as long as on a new connection."""
         idle = now - self.last_used
         if self.last_used != inf and idle <= FORGOTTEN_SECONDS:
             has_lost = self.until_loss != self._loss_bytes or self.avoids
-            has_opened = self.receive.coming > self._first_receive
+            has_opened = self.receive.coming > self.fresh.receive
             if idle <= self._timeout or has_lost or has_opened or self.slow_start.threshold < inf:
                 return False
-            largest = self._initial * 2.0 ** int(min(idle / self._timeout, 64))
-            if not self._fresh_window <= self._acknowledged_window() <= largest:
+            largest = self.fresh.initial * 2.0 ** int(min(idle / self._timeout, 64))
+            if not self.fresh.window <= self._acknowledged_window() <= largest:
                 return False
         # A sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
         is_small = self.buffer_bytes(now) == self.buffer_bytes(inf)
@@ -354,11 +358,11 @@ class Window(CongestionControl):
         if idle <= self._timeout:
             return False
         if self._is_forgotten(now):
-            self.window = self.largest = self._fresh_window
+            self.window = self.largest = self.fresh.window
             self.avoids = self.avoidance.has_lost = False
             self.until_loss = self._loss_bytes
             self.slow_start.reset()
-            self.receive = ReceiveWindow(self._first_receive, self._initial)
+            self.receive = ReceiveWindow(self.fresh.receive, self.fresh.initial)
         else:
             acknowledged = self._acknowledged_window()
             if acknowledged > self.window:
@@ -375,7 +379,7 @@ class Window(CongestionControl):
                 self.window = min(self.window, self._avoided(self.last_used))
             slow.ended = inf
             halvings = int(min(idle / self._timeout, 64))
-            self.window = max(self.window / 2.0**halvings, min(self._initial, self.window))
+            self.window = max(self.window / 2.0**halvings, min(self.fresh.initial, self.window))
             slow.has_filled = False
         self.drop.clear()
         self.round.used = 0.0
@@ -387,7 +391,7 @@ class Window(CongestionControl):
         is_growing = self.round.follows_full and not self.avoids and not self.drop.is_active
         if not (self.tcp.rendezvous and is_growing):
             return self.window
-        return min(self.window + self.round.used, self.route.window_limit, self.slow_start.threshold)
+        return min(min(self.window + self.round.used, self.route.window_limit), self.slow_start.threshold)
 
     def _use(self, now: float, left: float) -> None:
         drained = self.left - left
@@ -427,9 +431,9 @@ class Window(CongestionControl):
         slow, is_one = self.slow_start, self.round.is_one
         # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
         wanted = self.window + used if self.round.follows_full else max(self.window, 2 * used)
-        if self.window == self._initial and used >= self.window * ROUND_TOLERANCE:
+        if self.window == self.fresh.initial and used >= self.window * ROUND_TOLERANCE:
             wanted -= self.tcp.owed * self.route.segment
-        wanted = min(wanted, self.receive.after(used), self.route.window_limit)
+        wanted = min(min(wanted, self.receive.after(used)), self.route.window_limit)
         pipe = rate * self.route.round_trip
         train = self._train(pipe)
         ends_by_train = is_one and used > train > 0
