@@ -236,7 +236,9 @@ def test_a_point_is_not_trained_with_edited_code_next_to_results_of_the_former(
     capsys.readouterr()
     assert main(resume) == 2
     line = f"{out}: own_swept was edited since its first results; "
-    assert f"{line}undo the edit, or add --edited-code" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert f"{line}undo the edit, or add --edited-code" in refused
+    assert "to continue: netgym" not in refused, "which was refused again"
     assert (out / "environment.json").read_text() == facts
     assert not second.exists()
     assert main([*resume, "--edited-code"]) == 0

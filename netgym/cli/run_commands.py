@@ -188,7 +188,8 @@ def reported(
         work.end(f"results so far are in {path}, marked incomplete; to continue: {again}")
         showing.end(f"results are in {path}; for their page: {again}")
     except NetsimError as error:
-        if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
+        is_said = any(words in str(error) for words in ("this run is over", "to continue"))
+        if (folder.path / "summary.json").is_file() and not is_said:
             error.add_note(f"Results so far are in {path}; to continue: {again}")
         raise
     finally:
