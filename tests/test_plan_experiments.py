@@ -16,6 +16,7 @@ from experiments import json_of
 from netgym.cli.main import main
 from netgym.planning import plan as plan_module
 from netgym.planning.sweep import placed, step_ratio_lines
+from netsim.errors import InputError
 
 SITES = """
 topology:
@@ -211,6 +212,20 @@ def test_an_interrupted_plan_keeps_what_it_has(
     assert [row["name"] for row in json.loads(printed.out)["plans"]] == ["DiLoCo", "AllReduce", "DiLoCo"]
     assert json.loads(printed.out)["break_even"] == []
     assert "3 of 6 plans" in printed.err
+
+
+def test_a_plan_interrupted_after_a_refusal_says_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended as if the refused strategy had been the only one."""
+    outcomes = iter([InputError("plan: it never ends"), KeyboardInterrupt()])
+
+    def refuse(*_: Any) -> Any:
+        raise next(outcomes)
+
+    monkeypatch.setattr(plan_module, "plan", refuse)
+    assert main(LOCAL.replace("--workers", "--topology lan --workers").split()) == 130
+    assert "interrupted: 0 of 2 plans were made; plan: it never ends" in capsys.readouterr().err
 
 
 # --- sweeps of plans ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import click
 
 from exogym_core.config import MOST_WORKERS
 from exogym_core.uncompiled import without_compiler
-from netgym.command_options import takes
+from netgym.command_options import first_line, takes
 from netgym.planning.tables import LONGEST_SEQUENCE, MEMORY_CHOICES
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, given
@@ -209,10 +209,9 @@ def plan(
             for row in plan_rows(request, lost, progress, f" at {where}" if where else "", failures=failures):
                 rows.append({**row, "point": point} if sweeps else row)
                 progress.advance()
-    made = f"{len(rows)} of {total} plans were made"
-    if not rows:
-        work.end(made)
+    made = f"{len(rows) - len(failures)} of {total} plans were made"
     if len(failures) == len(rows):
+        work.end("; ".join([made, *map(first_line, failures)]))
         raise failures[0]
     # Of a sweep that was interrupted some points are missing, so it has no break-even lines.
     requests = [request for _, request in points]
