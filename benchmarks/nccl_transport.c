@@ -1,13 +1,17 @@
 /* nccl_transport: a rank of NCCL's collectives over sockets, without a GPU.
  *
- *   nccl_transport RANK RANKS NEXT_ADDRESS SOCKETS BARRIER_FILE OP:BYTES:CALLS ...
+ *   nccl_transport RANK RANKS ADDRESSES SOCKETS BARRIER_FILE WORK ...
+ *
+ * ADDRESSES are those of all ranks, with commas. WORK is OP:BYTES:CALLS, OP+OP:BYTES:CALLS or pause:MILLISECONDS:1; OP is
+ * all_reduce, reduce, broadcast, or exchange of BYTES between each two ranks.
  *
  * It does to Linux's sockets what NCCL 2.8.4 does (src/transport/net_socket.cc, net.cc and src/collectives/device):
  * two channels around the ring of ranks; a connection has SOCKETS sockets and one that announces the size of each
  * slice; a slice is split over sockets in parts of at least 64 KiB, and its successor is begun when all parts are in
  * the sockets; eight steps of 512 KiB may be under way, in slices of two steps (all_reduce) or one (reduce to and
  * broadcast from rank 0); a channel's kernel takes its slices in order, and a call begins when both channels have
- * ended the one before. Kernels and copies take no time. Rank 0 prints the seconds of each OP, from the arrival of
+ * ended the one before. An exchange (grouped sends and receives) has a connection for each pair and direction, with
+ * slices of 128 KiB and eight under way, all at once. Kernels and copies take no time. Rank 0 prints the seconds of each OP, from the arrival of
  * the last rank to the end of the last; ranks meet in the BARRIER_FILE, which is of the same machine and begins with
  * zeros.
  */
@@ -25,7 +29,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CHANNELS = 2, MOST_SOCKETS = 16, STEPS = 8, STEP = 512 << 10, LEAST_PART = 64 << 10, PORT = 5599, RING = 64 };
+enum { CHANNELS = 2, MOST_SOCKETS = 16, STEPS = 8, STEP = 512 << 10, LEAST_PART = 64 << 10, PORT = 5599, RING = 64,
+       MOST_RANKS = 32, PAIR_SLICE = 128 << 10 };
 
 struct part { int socket, size, done; };
 struct connection {                     /* of one channel, in one direction */
@@ -37,7 +42,9 @@ struct connection {                     /* of one channel, in one direction */
 };
 struct slice { int receives, sends, size; };
 
-static int rank, ranks, num_sockets;
+static int rank, ranks, num_sockets, listener;
+static char *addresses[MOST_RANKS];
+static struct connection to[MOST_RANKS], from[MOST_RANKS];  /* of exchanges */
 static struct connection out[CHANNELS], in[CHANNELS];
 static struct slice *slices[CHANNELS];
 static long num_slices[CHANNELS];
@@ -153,22 +160,44 @@ static int new_socket(void) {
     return s;
 }
 
-static void join_ring(const char *next) {
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(PORT)}, there = here;
-    int listener = new_socket(), one = 1, id;
-    inet_aton(next, &there.sin_addr);
-    if (bind(listener, (void *)&here, sizeof here) || listen(listener, 128)) die("listen");
-    barrier();
-    for (id = 0; id < CHANNELS * (num_sockets + 1); id++) {
-        int s = out[id / (num_sockets + 1)].sockets[id % (num_sockets + 1)] = new_socket();
+/* Open the sockets of `num` connections to a rank, accept as many from another. */
+static void join(int target, struct connection *out, struct connection *in, int num) {
+    struct sockaddr_in there = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+    int one = 1, id, each = num_sockets + 1;
+    inet_aton(addresses[target], &there.sin_addr);
+    for (id = 0; id < num * each; id++) {
+        int s = out[id / each].sockets[id % each] = new_socket();
         if (connect(s, (void *)&there, sizeof there)) die("connect");
         if (send(s, &id, sizeof id, 0) != sizeof id) die("send");
     }
-    for (int n = 0; n < CHANNELS * (num_sockets + 1); n++) {
+    for (int n = 0; n < num * each; n++) {
         int s = accept(listener, 0, 0);
         if (s < 0 || recv(s, &id, sizeof id, MSG_WAITALL) != sizeof id) die("accept");
         setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        in[id / (num_sockets + 1)].sockets[id % (num_sockets + 1)] = s;
+        in[id / each].sockets[id % each] = s;
+    }
+    barrier();
+}
+
+static void exchange(long bytes) {
+    long num = (bytes + PAIR_SLICE - 1) / PAIR_SLICE, last_out[MOST_RANKS], last_in[MOST_RANKS];
+    for (int peer = 0; peer < ranks; peer++) {
+        if (peer != rank && !to[(rank + 1) % ranks].sockets[0])
+            for (int d = 1; d < ranks; d++) join((rank + d) % ranks, &to[(rank + d) % ranks], &from[(rank + ranks - d) % ranks], 1);
+        last_out[peer] = to[peer].posted + num, last_in[peer] = from[peer].consumed + num;
+    }
+    for (int left = 1; left;) {
+        int moved = left = 0;
+        for (int peer = 0; peer < ranks; peer++) {
+            struct connection *o = &to[peer], *i = &from[peer];
+            if (peer == rank) continue;
+            while (o->posted < last_out[peer] && o->posted - o->done < STEPS) o->sizes[o->posted++ % RING] = PAIR_SLICE;
+            i->consumed = i->done;
+            left |= o->posted < last_out[peer] || i->done < last_in[peer];
+            if (i->done < last_in[peer]) moved |= progress(i, 0, STEPS);
+            moved |= progress(o, 1, STEPS);
+        }
+        if (!moved && left) rest();
     }
 }
 
@@ -177,20 +206,34 @@ int main(int argc, char **argv) {
     arrived = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[5], O_RDWR), 0);
     if (arrived == MAP_FAILED) die(argv[5]);
     buffer = malloc(4 * STEP);
-    join_ring(argv[3]);
+    for (int i = 0; i < ranks; i++) addresses[i] = strtok(i ? 0 : argv[3], ",");
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+    listener = new_socket();
+    if (bind(listener, (void *)&here, sizeof here) || listen(listener, 1024)) die("listen");
+    barrier();
+    join((rank + 1) % ranks, out, in, CHANNELS);
     for (int i = 6; i < argc; i++) {
-        char op[32];
+        char ops[64];
         long bytes;
         int calls;
-        sscanf(argv[i], "%31[^:]:%ld:%d", op, &bytes, &calls);
-        int most = STEPS / (strcmp(op, "all_reduce") ? 1 : 2);
+        sscanf(argv[i], "%63[^:]:%ld:%d", ops, &bytes, &calls);
         barrier();
+        if (!strcmp(ops, "pause")) {
+            usleep(bytes * 1000);
+            continue;
+        }
         double began = now();
-        plan(op, bytes);
-        for (int n = 0; n < calls; n++) call(most);
+        for (char *op = strtok(ops, "+"); op; op = strtok(0, "+")) {
+            int most = STEPS / (strcmp(op, "all_reduce") ? 1 : 2), is_exchange = !strcmp(op, "exchange");
+            if (!is_exchange) plan(op, bytes);
+            for (int n = 0; n < calls; n++) is_exchange ? exchange(bytes) : call(most);
+        }
         for (int c = 0; c < CHANNELS; c++)
             while (out[c].done < out[c].posted)
-                if (!progress(&out[c], 1, most)) rest();
+                if (!progress(&out[c], 1, STEPS)) rest();
+        for (int peer = 0; peer < ranks; peer++)
+            while (to[peer].done < to[peer].posted)
+                if (!progress(&to[peer], 1, STEPS)) rest();
         barrier();
         if (rank == 0) printf("%.4f\n", now() - began);
     }

@@ -1,26 +1,39 @@
 """NCCL's socket transport between shaped namespaces, without a GPU, and the model of nccl-sockets.
 
     sudo python benchmarks/nccl_transport.py [NUMBER OF SHAPES [SEED]]
+    sudo python benchmarks/nccl_transport.py netem MILLISECONDS GBIT/S MIB [LOSS]
+    sudo python benchmarks/nccl_transport.py tbf MBIT/S
 
 `nccl_transport.c` does to Linux's sockets what NCCL 2.8.4 does, so steps, slices, credits, sockets and TCP are
 measured, without kernels and copies. Shapes are drawn; their rates are low, since one machine carries all hosts. A line
 is two calls back to back on new connections, and the same again.
+
+`netem` repeats cells of aws-shaped-* with four hosts at their own rates and times: a warm-up and five rounds of the
+three calls, as the source's script has them, behind `netem.c`; LOSS is the share of packets dropped at random. It needs
+/dev/net/tun and half a core a Gbit/s. `tbf` repeats a synchronisation and a step of DDP of diloco-measured behind the
+kernel's own tbf, three times.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shaped_links import ShapedLinks, why_not
+from harness import REALTIME
+from shaped_links import SETTINGS, ShapedLinks, allow_congestion_control, sh, why_not
 
 import netsim
 from netsim import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 OPERATIONS = ("all_reduce", "reduce", "broadcast")
 CALLS = 2
@@ -64,24 +77,27 @@ class Shape(NamedTuple):
 
     def measured(self, op: str, program: Path) -> list[float]:
         """Seconds of the calls on new connections, and again."""
-        with ShapedLinks(self.topology()) as net, tempfile.NamedTemporaryFile() as barrier:
-            barrier.write(bytes(4096))
-            barrier.flush()
-            names = [host.name for host in net.topology.hosts]
-            work = [f"{op}:{self.mebibytes << 20}:{CALLS}"] * 2
-            commands = {
-                name: [
-                    str(program),
-                    str(index),
-                    str(len(names)),
-                    net.address(names[(index + 1) % len(names)]),
-                    str(self.sockets),
-                    barrier.name,
-                    *work,
-                ]
-                for index, name in enumerate(names)
-            }
-            return [float(line) for line in net.run(commands, SECONDS)[0].split()]
+        with ShapedLinks(self.topology()) as net:
+            return seconds_of(net, program, self.sockets, [f"{op}:{self.mebibytes << 20}:{CALLS}"] * 2)
+
+
+def seconds_of(net: ShapedLinks, program: Path, sockets: int, work: Sequence[str]) -> list[float]:
+    """Seconds of each piece of work among the hosts of shaped links."""
+    names = [host.name for host in net.topology.hosts]
+    with commands(program, [net.address(name) for name in names], sockets, work) as lines:
+        return [float(line) for line in net.run(dict(zip(names, lines, strict=True)), SECONDS)[0].split()]
+
+
+@contextmanager
+def commands(
+    program: Path, addresses: Sequence[str], sockets: int, work: Sequence[str]
+) -> Iterator[list[list[str]]]:
+    """Command of each rank."""
+    with tempfile.NamedTemporaryFile() as barrier:
+        barrier.write(bytes(4096))
+        barrier.flush()
+        rest = [",".join(addresses), str(sockets), barrier.name, *work]
+        yield [[str(program), str(rank), str(len(addresses)), *rest] for rank in range(len(addresses))]
 
 
 def draw(number: int, seed: int) -> list[Shape]:
@@ -97,15 +113,94 @@ def draw(number: int, seed: int) -> list[Shape]:
     return shapes
 
 
+def compile_c(name: str, folder: str) -> Path:
+    """Compile a program beside this file."""
+    program = Path(folder) / name
+    source = Path(__file__).with_name(f"{name}.c")
+    subprocess.run(["gcc", "-O2", "-o", str(program), str(source)], check=True)
+    return program
+
+
+def behind_netem(milliseconds: float, gigabits: float, mebibytes: int, loss: float) -> None:
+    """Print seconds of rounds of the source's three calls among four hosts, and their means after the first."""
+    num, part, names = 4, (mebibytes << 20) // 4, (f"netem{os.getpid()}-", "all_reduce", "central", "sharded")
+    calls = (f"all_reduce:{part}:{num}", f"reduce+broadcast:{part}:{num}", f"exchange:{part}:2")
+    limit = int(gigabits * 1500 * milliseconds * 1.5)  # tc_netem_delay_bandwdith.sh
+    spaces = [f"{names[0]}{index}" for index in range(num)]
+    rounds: list[list[float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        program, netem = compile_c("nccl_transport", folder), compile_c("netem", folder)
+        words = [names[0], num, milliseconds * 1e3, gigabits * 1e9, 9001, limit, loss]
+        line = None
+        try:
+            with allow_congestion_control("cubic"):
+                for space in spaces:
+                    sh(f"ip netns add {space}")
+                    sh(
+                        f"ip netns exec {space} sysctl -q",
+                        *(f"{key}={value}" for key, value in SETTINGS.items()),
+                    )
+            line = subprocess.Popen([str(netem), *map(str, words)], stdout=subprocess.PIPE, text=True)
+            assert line.stdout is not None
+            line.stdout.readline()
+            addresses = [f"10.9.0.{index + 1}" for index in range(num)]
+            with commands(program, addresses, 16, [*calls] * 6) as lines:
+                started = [
+                    subprocess.Popen(
+                        ["ip", "netns", "exec", space, *REALTIME, *each], stdout=subprocess.PIPE, text=True
+                    )
+                    for space, each in zip(spaces, lines, strict=True)
+                ]
+                seconds = list(map(float, started[0].communicate(timeout=SECONDS)[0].split()))
+            rounds = [seconds[at : at + 3] for at in range(0, len(seconds), 3)]
+        finally:
+            if line is not None:
+                line.terminate()
+                line.wait()
+            for space in spaces:
+                subprocess.run(["ip", "netns", "del", space], check=False)
+    for name, each in zip(names[1:], zip(*rounds, strict=True), strict=True):
+        print(name, f"mean {statistics.mean(each[1:]):.3f} s of", *(f"{one:.2f}" for one in each))
+
+
+def behind_tbf(megabits: int) -> None:
+    """Print seconds of 57 blocking all_reduces of DiLoCo, and of a broadcast and three all_reduces of DDP."""
+    names = [f"h{index}" for index in range(4)]
+    link = {"up": f"{megabits} Mbit/s", "down": "10 Gbit/s", "latency": "50 us", "mtu": 9001}
+    star = {
+        "hosts": names,
+        "routers": ["switch"],
+        "links": [{"between": [each, "switch"], **link} for each in names],
+    }
+    shaper = f"tbf rate {megabits}mbit burst 32768 latency 50ms"
+    tensors = [50257 * 256] * 2 + [256 * 256] * 24 + [256 * 768] * 18 + [256] * 13
+    work = {
+        "DiLoCo": [f"all_reduce:{4 * size}:1" for size in tensors],
+        "DDP": ["broadcast:50331648:1", *(f"all_reduce:{size}:1" for size in (51463168, 20447232, 51463168))],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        program = compile_c("nccl_transport", folder)
+        for name, calls in work.items():
+            with ShapedLinks(Topology.from_mapping(star), shaper=shaper) as net:
+                seconds = seconds_of(net, program, 16, calls * 3)
+            num = len(calls)
+            print(name, *(f"{sum(seconds[at : at + num]):.2f} s" for at in range(0, len(seconds), num)))
+
+
 def main(arguments: list[str]) -> None:
     if reason := why_not():
         sys.exit(f"nccl_transport: {reason}")
+    if arguments[:1] == ["netem"]:
+        milliseconds, gigabits, mebibytes, loss = map(float, [*arguments[1:], "0"][:4])
+        behind_netem(milliseconds, gigabits, int(mebibytes), loss)
+        return
+    if arguments[:1] == ["tbf"]:
+        behind_tbf(int(arguments[1]))
+        return
     number, seed = (*map(int, arguments), *(6, 1)[len(arguments) :])
     errors: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "nccl_transport"
-        source = Path(__file__).with_suffix(".c")
-        subprocess.run(["gcc", "-O2", "-o", str(program), str(source)], check=True)
+        program = compile_c("nccl_transport", folder)
         print(
             "| hosts | Mbit/s | round trip | sockets | MiB | operation | new: real | model | again: real | model |"
         )

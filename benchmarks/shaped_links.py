@@ -96,8 +96,12 @@ class ShapedLinks:
     ...     subprocess.run([*net.inside("us.0"), "ping", "-c1", net.address("eu.0")])
     """
 
-    def __init__(self, topology: Topology, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, topology: Topology, settings: dict[str, str] | None = None, shaper: str | None = None
+    ) -> None:
+        """With `shaper`, words for tc in place of this module's tbf, interfaces keep their offloads."""
         self.topology = topology
+        self._shaper = shaper
         self._settings = {**SETTINGS, **(settings or {})}
         self._prefix = f"shaped{os.getpid()}x{id(self) % 0x10000:x}"
         self._made: list[str] = []
@@ -158,7 +162,7 @@ class ShapedLinks:
 
     def __enter__(self) -> Self:
         try:
-            with _allowed(self._settings["net.ipv4.tcp_congestion_control"]):
+            with allow_congestion_control(self._settings["net.ipv4.tcp_congestion_control"]):
                 self._make_namespaces()
             self._make_links()
             self._make_routes()
@@ -251,12 +255,13 @@ class ShapedLinks:
         else:
             sh(f"ip -n {here} link add {out} type veth peer name {into} netns {there}")
         sh(f"ip -n {there} link set {into} address {self._mac(link.target, link.source)}")
-        _offloads_off(here, [out])
-        _offloads_off(there, [into])
+        if self._shaper is None:
+            _offloads_off(here, [out])
+            _offloads_off(there, [into])
         sh(f"ip -n {here} link set {out} mtu {mtu} up")
         sh(f"ip -n {there} link set {into} mtu {mtu} up")
         if link.bits_per_second < UNSHAPED_BITS_PER_SECOND:
-            shaper = _shaper(link.bits_per_second, link.queue_packets, mtu)
+            shaper = self._shaper or _shaper(link.bits_per_second, link.queue_packets, mtu)
             sh(f"tc -n {here} qdisc add dev {out} root {shaper}")
         return spans
 
@@ -293,7 +298,7 @@ class ShapedLinks:
 
 
 @contextlib.contextmanager
-def _allowed(congestion_control: str) -> Iterator[None]:
+def allow_congestion_control(congestion_control: str) -> Iterator[None]:
     """A namespace may choose from the machine's allowed algorithms only: let this one be among them meanwhile."""
     path = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
     with path.open() as lock:
