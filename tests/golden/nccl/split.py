@@ -5,7 +5,8 @@
 Source: results/Simulate_DP.md of BinhangYuan/tc_cluster_setting at 75581a5 (2022): PyTorch 1.9 on AWS (p3.2xlarge),
 `tc netem` with a delay and a rate on each host's egress, sums of 256 MB and 1 GB in as many tensors as hosts, by
 NCCL's all_reduce, or by its reduce and broadcast. The third table of that page (all_to_all and all_gather by single
-sends) is split likewise (`SHARDED`), later, before its cells were looked at for today's work. A cell belongs to the half that a hash of its name gives:
+sends) is split likewise (`SHARDED`), later; four cells of its half `held`, unshaped or of 1 ms, were seen before they
+were used for anything, and transport.tsv has seconds of NCCL's transport for four others, from before. A cell belongs to the half that a hash of its name gives:
 `build` may be read while the model is built, `held` is read once, afterwards.
 
 Read before this split, so `build` whatever their hash: all figures of results/allreduce.md, broadcast.md and
