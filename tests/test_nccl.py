@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import netsim
 from netsim import InputError, Protocol, Topology, schedule
+from netsim.collectives.estimate import Estimator
 from netsim.collectives.schedules.check import messages
+from netsim.collectives.start import time_collective
 from netsim.errors import UnknownNameError
 
 MIB = 1 << 20
@@ -124,6 +128,24 @@ def test_two_channels_hide_less_of_a_long_delay_than_one_connection() -> None:
     one = rounds * (slice_seconds + 0.04) + loops * (3 * slice_seconds + 0.04) + slice_seconds
     two = rounds * (2 * slice_seconds + 0.04) + loops * (4 * slice_seconds + 0.04)
     assert seconds == pytest.approx([one, two], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("num", "latency", "num_bytes", "protocol"),
+    [
+        (14, "1 ms", 64 << 20, {"preset": "nccl-sockets", "window": "256 KiB"}),  # the last loop is small
+        (10, "10 ms", 150 << 20, {"preset": "linux-tcp", "window": "64 KiB", "connections": "per-transfer"}),
+    ],
+)
+def test_the_first_steps_of_a_ring_give_the_seconds_of_all(
+    num: int, latency: str, num_bytes: int, protocol: Any
+) -> None:
+    """All loops were taken for as large as the first, and all messages for those of one window: up to 3.4 times."""
+    topology, parsed, hosts = star(num, latency=latency), Protocol.parse(protocol), range(num)
+    made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="nccl-ring")
+    short, later, _ = Estimator(topology, parsed).first_steps(made, hosts)
+    first, whole = (time_collective(topology, parsed, each, hosts).seconds[0] for each in (short, made))
+    assert first + later == pytest.approx(whole, rel=0.03)
 
 
 def test_one_stream_carries_both_channels() -> None:

@@ -675,3 +675,22 @@ def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
     assert (result.target, result.virtual_seconds_to_target) == ("touched", None)  # one other model follows
     result = recorded(3.5, (1, 3.6, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 2, 3), (6, 0.5, 3, 5))
     assert (result.target, result.virtual_seconds_to_target) == ("held", 10.0)
+
+
+def test_an_interrupted_step_of_some_ranks_reaches_no_listener():
+    """Its row had the figures of the ranks that were ahead; a resumed run gives it with those of all."""
+    steps = []
+
+    def press(row):
+        steps.append(row["step"])
+        if row["step"] == 15:
+            raise KeyboardInterrupt
+
+    options = {
+        "topology": "lan",
+        "compute": {"fixed": "2 ms", "jitter": 1.0},
+        "strategy": DiLoCoStrategy(H=20),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        fit(max_steps=20, on_event=press, **options)
+    assert steps == list(range(1, 16))

@@ -323,29 +323,39 @@ class Estimator:
             hosts: host of each member.
             repeat: number of repetitions.
         """
-        num_steps, pace, before, ahead_before = _FEWEST_STEPS, 0.0, 0.0, 0.0
+        num_steps, pace, before, least_before = _FEWEST_STEPS, 0.0, 0.0, 0.0
         short, left = schedule, 0
         is_buffered = self._protocol.buffers_sends
         filling = self._filling_steps(schedule, hosts) if is_buffered else 0.0
         while (found := _truncate(schedule, num_steps)) is not None:
             seconds = self._simulate(found[0], hosts, repeat)
-            ahead = seconds - self._least(found[0], hosts)
+            least = self._least(found[0], hosts)
+            ahead_before = before - least_before
             now = (seconds - before) / (num_steps if before == 0.0 else num_steps / 2)
             is_even = abs(now - pace) <= _SAME_PACE * pace
-            is_least = is_buffered and abs(ahead - ahead_before) <= _SAME_PACE * (seconds - before)
+            is_least = is_buffered and abs(seconds - least - ahead_before) <= _SAME_PACE * (seconds - before)
             is_settled = num_steps >= filling and (is_even or is_least)
             if before and (is_settled or (is_buffered and found[0].num_messages > _MOST_FILLING)):
-                later = 0.0 if is_least and not is_even else left * now
+                whole, later = self._least(schedule, hosts), 0.0
+                if is_even or not is_least:
+                    # The steps of the last loop of NCCL's rings may have fewer bytes than those before.
+                    sizes = [float(each.pairs[2].sum()) for each in (schedule, found[0], short)]
+                    grown, least_grown = sizes[1] - sizes[2], least - least_before
+                    share = max(
+                        (sizes[0] - sizes[2]) / grown if grown else math.inf,
+                        (whole - least_before) / least_grown if least_grown > 0 else math.inf,
+                    )
+                    later = min(left * now, share * (seconds - before))
                 why = "until a step took as long as those before, within 0.1 %"
                 if not is_settled:
                     why = f"before their pace had settled: twice as many have more than {_MOST_FILLING:,} messages"
                 elif not is_even:
                     why = "until more of them took as long as without shared links, within 0.1 %"
                 if is_buffered:
-                    bound = max(self._least(schedule, hosts) + ahead_before, self._busiest(schedule, hosts))
+                    bound = max(whole + ahead_before, self._busiest(schedule, hosts))
                     later = max(later, bound - before)
                 return short, later, why
-            (short, left), before, ahead_before, pace = found, seconds, ahead, now
+            (short, left), before, least_before, pace = found, seconds, least, now
             num_steps *= 2
         return schedule, 0.0, ""
 
