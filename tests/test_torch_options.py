@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from exogym_core.strategy import AllReduceStrategy
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from netgym.experiment.rehearsal import rehearse
 from netsim.errors import InputError
 
@@ -43,6 +43,12 @@ def arguments(called: Any) -> list[tuple[str, Any]]:
 
 def tried(**options: Any) -> None:
     rehearse(AllReduceStrategy(**options), 1, 6)
+
+
+def test_rehearsals_of_many_workers_take_a_few_of_them_and_still_name_what_does_not_fit():
+    rehearse(AllReduceStrategy(), 100_000, 6)  # each of them would take minutes
+    with pytest.raises(InputError, match="ranks_per_worker=7 does not divide the 300 ranks"):
+        rehearse(DiLoCoStrategy(ranks_per_worker=7), 300, 6)
 
 
 OF_OPTIMIZERS = [
