@@ -343,7 +343,7 @@ class RunConfig:
         failures: workers' hosts crash at random: {'mtbf': '8 h', 'repair': '10 min'}, exponential times drawn by
             seed.
         topology: the network: a file, the name of a shipped one, a mapping or a Topology. None: no virtual time.
-        placement: host names, one a rank; None: spread evenly over regions.
+        placement: host names, one a rank, and perhaps those of servers; None: spread evenly over regions.
         protocol: how transfers use links, a preset or a mapping; None: the topology's, else `linux-tcp`.
         collectives: algorithms of the simulated collectives: `auto`, those by which whole rounds are fastest on
             this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping such as

@@ -223,6 +223,11 @@ def test_servers_go_to_the_strategies_that_have_some(write: Any) -> None:
     given = [experiment.fit_arguments(entry) for entry in experiment.strategies]
     assert [arguments["strategy"].num_servers for arguments in given] == [0, 3]
     assert [arguments.get("servers") for arguments in given] == [None, 3]
+    hosts = ["east.0", "west.0", "east.1", "west.1", "east.0"]
+    placed = Experiment.load(path, [f"placement=[{','.join(hosts)}]"])
+    assert [placed.fit_arguments(entry)["placement"] for entry in placed.strategies] == [hosts[:2], hosts]
+    with pytest.raises(InputError, match=r"placement: expected 2 host names, one a rank, got 5"):
+        Experiment.load(path, [f"placement=[{','.join(hosts)}]", "servers=", "strategies=[AllReduce]"])
 
 
 SCALES = """\

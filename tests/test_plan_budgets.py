@@ -162,6 +162,24 @@ def test_workers_at_their_own_pace_reach_what_their_links_allow(
     assert any("1 server on a-home:" in remark for remark in row["remarks"])
 
 
+def test_hosts_of_servers_are_named_after_those_of_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server was on the first host, here a home of 10 Mbit/s, whatever the placement; others leave its host out."""
+    (tmp_path / "sites.yaml").write_text(
+        "hosts: {a-home: {device: h100}, b: {device: h100}, c: {device: h100}}\nrouters: [x]\nlinks:\n"
+        "  - {between: [a-home, x], bandwidth: 10 Mbit/s}\n  - {between: [b, x], bandwidth: 1 Gbit/s}\n"
+        "  - {between: [c, x], bandwidth: 1 Gbit/s}\n"
+    )
+    (tmp_path / "study.yaml").write_text(
+        "task: digits\nmodel: llama-2m\nworkers: {count: 2}\nsteps: 40\ncompute: 50 ms\nprotocol: ideal\n"
+        "topology: sites.yaml\nplacement: [b, c, b]\nstrategies: [{name: AsyncDiLoCo, H: 4}, {name: DiLoCo, H: 4}]\n"
+    )
+    served, alone = json_of(["plan", str(tmp_path / "study.yaml"), "--json"], capsys)
+    assert any(remark == "1 server on b" for remark in served["remarks"])
+    assert served["placement"] == alone["placement"] == {"b": 1, "c": 1}
+
+
 def test_memory_is_the_sum_of_its_parts() -> None:
     """In bytes a parameter: half of them in bf16, optimizer states in one byte a number, or elsewhere."""
     where = replace(setting(), model=planned_model("llama-2m", 64), half=True)

@@ -47,16 +47,27 @@ class MissingDeviceError(InputError):
 def with_servers(
     topology: Topology, num_workers: int, placement: Sequence[str] | None, groups: Sequence[int]
 ) -> Sequence[str] | None:
-    """The host of each worker, then of each server; as given where there are no servers, or where all are placed.
+    """The host of each worker, then of each server: as named in the placement, else each kind spread as workers are.
 
     Args:
         topology: the network.
         num_workers: number of workers.
-        placement: of the workers, as `run_ranks` has it.
+        placement: of the workers, as `run_ranks` has it, and perhaps of servers, which a strategy without leaves out.
         groups: number of servers of each kind.
+
+    Raises:
+        InputError: hosts of servers are named, and of another number.
     """
-    if not sum(groups) or (placement is not None and len(placement) == num_workers + sum(groups)):
+    num_servers, num_named = sum(groups), num_workers if placement is None else len(placement)
+    if placement is not None and num_named >= num_workers and not num_servers:
+        return placement[:num_workers]
+    if not num_servers or num_named == num_workers + num_servers:
         return placement
+    if num_named != num_workers:
+        raise InputError(
+            f"placement: expected {num_workers} host names, one a worker, or {num_workers + num_servers} with those of "
+            f"{format_count(num_servers, 'server')}, got {num_named}"
+        )
     hosts = list(topology.place(num_workers, placement))
     for number in groups:
         hosts += topology.place(number)

@@ -295,7 +295,12 @@ _MOST_PERMUTED = 7  # hosts of a chain whose orders are all compared
 
 
 def hosts_of(
-    topology: Topology, num_workers: int, stages: Stages | None, placement: Sequence[str] | None
+    topology: Topology,
+    num_workers: int,
+    stages: Stages | None,
+    placement: Sequence[str] | None,
+    *,
+    names_servers: bool = False,
 ) -> Sequence[int]:
     """Host of each rank, worker by worker.
 
@@ -303,11 +308,20 @@ def hosts_of(
     of one-way latencies: the longest hop is crossed least often (Yuan et al., DT-FM, arXiv 2206.01288). Of more than
     seven hosts each is followed by the nearest one left.
 
+    Args:
+        topology: the network.
+        num_workers: number of workers.
+        stages: what each of them is cut into.
+        placement: host of each rank, worker by worker.
+        names_servers: whether the placement may go on with hosts of servers.
+
     Raises:
         InputError: the placement does not fit the ranks or the topology.
     """
     count = 1 if stages is None else stages.count
-    hosts = topology.place(num_workers * count, placement)
+    num_ranks = num_workers * count
+    num_named = max(num_ranks, len(placement)) if names_servers and placement is not None else num_ranks
+    hosts = topology.place(num_named, placement)[:num_ranks]
     if count == 1 or placement is not None:
         return hosts
     places: list[int] = []

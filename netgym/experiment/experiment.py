@@ -173,6 +173,8 @@ class Experiment:
         is_served = len(built) < len(labels) or any(each.num_servers for each in built)
         if settings.servers is not None and not is_served:
             raise document.error(("servers",), "no strategy of this experiment has servers: leave it out")
+        if topology is not None and (placement := settings.placement) is not None and not is_served:
+            _at(document, ("placement",), topology.place, experiment._num_training, placement)
         return experiment
 
     def require_trusted(self, folder: Path) -> None:
@@ -237,10 +239,15 @@ class Experiment:
                 return f"{placed}: each computes at full speed ({unknown})"
         return f"{placed}: those beyond a host's devices share them"
 
+    @property
+    def _num_training(self) -> int:
+        stages = Stages.parse(self.settings.stages)
+        return self.settings.workers.count * (1 if stages is None else stages.count)
+
     def _hosts(self, topology: Topology) -> Sequence[int]:
         """Host of each rank that trains."""
-        settings = self.settings
-        return hosts_of(topology, settings.workers.count, Stages.parse(settings.stages), settings.placement)
+        settings, stages = self.settings, Stages.parse(self.settings.stages)
+        return hosts_of(topology, settings.workers.count, stages, settings.placement, names_servers=True)
 
     def only(self, *names: str) -> Experiment:
         """Copy with the strategies of these names or labels, in this order.
@@ -365,6 +372,8 @@ class Experiment:
         given["strategy"] = strategy = self.build_strategy(entry)
         if not strategy.num_servers:
             del given["servers"]
+            if given["placement"] is not None:  # which may go on with hosts of others' servers
+                given["placement"] = given["placement"][: self._num_training]
         if given["val_size"] is None:
             del given["val_size"]
         if isinstance(given["device"], list):

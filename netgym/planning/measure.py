@@ -444,7 +444,11 @@ class Measured:
             places = with_servers(setting.topology, setting.num_ranks, setting.placement, groups) or ()
             names = ", ".join(places[-num_servers:])
             remarks += (
-                f"{format_count(num_servers, 'server')} on {names}: servers are placed in the order of names",
+                f"{format_count(num_servers, 'server')} on {names}"
+                + (
+                    ": as the placement names no host of servers"
+                    * (len(setting.placement or ()) <= setting.num_ranks)
+                ),
             )
         if missed:
             remarks += (

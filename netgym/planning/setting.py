@@ -189,7 +189,7 @@ class Setting:
     @property
     def hosts(self) -> Sequence[int]:
         """Host of each rank that trains: of each worker, or of each rank of its chain of stages."""
-        return hosts_of(self.topology, self.num_ranks, self.stages, self.placement)
+        return hosts_of(self.topology, self.num_ranks, self.stages, self.placement, names_servers=True)
 
     @property
     def ranks_a_worker(self) -> int:

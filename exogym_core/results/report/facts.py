@@ -188,7 +188,8 @@ def _placement(results: Results, topology: Mapping[str, Any]) -> str:
     if not isinstance(count, int):
         raise InputError("experiment.yaml: workers.count: expected a whole number")
     stages = Stages.parse(results.settings.get("stages"))
-    hosts = hosts_of(network, count, stages, results.settings.get("placement"))
+    placement = results.settings.get("placement")
+    hosts = hosts_of(network, count, stages, placement, names_servers=True)
     places = Counter(network.region_of(host) for host in hosts)
     counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
     more = f" and {len(places) - 12} more" if len(places) > 12 else ""

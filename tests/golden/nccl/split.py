@@ -6,8 +6,8 @@ Source: results/Simulate_DP.md of BinhangYuan/tc_cluster_setting at 75581a5 (202
 `tc netem` with a delay and a rate on each host's egress, sums of 256 MB and 1 GB in as many tensors as hosts, by
 NCCL's all_reduce, or by its reduce and broadcast. The third table of that page (all_to_all and all_gather by single
 sends) is split likewise (`SHARDED`), later; four cells of its half `held`, unshaped or of 1 ms, were seen before they
-were used for anything, and transport.tsv has seconds of NCCL's transport for four others, from before. A cell belongs to the half that a hash of its name gives:
-`build` may be read while the model is built, `held` is read once, afterwards.
+were used for anything, and transport.tsv has seconds of NCCL's transport for four others, from before. A cell belongs
+to the half that a hash of its name gives: `build` may be read while the model is built, `held` is read once, later.
 
 Read before this split, so `build` whatever their hash: all figures of results/allreduce.md, broadcast.md and
 reduce.md of the same repository (a filter that should have hidden them let whole milliseconds through), and the nine
@@ -38,7 +38,9 @@ def half_of(cell: tuple[str, str, int, int]) -> str:
 
 
 CELLS = {cell: half_of(cell) for cell in product(METHODS, NETWORKS, MEGABYTES, HOSTS)}
-SHARDED = {cell: half_of(cell) for cell in product(("all_to_all and all_gather",), NETWORKS, MEGABYTES, HOSTS)}
+SHARDED = {
+    cell: half_of(cell) for cell in product(("all_to_all and all_gather",), NETWORKS, MEGABYTES, HOSTS)
+}
 
 
 def figures(page: str) -> dict[tuple[str, str, int, int], float]:
