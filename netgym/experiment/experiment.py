@@ -242,7 +242,7 @@ class Experiment:
     @property
     def _num_training(self) -> int:
         stages = Stages.parse(self.settings.stages)
-        return self.settings.workers.count * (1 if stages is None else stages.count)
+        return int(self.settings.workers.count) * (1 if stages is None else stages.count)
 
     def _hosts(self, topology: Topology) -> Sequence[int]:
         """Host of each rank that trains."""

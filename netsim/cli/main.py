@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import click
@@ -48,12 +47,8 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Mistakes are reported in one line, without a traceback."""
-    # Else pydantic reads the metadata of every installed package to find its plugins; and even where it does not, its
-    # loader imports what reads them (importlib.metadata, email, zipfile): 6 % of `netsim show`.
-    if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
-        loader = ModuleType("pydantic.plugin._loader")
-        loader.get_plugins = tuple  # type: ignore[attr-defined]
-        sys.modules.setdefault(loader.__name__, loader)
+    # Else pydantic reads the metadata of every installed package to find its plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         result = cli.main(
             args=None if args is None else list(args), prog_name="netsim", standalone_mode=False
