@@ -27,6 +27,11 @@ def pair(mbit: float = 100, round_trip: str = "100 ms", loss: str = "0 %") -> To
     return Topology.from_mapping(mapping)
 
 
+def four_hosts(latency: str) -> Topology:
+    links = [{"between": [host, "r"], "bandwidth": "100 Mbit/s", "latency": latency} for host in "abcd"]
+    return Topology.from_mapping({"hosts": [*"abcd"], "routers": ["r"], "links": links})
+
+
 def seconds(topology: Topology, num_bytes: float, protocol: Any = "linux-tcp") -> float:
     return float(time_flows(topology, [(0.0, "a", "b", num_bytes)], protocol)[0])
 
@@ -140,6 +145,42 @@ def test_a_hosts_own_line_holds_its_senders_back() -> None:
         assert last(flows, 10) == last(flows, 100_000), flows
         assert last(flows, 100_000, stated=10) > last(flows, 100_000), flows
     assert last(["ac", "bc"], 10) > last(["ac", "bc"], 100_000)
+
+
+def test_small_frames_wait_behind_other_connections_bursts() -> None:
+    """Two of each socket wait at the host's own line, each a millisecond at 1.2 windows a round trip."""
+    star = four_hosts("20 ms")
+    arrived: list[float] = []
+    for num_bytes in (0, 50_000_000):
+        network = Network(Clock(), star, "gloo")
+
+        def send_note(event: object, network: Network = network) -> None:
+            network.send(0, 2, 0, lambda: arrived.append(network.env.now))
+
+        network.send(0, 1, num_bytes, lambda: None)
+        network.env.at(3.0, call=send_note)
+        network.env.run()
+    payload = 100e6 / 8 * PAYLOAD
+    burst = 1.2 * 2 * payload / 1024 // SEGMENT * SEGMENT
+    assert arrived[1] - arrived[0] == pytest.approx(2 * burst / payload)
+
+
+def test_a_new_connection_beside_a_warm_one_leaves_slow_start() -> None:
+    """HyStart hears the bursts of warm ones at the sender's line, and at that of its acknowledgements."""
+    took = []
+    for others in ([(0, 1)], [(0, 1), (2, 3)]):
+        network = Network(Clock(), four_hosts("4 ms"), "gloo")
+        ended: list[float] = []
+
+        def send(event: object, network: Network = network, ended: list[float] = ended) -> None:
+            network.send(0, 2, 3_000_000, lambda: ended.append(network.env.now))
+
+        for source, target in others:
+            network.send(source, target, 20_000_000, lambda: None)
+        network.env.at(1.0, call=send)
+        network.env.run()
+        took.append(ended[0] - 1.0)
+    assert took[1] > 1.1 * took[0]
 
 
 def test_the_socket_takes_a_message_once_the_window_has_grown() -> None:

@@ -17,8 +17,14 @@ used up.
 HyStart then ends slow start once a connection, at the window of the moment when acknowledgements have come in a row for
 half a round trip; those of a burst come as fast as its host's share of what arrives lets it drain. Its other test is
 whether a round's first segments are late by an eighth of the round trip (4 to 16 ms): a new connection to a host whose
-line others fill so stays at some 36 segments. The test is made for the receiver's line, where others' windows in flight
-exceed the pipe by far; in queues between sites it depends on a few packets, and the model is as right without it.
+line others fill, or beside others that fill the sender's, so stays at some 36 segments, and then grows by CUBIC.
+The test is made for hosts' lines; in queues between sites it depends on a few packets, and the model is as right
+without it.
+
+**A host's own line** (under a rendezvous) carries what TCP's small queues let each socket put there: two bursts, each
+as long as a millisecond at 1.2 windows a round trip (Linux: `tcp_small_queue_check`, `tcp_tso_autosize`,
+`tcp_pacing_ca_ratio`), of two segments at least and 64 KiB at most. Notes, first bytes and acknowledgements of the
+host's other connections wait behind them.
 
 After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the window before the
 pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its first loss a window grows by
@@ -40,6 +46,8 @@ from netsim.network.tcp import HYSTART_SEGMENTS, ROUND_TOLERANCE, Window
 from netsim.network.tcp_cubic import Cubic
 
 AVOIDANCE: Final[dict[str, Callable[[TcpSettings, Route], Avoidance]]] = {"cubic": Cubic}
+PACING: Final = 1.2  # of a window a round trip, at which bursts leave (tcp_pacing_ca_ratio)
+BURST_BYTES: Final = 65536.0  # largest burst (GSO_LEGACY_MAX_SIZE)
 PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
 
@@ -60,6 +68,7 @@ class BurstyWindow(Window):
         self.burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
         self.burst_began = -inf
         self.crowd_seconds = 0.0  # wait at the receiver's line, now
+        self.line_seconds = 0.0  # the same at senders' own lines, of data and of their acknowledgements
         self._ack_delay = 0.0  # of the round's first segments there
         self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
         self._drained_at = -inf  # its last byte of data
@@ -82,6 +91,15 @@ class BurstyWindow(Window):
         standing = min(burst - burst / narrowest.feed * rate, self.window - rate * since)
         standing = max(standing, self.window - rate * self.route.round_trip)
         return max(min(min(standing, left), narrowest.queue), 0.0)
+
+    def small_queue_bytes(self, rate: float) -> float:
+        """Bytes that wait at the sender's own line, of which the connection has `rate`: two bursts of a millisecond."""
+        route = self.route
+        paced = 2 * rate  # Linux's window is twice what was in flight, and its round trip includes queues
+        if route.round_trip:
+            paced = min(self.window / route.round_trip, paced)
+        burst = min(PACING * paced / 1024, BURST_BYTES) // route.segment
+        return 2.0 * max(burst, 2.0) * route.segment
 
     def coming_bytes(self, now: float, span: float, left: float, full_rate: float, begins: float) -> float:
         """The same, of a window whose first byte is received at `begins`."""
@@ -143,7 +161,7 @@ class BurstyWindow(Window):
         self.drop.begin(rounds, self.window)
 
     def _turn_seconds(self) -> float:
-        return self.route.round_trip + self._ack_wait
+        return self.route.round_trip + self._ack_wait + (self.line_seconds if self.avoids else 0.0)
 
     def _ahead(self) -> float:
         return self.left + self._following
@@ -171,7 +189,7 @@ class BurstyWindow(Window):
 
     def _at_least(self, wanted: float, used: float) -> float:
         """Linux lets windows grow by 5 % a round trip before the first loss."""
-        if self._has_queue and not self.avoidance.has_lost and used >= self.window * ROUND_TOLERANCE:
+        if not self.avoidance.has_lost and used >= self.window * ROUND_TOLERANCE:
             return max(wanted, self.window + used / 20)
         return wanted
 
@@ -179,15 +197,15 @@ class BurstyWindow(Window):
         return max(self.slow_start.last, 0.75 * self.window) if self._has_queue else self.window
 
     def _is_smooth(self) -> bool:
-        return not self._has_queue
+        return self.avoidance.has_lost and not self._has_queue
 
     def _note_use(self, now: float) -> None:
         self.last_used = self._drained_at = now
 
     def _new_round(self, now: float) -> None:
-        if self._has_queue and self.avoids and self.round.used < self.window * ROUND_TOLERANCE:
+        if self.avoids and self.round.used < self.window * ROUND_TOLERANCE:
             self.avoidance.since += (
                 now - self.round.began
             )  # CUBIC's clock stands while the window is not used up
         super()._new_round(now)
-        self._ack_delay = self.crowd_seconds
+        self._ack_delay = self.crowd_seconds + self.line_seconds

@@ -47,6 +47,7 @@ class Queues:
         self._are_overrun = are_overrun
         self._in_use: list[dict[Connection, None]] = [{} for _ in payload]  # by narrowest link
         self._ending: list[dict[Connection, None]] = [{} for _ in payload]  # by last link, under a rendezvous
+        self._starting: list[dict[Connection, None]] = [{} for _ in payload]  # by first link, likewise
         self._has_any = False  # some route has a queue that bursts may overrun
 
     def resize(self, link: int, payload: float) -> None:
@@ -100,6 +101,7 @@ class Queues:
             self._in_use[link][connection] = None
         if self._are_overrun and connection.route.links:
             self._ending[connection.route.links[-1]][connection] = None
+            self._starting[connection.route.links[0]][connection] = None
 
     def leave(self, connection: Connection) -> None:
         link = connection.route.narrowest.bursts_at
@@ -107,6 +109,26 @@ class Queues:
             self._in_use[link].pop(connection, None)
         if self._are_overrun and connection.route.links:
             self._ending[connection.route.links[-1]].pop(connection, None)
+            self._starting[connection.route.links[0]].pop(connection, None)
+
+    def line_seconds(self, route: Route, own: Connection, now: float) -> float:
+        """Wait of frames sent now at their host's own line, for what other connections have put there."""
+        if not self._are_overrun or not route.links:
+            return 0.0
+        payload = self._payload[route.links[0]]
+        busy = [connection for connection in self._starting[route.links[0]] if connection.backlog > 0.0]
+        num_bytes = 0.0
+        for connection in busy:
+            first, window = connection.first, connection.window
+            if connection is own or first is None or not isinstance(window, BurstyWindow):
+                continue
+            left = connection.backlog
+            if first.drains:
+                there = now + route.setup + connection.route.latency
+                left -= first.size - first.remaining + first.rate * (there - first.since)
+            if left > 0.0 and connection.route.narrowest.feed == 0.0:
+                num_bytes += min(left, window.small_queue_bytes(payload / len(busy)))
+        return num_bytes / payload if payload else 0.0
 
     def seconds(self, route: Route, own: Connection, now: float, span: float = 0.0) -> float:
         """Longest wait of small frames sent within `span` seconds, behind others' data in the queues of their route."""
@@ -165,8 +187,13 @@ class Queues:
         window = transfer.window
         if not isinstance(window, BurstyWindow):
             return None
+        back = self._connections.route(route.target, route.source)
         if window.is_growing():
-            window.crowd_seconds = self._crowd_seconds(route)
+            window.crowd_seconds = max(self._crowd_seconds(route), 0.0)
+        window.line_seconds = 0.0
+        if not window.avoidance.has_lost and window.window < narrowest.rate * route.round_trip:
+            left_at = now - route.latency - route.setup
+            window.line_seconds = self.line_seconds(route, own, left_at) + self.line_seconds(back, own, now)
         if narrowest.bursts_at < 0:
             return None
         standing = 0.0
@@ -189,7 +216,6 @@ class Queues:
                 bursts.append(Burst(first.timer, num_bytes, there.source, there.narrowest.feed))
         room = max(narrowest.queue - standing, route.segment)
         feed, heard, full_at = meet(bursts, room, narrowest.rate)
-        back = self._connections.route(route.target, route.source)
         following = own.backlog - transfer.size
         ack_wait = self.seconds(back, own, now, min(window.window, size + following) / narrowest.rate)
         return QueueState(feed, heard, full_at, ack_wait, following)
