@@ -65,6 +65,17 @@ def test_defaults_are_written_out_and_the_topology_inlined(write: Any) -> None:
     assert plain["seed"] == 0
 
 
+def test_joins_and_leaves_of_a_file_are_inlined(write: Any, tmp_path: Path) -> None:
+    """A run's topology named the file, which its folder lacks."""
+    away = "start_s,host,event\n0,lan.1,join\n1,lan.1,leave\n"
+    (tmp_path / "away.csv").write_text(away)
+    network = "name: net\nregions: {lan: {hosts: 2, nic: 1 Gbit/s}}\navailability: [{file: away.csv}]\n"
+    (tmp_path / "net.yaml").write_text(network)
+    given = Experiment.load(write(SMALL.replace("topology: two-datacenters", "topology: net.yaml")))
+    (tmp_path / "away.csv").unlink()
+    assert Experiment.load(write(given.to_yaml())).topology == given.topology
+
+
 def test_the_resolved_form_resolves_to_itself(write: Any) -> None:
     tricky = SMALL.replace("task: digits", "task: {name: digits, seed: 3}") + "name: '1e9'\ntarget_loss: 1\n"
     text = Experiment.load(write(tricky)).to_yaml()

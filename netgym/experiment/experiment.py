@@ -152,8 +152,7 @@ class Experiment:
             written = settings.topology
             if isinstance(written, str):
                 written = Topology.document_of(_place(written, folder)).data
-            traces = {"traces": topology.to_mapping()["traces"]} if written.get("traces") else {}
-            resolved["topology"] = {**written, "name": topology.name, **traces}
+            resolved["topology"] = topology.without_files(written)
         settings = settings.model_copy(update={**resolved, **_resolved_seeds(settings, document)})
         labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
         experiment = cls(

@@ -104,17 +104,24 @@ class Topology:
     def document_of(cls, path_or_name: str | Path) -> Document:
         """Checked content of `path_or_name`, a YAML file or a shipped topology, that refers to no other file.
 
-        It has the topology's name, and the rows of traces in place of the names of CSV files.
+        It has the topology's name, and the content of CSV files in place of their names.
 
         Raises InputError (a ValueError) as `load` does.
         """
         path = _find(path_or_name)
         document = load_document(path)
         topology = TopologyReader(document).read(cls, path.stem, path.parent)
-        data: dict[str, Any] = {**document.data, "name": topology.name}  # type: ignore[dict-item]
+        return replace(document, data=topology.without_files(document.data))  # type: ignore[arg-type]
+
+    def without_files(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Form of this topology that was `written`, with its name, and the content of CSV files in place of theirs."""
+        data = {**written, "name": self.name}
         if data.get("traces"):
-            data["traces"] = topology.to_mapping()["traces"]
-        return replace(document, data=data)
+            data["traces"] = self.to_mapping()["traces"]
+        if any(entry.get("file") for entry in data.get("availability") or ()):
+            del data["availability"]
+            data["events"] = self.to_mapping()["events"]
+        return data
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "<mapping>") -> Topology:
