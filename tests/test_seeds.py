@@ -18,6 +18,7 @@ from exogym_core.results.report import Results, verdict
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally, merged
 from netgym.cli.main import main
+from netgym.experiment.comparison import add_seeds
 from netgym.experiment.experiment import Experiment
 
 EXPERIMENT = experiment(
@@ -182,6 +183,12 @@ class TestCompare:
         begin = ["compare", "small.yaml", "--set", "checkpoint.every=3", "--jobs", "1"]
         assert main([*begin, "--set", "seed=1", "--out", "grown"]) == 0
         kept = {time for name, time in files("grown").items() if name.startswith(("metrics/", "models/"))}
+        shutil.copytree("grown", "killed")
+        stored = Experiment.load("killed/experiment.yaml")
+        add_seeds(RunFolder(Path("killed")), stored, [1, 2])
+        RunFolder(Path("killed")).write_text("experiment.yaml", stored.to_yaml())  # it is the last to change
+        assert main(["compare", "--resume", "killed", "--jobs", "1"]) == 0
+        assert results_of(Path("killed")) == results_of(Path("grown")), "with --seeds left out"
         assert main(["compare", "--resume", "grown", "--seeds", "2,1", "--jobs", "1"]) == 0
         assert main([*begin, "--seeds", "2,1", "--out", "new"]) == 0
         assert results_of(Path("grown")) == results_of(Path("new"))
