@@ -20,6 +20,7 @@ from forks import Fork
 import netgym
 from exogym_core.results.report import RunReport
 from netgym.cli.main import main
+from netgym.experiment.experiment import Experiment
 from netgym.studies import sweep
 from netgym.studies import sweep as sweep_module
 from netgym.studies.points import Sweep, batches_of
@@ -571,6 +572,21 @@ def test_networks_named_by_an_earlier_version_are_those_of_now(
     assert main(["sweep", "--resume", str(out), "--trust", "--jobs", "1"]) == 0
     assert "run again" not in capsys.readouterr().err
     assert len(StudyReport([out]).decisions) == 2
+
+
+def test_seeds_on_a_network_that_an_earlier_version_stored_are_pooled(tmp_path: Path) -> None:
+    """It stored networks in canonical form, in which a swept key has another value, or none."""
+    path, out = tmp_path / "small.yaml", tmp_path / "out"
+    sweep = '{seed: [0, 1], topology.regions.east.nic: ["9 Mbit/s"]}'
+    text = experiment(
+        topology="two-datacenters", compute="50 ms", strategies="[AllReduce]", steps=2, sweep=sweep
+    )
+    path.write_text(text)
+    assert main(["sweep", str(path), "--out", str(out), "--jobs", "1"]) == 0
+    stored = out / "points/0000/experiment.yaml"
+    plain = Experiment.load(stored)
+    stored.write_text(json.dumps({**plain.to_mapping(), "topology": plain.topology.to_mapping()}))  # type: ignore[union-attr]
+    assert len(StudyReport([out]).groups) == 1
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:

@@ -303,6 +303,10 @@ def _refuse_pooling(group: Group) -> None:
     options = [
         f"strategies.*.{name}" for member in group.members for name in member.setting("strategies.*") or {}
     ]
+    if (
+        len({_json(member.results.network) for member in group.members}) == 1
+    ):  # however their keys are written
+        swept = [key for key in swept if not key.startswith("topology.")]
     for key in dict.fromkeys([*swept, *_CONDITIONS, *_SETTINGS, *options]):
         found = [member.setting(key) for member in group.members]
         if key in swept and all(each is None for each in found):  # resolved files have another form of it
