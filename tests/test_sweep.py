@@ -551,7 +551,7 @@ def test_keys_inside_a_topology_file_are_those_of_the_file(sweep: str, tmp_path:
     text = experiment(compute="50 ms") + sweep.replace("KEY", "topology.wan.0.bandwidth")
     study = Study.planned(parse_document(text, "small.yaml"), tmp_path)
     (found,) = (study.experiment_at(point) for point in study.sweep.grid())
-    assert found.to_mapping()["topology"]["links"][0]["bandwidth"] == "1000000 bit/s"
+    assert found.to_mapping()["topology"]["wan"][0]["bandwidth"] == "1 Mbit/s"
 
 
 def test_networks_named_by_an_earlier_version_are_those_of_now(
