@@ -115,19 +115,27 @@ class Queues:
         """Wait of frames sent now at their host's own line, for what other connections have put there."""
         if not self._are_overrun or not route.links:
             return 0.0
-        payload = self._payload[route.links[0]]
-        busy = [connection for connection in self._starting[route.links[0]] if connection.backlog > 0.0]
+        starting, payload = self._starting[route.links[0]], self._payload[route.links[0]]
+        num_busy, is_alone = 0, True
+        for connection in starting:
+            if connection.backlog > 0.0:
+                num_busy += 1
+                is_alone = is_alone and connection is own
+        if is_alone:
+            return 0.0
         num_bytes = 0.0
-        for connection in busy:
+        for connection in starting:
             first, window = connection.first, connection.window
             if connection is own or first is None or not isinstance(window, BurstyWindow):
+                continue
+            if connection.backlog <= 0.0:
                 continue
             left = connection.backlog
             if first.drains:
                 there = now + route.setup + connection.route.latency
                 left -= first.size - first.remaining + first.rate * (there - first.since)
             if left > 0.0 and connection.route.narrowest.feed == 0.0:
-                num_bytes += min(left, window.small_queue_bytes(payload / len(busy)))
+                num_bytes += min(left, window.small_queue_bytes(payload / num_busy))
         return num_bytes / payload if payload else 0.0
 
     def seconds(self, route: Route, own: Connection, now: float, span: float = 0.0) -> float:
@@ -187,11 +195,14 @@ class Queues:
         window = transfer.window
         if not isinstance(window, BurstyWindow):
             return None
-        back = self._connections.route(route.target, route.source)
         if window.is_growing():
             window.crowd_seconds = max(self._crowd_seconds(route), 0.0)
         window.line_seconds = 0.0
-        if not window.avoidance.has_lost and window.window < narrowest.rate * route.round_trip:
+        hears_line = not window.avoidance.has_lost and window.window < narrowest.rate * route.round_trip
+        if narrowest.bursts_at < 0 and not hears_line:
+            return None
+        back = self._connections.route(route.target, route.source)
+        if hears_line:
             left_at = now - route.latency - route.setup
             window.line_seconds = self.line_seconds(route, own, left_at) + self.line_seconds(back, own, now)
         if narrowest.bursts_at < 0:
