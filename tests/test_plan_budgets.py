@@ -144,15 +144,21 @@ def test_what_a_step_takes_is_what_the_devices_reach(capsys: pytest.CaptureFixtu
     assert row["steps"] == row["rounds"] == -(-1_000_000_000 // (1024 * 64))
 
 
+SITES = """\
+hosts: {a-home: {device: h100}, b: {device: h100}, c: {device: h100}}
+routers: [x]
+links:
+  - {between: [a-home, x], bandwidth: 10 Mbit/s}
+  - {between: [b, x], bandwidth: 1 Gbit/s}
+  - {between: [c, x], bandwidth: 1 Gbit/s}
+"""
+
+
 def test_workers_at_their_own_pace_reach_what_their_links_allow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each site had the mean of all, and nothing told that the server's host, the first, had the narrow link."""
-    (tmp_path / "home.yaml").write_text(
-        "hosts: {a-home: {device: h100}, b: {device: h100}, c: {device: h100}}\nrouters: [x]\nlinks:\n"
-        "  - {between: [a-home, x], bandwidth: 10 Mbit/s}\n  - {between: [b, x], bandwidth: 1 Gbit/s}\n"
-        "  - {between: [c, x], bandwidth: 1 Gbit/s}\n"
-    )
+    (tmp_path / "home.yaml").write_text(SITES)
     words = f"plan --model llama-2m --sequence 64 --strategy AsyncDiLoCo --topology {tmp_path / 'home.yaml'} --json"
     (row,) = json_of(words.split(), capsys)
     shares = row["mfu"]
@@ -166,11 +172,7 @@ def test_hosts_of_servers_are_named_after_those_of_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server was on the first host, here a home of 10 Mbit/s, whatever the placement; others leave its host out."""
-    (tmp_path / "sites.yaml").write_text(
-        "hosts: {a-home: {device: h100}, b: {device: h100}, c: {device: h100}}\nrouters: [x]\nlinks:\n"
-        "  - {between: [a-home, x], bandwidth: 10 Mbit/s}\n  - {between: [b, x], bandwidth: 1 Gbit/s}\n"
-        "  - {between: [c, x], bandwidth: 1 Gbit/s}\n"
-    )
+    (tmp_path / "sites.yaml").write_text(SITES)
     (tmp_path / "study.yaml").write_text(
         "task: digits\nmodel: llama-2m\nworkers: {count: 2}\nsteps: 40\ncompute: 50 ms\nprotocol: ideal\n"
         "topology: sites.yaml\nplacement: [b, c, b]\nstrategies: [{name: AsyncDiLoCo, H: 4}, {name: DiLoCo, H: 4}]\n"

@@ -59,10 +59,10 @@ def with_servers(
         InputError: hosts of servers are named, and of another number.
     """
     num_servers, num_named = sum(groups), num_workers if placement is None else len(placement)
-    if placement is not None and num_named >= num_workers and not num_servers:
-        return placement[:num_workers]
-    if not num_servers or num_named == num_workers + num_servers:
-        return placement
+    if placement is not None and (not num_servers or num_named == num_workers + num_servers):
+        return placement[: num_workers + num_servers]
+    if not num_servers:
+        return None
     if num_named != num_workers:
         raise InputError(
             f"placement: expected {num_workers} host names, one a worker, or {num_workers + num_servers} with those of "
