@@ -13,6 +13,7 @@ __all__ = [
     "BrokenCallError",
     "DeadlockError",
     "InputError",
+    "MemberEndedError",
     "MismatchError",
     "NetsimError",
     "RankError",
@@ -25,7 +26,13 @@ __all__ = [
 
 
 class NetsimError(Exception):
-    """Base of all errors raised on purpose by this project."""
+    """Base of all errors raised on purpose by this project.
+
+    Attributes:
+        is_consequence: another rank's end has caused it, by closing a connection.
+    """
+
+    is_consequence = False
 
 
 class InputError(NetsimError, ValueError):
@@ -48,18 +55,19 @@ class BrokenCallError(NetsimError, RuntimeError):
     """A call with a time-out failed: the time was up, a member ended, or a connection was lost."""
 
 
+class MemberEndedError(BrokenCallError):
+    """A call failed because a member had ended, or its group was broken; its text says "Connection closed by peer"."""
+
+    is_consequence = True
+
+
 class RankError(NetsimError, RuntimeError):
     """A rank failed with an exception of its own, or its process died.
 
     Args:
         message: what happened, the first line for itself.
         rank: the one that failed first; an attribute too.
-
-    Attributes:
-        is_consequence: another rank's end has caused it, by closing a connection.
     """
-
-    is_consequence = False
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message, rank)

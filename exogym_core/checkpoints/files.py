@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 from exogym_core.events import Finding, from_record, to_record
 from exogym_core.names import visible
 from exogym_core.plain import decode, encode
-from exogym_core.results.disk import RecordError, record_errors
+from exogym_core.results.disk import DamagedError, record_errors
 from exogym_core.workers.journal import request_from_record, request_to_line
 from netsim.errors import InputError
 from netsim.files.plain_files import input_file
@@ -102,9 +102,9 @@ def read_checked(path: Path, facts: FileFacts, most_bytes: int = -1) -> bytes:
     return content
 
 
-def damaged(path: Path, reason: object) -> RecordError:
+def damaged(path: Path, reason: object) -> DamagedError:
     """Error for a file whose content is not the one written."""
-    return RecordError(
+    return DamagedError(
         f"{visible(path)}: is damaged ({visible(reason, 200)}): delete {visible(path.parent)} to continue from "
         "an older checkpoint or, where there is none, from the start"
     )

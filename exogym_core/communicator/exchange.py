@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import netsim
-from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
+from netsim.errors import DeadlockError, MemberEndedError, MismatchError, NetsimError
 from netsim.ranks import FROM_ROOT, group_of, needs_nobody
 
 if TYPE_CHECKING:
@@ -458,7 +458,7 @@ class Exchange:
             if slot.key in self._undone
             else "the group of this call is broken"
         )
-        slot.error = BrokenCallError(f"Connection closed by peer: {why}")
+        slot.error = MemberEndedError(f"Connection closed by peer: {why}")
         self._finish(slot)
 
     def _values(self, first: Signature, slot: Slot) -> list[tuple[Tensor, ...]]:

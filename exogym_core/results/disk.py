@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCK_NAME",
+    "DamagedError",
     "FolderLock",
     "Forgiving",
     "RecordError",
+    "RefusedError",
     "append_text",
     "cache_folder",
     "make_folder",
@@ -67,6 +69,14 @@ def cache_folder() -> Path:
 
 class RecordError(NetsimError, RuntimeError):
     """A file of a run cannot be written or read: the disk is full, rights are missing, or it is damaged."""
+
+
+class DamagedError(RecordError):
+    """A file of a checkpoint is damaged; the message says how the run continues without it."""
+
+
+class RefusedError(InputError):
+    """A run is refused as it is, here or by its rendezvous; the message says how it continues, if it can."""
 
 
 @contextmanager

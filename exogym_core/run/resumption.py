@@ -24,7 +24,7 @@ from exogym_core.config import OPTIONS
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import processes_of_site, under_torchrun
 from exogym_core.names import visible
-from exogym_core.results.disk import make_folder, refuse_full_disk
+from exogym_core.results.disk import RefusedError, make_folder, refuse_full_disk
 from exogym_core.strategy.optimizers import ensure_optim_spec, state_bytes
 from exogym_core.workers.journal import Journal, MessagesInFlight
 from exogym_core.workers.torchrun.rank import recalled, remember
@@ -131,7 +131,7 @@ def _refuse_full_disk(program: Program, folder: Path) -> None:
 
 
 def refuse_edited_code(path: Path, edited: Sequence[str], since: str, *, accepted: bool) -> None:
-    """Raise InputError if any of the user's code was `edited`; warn where that is `accepted`.
+    """Raise RefusedError if any of the user's code was `edited`; warn where that is `accepted`.
 
     Args:
         path: of what is resumed.
@@ -140,14 +140,14 @@ def refuse_edited_code(path: Path, edited: Sequence[str], since: str, *, accepte
         accepted: continue with the current code.
 
     Raises:
-        InputError: code was edited, which is not accepted.
+        RefusedError: code was edited, which is not accepted.
     """
     if not edited:
         return
     more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
     edit = f"{visible(path)}: {visible(edited[0], 100)}{more} was edited since {since}"
     if not accepted:
-        raise InputError(
+        raise RefusedError(
             f"{edit}; undo the edit, or add --edited-code (fit: edited_code=True) to continue with the current code"
         )
     warnings.warn(f"{edit}; the run continues with the current code", UserWarning, stacklevel=2)

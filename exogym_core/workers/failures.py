@@ -71,13 +71,14 @@ def reported_error(rank: int, error: BaseException) -> NetsimError:
     if cause is None:
         assert isinstance(error, NetsimError)
         if isinstance(error, BrokenCallError) and not str(error).startswith("rank "):
-            error = BrokenCallError(f"rank {rank} failed{_place(error)}: {error}")
+            error = type(error)(f"rank {rank} failed{_place(error)}: {error}")
         error.__traceback__ = error.__context__ = None
         return error
     where = _place(cause)
     what = f"{type(cause).__name__}: {_text_of(cause)}".splitlines()[0]
     failed = RankError("\n".join([f"rank {rank} failed{where}: {what}", *own_frames(cause)]), rank)
-    failed.is_consequence = _is_closed(cause)
+    broken = next((each for each in _chain(cause) if isinstance(each, BrokenCallError)), failed)
+    failed.is_consequence = broken.is_consequence
     return failed
 
 
@@ -93,15 +94,7 @@ def distance_from_cause(error: NetsimError) -> int:
 
     A collective in a `finally` block turns one rank's KeyError into a mismatch on all ranks.
     """
-    if error.is_consequence if isinstance(error, RankError) else _is_closed(error):
-        return 2
-    return int(isinstance(error, DeadlockError | MismatchError))
-
-
-def _is_closed(error: BaseException) -> bool:
-    """True if an error was caused by a call that ended because another rank had ended, or was late."""
-    broken = next((each for each in _chain(error) if isinstance(each, BrokenCallError)), None)
-    return broken is not None and "Connection closed by peer" in str(broken)
+    return 2 if error.is_consequence else int(isinstance(error, DeadlockError | MismatchError))
 
 
 def own_frames(error: BaseException) -> list[str]:

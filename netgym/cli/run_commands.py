@@ -24,7 +24,7 @@ from exogym_core.meeting_place import (
     whole_number_of,
 )
 from exogym_core.names import visible
-from exogym_core.results.disk import RecordError
+from exogym_core.results.disk import DamagedError, RecordError, RefusedError
 from netgym.command_options import (
     TrainingArguments,
     confirm_seeds,
@@ -187,9 +187,10 @@ def reported(
             show()
         work.end(f"results so far are in {path}, marked incomplete; to continue: {again}")
         showing.end(f"results are in {path}; for their page: {again}")
+    except (DamagedError, RefusedError):
+        raise
     except NetsimError as error:
-        is_said = any(words in str(error) for words in ("this run is over", "to continue"))
-        if (folder.path / "summary.json").is_file() and not is_said:
+        if (folder.path / "summary.json").is_file():
             error.add_note(f"Results so far are in {path}; to continue: {again}")
         raise
     finally:

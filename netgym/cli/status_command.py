@@ -21,7 +21,7 @@ from netgym.studies.points import Sweep
 from netsim.cli.terminal import given
 from netsim.errors import InputError
 from netsim.files.documents import load_document
-from netsim.files.signed import PeerError, connect_peer, shared_secret
+from netsim.files.signed import PeerError, SecretError, UnreachableError, connect_peer, shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,9 +119,9 @@ def _of_address(place: str) -> dict[str, Any]:
             answer = channel.receive(_SECONDS)
         finally:
             channel.close()
-    except PeerError as error:
-        if "another secret" in str(error) or "cannot be reached" in str(error):
-            raise InputError(visible(error, 300)) from None
+    except (SecretError, UnreachableError) as error:
+        raise InputError(visible(error, 300)) from None
+    except PeerError:
         from exogym_core.workers.torchrun.side_channel import group_status
 
         return group_status(address, secret)

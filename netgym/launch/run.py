@@ -319,8 +319,9 @@ class LaunchedRun(OutsideMeetings):
         error = self.failure.error
         if error is not None:
             ended = sorted(set(range(len(self.states))) - self.kernel.running)
-            is_consequence = isinstance(error, BrokenCallError) or getattr(error, "is_consequence", False)
-            if is_consequence and ended:  # whose end closed the connections
+            if ended and (
+                error.is_consequence or isinstance(error, BrokenCallError)
+            ):  # whose end closed the connections
                 error = RankError(f"{rank_names(ended)} ended before the others: {error}", ended[0])
             self.fail(error)
         elif self.kernel.running:

@@ -506,15 +506,16 @@ def site_link(
     Raises:
         InputError: the rendezvous has no place for the site, or another secret; on all its processes.
     """
-    first, refused = None, ""
+    first, failure = None, None
     if inside.rank == 0:
         try:
             first = link(site)
         except InputError as error:
-            refused = str(error)
+            failure = error
     patient = inside.patient(patience_seconds + 60.0)
     with patient.off_clock():
-        known, refused = patient.broadcast_object((None if first is None else first.identity.site, refused))
+        about = None if first is None else first.identity.site, failure and str(failure)
+        known, refused = patient.broadcast_object(about)
     if refused:
-        raise InputError(refused)
+        raise failure or InputError(refused)
     return first if first is not None else link(known, local_rank=inside.rank)

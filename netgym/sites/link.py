@@ -24,6 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from exogym_core.events import StepDone, from_record, to_record
 from exogym_core.meeting_place import SERVICE, MeetingPlace, allow_many_files
 from exogym_core.names import visible
+from exogym_core.results.disk import RefusedError
 from netsim.errors import InputError, RankError
 from netsim.files.signed import PeerError, StrangerError, connect_peer, shared_secret
 
@@ -290,7 +291,7 @@ class SiteLink:
         """A connection that has welcomed this process.
 
         Raises:
-            InputError: refused.
+            RefusedError: by the rendezvous.
             RankError: no rendezvous answered until then.
         """
         next_line = -math.inf
@@ -319,7 +320,7 @@ class SiteLink:
                 self._ended.wait(_SECONDS_BETWEEN_TRIES)
         if "refused" in welcome:
             channel.close()
-            raise InputError(f"{_shown(self._door[0])}: {visible(welcome['refused'], 500)}")
+            raise RefusedError(f"{_shown(self._door[0])}: {visible(welcome['refused'], 500)}")
         with contextlib.suppress(OSError):  # a connection that has ended keeps the earlier address
             self.address = channel.address
         self.identity.site = int(welcome["site"])
@@ -458,14 +459,14 @@ class SiteLeader:
         """Ask for the site; every process gets the answer.
 
         Raises:
-            InputError: refused, with the reason.
+            RefusedError: refused, with the reason.
         """
         answer: Any = self._link.ask(what, **about) if self._leads else None
         if self._inside is not None:
             with self._inside.off_clock():
                 answer = self._inside.broadcast_object(answer)
         if "refused" in answer:
-            raise InputError(f"rendezvous: {visible(answer['refused'], 300)}")
+            raise RefusedError(f"rendezvous: {visible(answer['refused'], 300)}")
         return answer  # type: ignore[no-any-return]
 
     def gather(self, mine: Any) -> list[Any]:

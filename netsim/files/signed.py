@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 __all__ = [
     "PeerAddress",
     "PeerError",
+    "SecretError",
     "SignedChannel",
     "StrangerError",
+    "UnreachableError",
     "answer_peer",
     "connect_peer",
     "shared_secret",
@@ -130,6 +132,14 @@ class PeerError(NetsimError, RuntimeError):
 
 class StrangerError(PeerError):
     """The other end does not know the secret, or is another service."""
+
+
+class SecretError(StrangerError):
+    """The listening end has another secret."""
+
+
+class UnreachableError(PeerError):
+    """Nothing listens at an address."""
 
 
 class SignedChannel:
@@ -233,13 +243,15 @@ def connect_peer(
         greeting_seconds: time for both ends to prove that they know the secret.
 
     Raises:
-        PeerError: nothing listens there, or it is not ready.
-        StrangerError: the listener is another service, or has another secret.
+        UnreachableError: nothing listens there.
+        PeerError: it is not ready.
+        SecretError: the listener has another secret.
+        StrangerError: the listener is another service.
     """
     try:
         opened = socket.create_connection(place, timeout=seconds)
     except OSError as error:
-        raise PeerError(f"{where}: cannot be reached: {_reason(error)}") from None
+        raise UnreachableError(f"{where}: cannot be reached: {_reason(error)}") from None
     return greet(opened, secret, service, where, greeting_seconds)
 
 
@@ -258,7 +270,7 @@ def greet(
         both = greeting + mine + _read(opened, _NONCE_BYTES, deadline)
         opened.sendall(_proof(secret, b"connects", both))
         if _read(opened, 1, deadline) != b"y":
-            raise StrangerError(
+            raise SecretError(
                 f"{where}: has another secret: give both the same (NETGYM_SECRET, or the file of NETGYM_SECRET_FILE)"
             )
         if not hmac.compare_digest(_read(opened, _SEAL_BYTES, deadline), _proof(secret, b"listens", both)):

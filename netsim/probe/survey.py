@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.signed import PeerAddress, PeerError, SignedChannel
+from netsim.files.signed import PeerAddress, PeerError, SignedChannel, UnreachableError
 from netsim.formats.builder import LinkLine, TopologyBuilder, rate, region_entry
 from netsim.probe.streams import call
 from netsim.topology.protocol import PRESETS
@@ -172,7 +172,7 @@ class _Lead:
                     break
                 except PeerError as error:
                     late = time.monotonic() > deadline
-                    if late or "cannot be reached" not in str(error):
+                    if late or not isinstance(error, UnreachableError):
                         after = (
                             f" (waited {self._asked.wait_seconds:.0f} s: is netsim probe running there?)"
                             if late

@@ -189,7 +189,7 @@ def test_a_run_that_fails_says_where_its_remains_are(netgym: Netgym, monkeypatch
         "class Failing(SimpleReduceStrategy):\n"
         "    def step(self):\n"
         "        super().step()\n"
-        "        assert self.local_step < 3, 'as wanted'\n"
+        "        assert self.local_step < 3, 'unable to continue'\n"
     )
     monkeypatch.syspath_prepend(netgym.folder)
     failing = "[{name: 'failing:Failing', label: AllReduce}"
@@ -198,7 +198,7 @@ def test_a_run_that_fails_says_where_its_remains_are(netgym: Netgym, monkeypatch
     assert code == 1
     lines = err[err.index("error: ") :].splitlines()
     assert lines[0].startswith("error: rank ")
-    assert lines[0].endswith(" failed at failing.py:5: AssertionError: as wanted")
+    assert lines[0].endswith(" failed at failing.py:5: AssertionError: unable to continue")
     assert (
         lines[-1] == "Results so far are in runs/small-1; to continue: netgym compare --resume runs/small-1"
     )

@@ -24,13 +24,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exogym_core.communicator.exchange import deadlock_error, rank_names, ranks_stuck
-from netsim.errors import DeadlockError
+from exogym_core.communicator.gloo.rendezvous import NoAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
     from exogym_core.communicator.gloo.rendezvous import Rendezvous, SignedStore
+    from netsim.errors import DeadlockError
 
 __all__ = [
     "CallQueue",
@@ -235,8 +236,8 @@ class DeadlockDetector(Waits):
             self._now = _Wait(want, result, time.monotonic())
         try:
             return result.result()
-        except DeadlockError as error:
-            if "no answer from every rank within" in str(error) and "\n" not in str(error):
+        except NoAnswerError as error:
+            if "\n" not in str(error):
                 error.args = ("\n".join([str(error), *self._where_everybody_is()]),)
             raise
         finally:

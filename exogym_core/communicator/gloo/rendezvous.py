@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TIMEOUT_SECONDS",
     "ConnectionLostError",
+    "NoAnswerError",
     "ProcessGroups",
     "Rendezvous",
     "SignedStore",
@@ -151,6 +152,10 @@ class ConnectionLostError(RankError):
     """A rank lost its connection to another one, which has most likely failed: look there for the cause."""
 
     is_consequence = True
+
+
+class NoAnswerError(DeadlockError):
+    """A call has waited for its whole time-out."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +297,7 @@ class Rendezvous:
             self._left = time.monotonic()
         # Outside of the handler: gloo's own traceback is no context that a user could use.
         if late:
-            raise DeadlockError(
+            raise NoAnswerError(
                 f"{waiting}: no answer from every rank within {self.timeout_seconds:g} s; look for a rank that "
                 f"does not make this call, or raise {self.time_option}"
             )

@@ -41,7 +41,7 @@ from exogym_core.communicator.simulated.meeting_requests import (
 )
 from exogym_core.communicator.simulated.simulation import load_of
 from netsim.collectives.schedules.direct import STORE
-from netsim.errors import BrokenCallError, InputError
+from netsim.errors import BrokenCallError, InputError, MemberEndedError
 from netsim.ranks import (
     Advance,
     Ask,
@@ -209,9 +209,11 @@ class SimulatedHandle(Handle[T]):
         ending = self._comm._ask(Await(self._key, seconds))
         if ending != CallEnding.DONE:
             self._comm.state.in_flight.pop((self._key, self._member), None)
-            most = f"{min(seconds, self._comm.call_seconds) * 1e3:.10g}ms"
-            reason = f"Timed out waiting {most}" if ending == CallEnding.LATE else "Connection closed by peer"
-            raise BrokenCallError(f"rank {self._comm.rank}, {self._signature}: {reason}")
+            where = f"rank {self._comm.rank}, {self._signature}"
+            if ending != CallEnding.LATE:
+                raise MemberEndedError(f"{where}: Connection closed by peer")
+            most = min(seconds, self._comm.call_seconds) * 1e3
+            raise BrokenCallError(f"{where}: Timed out waiting {most:.10g}ms")
 
     def deliver(self) -> T:
         """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""

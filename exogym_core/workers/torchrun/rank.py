@@ -226,7 +226,7 @@ class TorchrunHost:
                 if not self._is_gathered:
                     self.gather()
             except Exception as error:
-                self.side.say_failed(f"{type(error).__name__}: {error}".partition("\n")[0])
+                self.side.say_failed(error)
                 explained = self.side.explained(error, self._describe_last_checkpoint())
                 if explained is error:
                     raise

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, SignedStore
+from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, NoAnswerError, SignedStore
 from exogym_core.events import StepDone, from_record, step_of, to_record
 from exogym_core.names import visible
 from exogym_core.workers.failures import place_of_rank
-from netsim.errors import DeadlockError, InputError, RankError
+from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +56,7 @@ class Pulse(NamedTuple):
         loss: of the last step.
         first: the first step that this process has marked.
         seconds: since the first step.
+        is_consequence: it failed since another rank had ended.
     """
 
     beat: int = 0
@@ -67,6 +68,7 @@ class Pulse(NamedTuple):
     loss: float | None = None
     first: int = 0
     seconds: float = 0.0
+    is_consequence: bool = False
 
 
 class SideChannel:
@@ -204,10 +206,12 @@ class SideChannel:
 
     # --- liveness ----------------------------------------------------------------------------------------
 
-    def say_failed(self, line: str) -> None:
+    def say_failed(self, error: Exception) -> None:
         """Report to the others why this rank ends."""
         with contextlib.suppress(Exception):
-            self._pulse = self._pulse._replace(words=visible(line, 500))
+            words = visible(f"{type(error).__name__}: {error}".partition("\n")[0], 500)
+            is_consequence = isinstance(error, NetsimError) and error.is_consequence
+            self._pulse = self._pulse._replace(words=words, is_consequence=is_consequence)
             self._beat()
 
     def missing(self) -> tuple[dict[int, Pulse], dict[int, Pulse]]:
@@ -235,17 +239,13 @@ class SideChannel:
 
     def explained(self, error: Exception, last_checkpoint: str) -> Exception:
         """`error`, or its cause: the rank that was lost, its place, and the last checkpoint."""
-        if not isinstance(error, ConnectionLostError | DeadlockError) or str(error).startswith("deadlock: "):
+        if not isinstance(error, ConnectionLostError | NoAnswerError):
             return error
         lost, ended = self.missing()
-        causes = {
-            rank: pulse
-            for rank, pulse in ended.items()
-            if not pulse.words.startswith(ConnectionLostError.__name__)
-        }
+        causes = {rank: pulse for rank, pulse in ended.items() if not pulse.is_consequence}
         lines = [self.described(rank, pulse) for rank, pulse in [*lost.items(), *causes.items()]]
-        if not lines and isinstance(error, DeadlockError):
-            # Timed out: the places of all ranks show which one hangs.
+        if not lines and isinstance(error, NoAnswerError):
+            # The places of all ranks show which one hangs.
             error.args = ("\n".join([str(error), *self._places()]),)
         if not lines:
             return error
