@@ -16,7 +16,7 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -223,15 +223,11 @@ class Results:
         """Value of the experiment under a key path such as `evaluate.every`; None where it has nothing."""
         return setting(self.settings, path)
 
-    @cached_property
+    @property
     def network(self) -> Any:
         """Topology, equal for equal networks: in canonical form, and named without the keys that were changed."""
         plain = self.settings.get("topology")
-        if not isinstance(plain, dict):
-            return plain
-        with suppress(InputError):  # the page will report it
-            plain = Topology.from_mapping(plain, "experiment.yaml: topology").to_mapping()
-        return {**plain, "name": str(plain.get("name")).partition(" with ")[0]}
+        return _canonical(json.dumps(plain)) if isinstance(plain, dict) else plain
 
     @property
     def clock(self) -> str:
@@ -265,6 +261,14 @@ class Results:
         wanted = self.settings.get("strategies")
         num_wanted = len(wanted) if isinstance(wanted, list) else 0
         return len(self.strategies) < num_wanted or any(result.incomplete for result in self.strategies)
+
+
+@cache
+def _canonical(topology: str) -> dict[str, Any]:
+    plain = json.loads(topology)
+    with suppress(InputError):  # the page will report it
+        plain = Topology.from_mapping(plain, "experiment.yaml: topology").to_mapping()
+    return {**plain, "name": str(plain.get("name")).partition(" with ")[0]}
 
 
 def setting(settings: Any, path: str, strategy: str = "") -> Any:

@@ -164,7 +164,6 @@ class Network:
         self.on_give_up: Callable[[Waiting], None] = not_given_up
         self._latency_seconds: list[float] = [link.latency_seconds for link in topology.links]
         # The loss of a measured link is in its rate and its windows; what weather adds is not.
-        self._measured_loss = [link.loss if link.measured_streams else 0.0 for link in topology.links]
         self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
         self._stated = [link.bits_per_second / 8 for link in topology.links]
         self._is_up = [True] * len(self._stated)
@@ -413,8 +412,9 @@ class Network:
         """
         link = self._index("set_loss", "link", link)
         _check(f"set_loss of link {link}", "share", share, below=1)
-        measured = self._measured_loss[link]
-        self._loss[link] = max(1.0 - (1.0 - share) / (1.0 - measured), 0.0) if measured else share
+        stated = self.topology.links[link]
+        is_included = stated.measured_streams and stated.loss
+        self._loss[link] = max(1.0 - (1.0 - share) / (1.0 - stated.loss), 0.0) if is_included else share
         self._follow(link)
 
     def _follow(self, link: int) -> None:
