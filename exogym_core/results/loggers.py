@@ -391,7 +391,7 @@ class TrackedRun:
 
 LOGGERS: Mapping[str, Callable[[TrackedRun], Logger] | None] = {
     "csv": None,
-    "tensorboard": lambda run: TensorBoardLogger(run.folder.path / "tensorboard" / file_name(run.label)),
+    "tensorboard": lambda run: TensorBoardLogger(run.folder.place("tensorboard", run.label)),
     "wandb": lambda run: WandbLogger(
         run.project, run.label, run.config, run.x_axis, run.kept_file("wandb"), run.folder.path.name
     ),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
 
 __all__ = [
+    "RUN_FILES",
     "RunFolder",
     "code_folder_of",
     "csv_text",
@@ -61,6 +62,17 @@ __all__ = [
 ]
 
 _ENVIRONMENT = "environment.json"
+RUN_FILES = {
+    "": "metrics/{}.csv",
+    "validation": "metrics/{}.validation.csv",
+    "correlation": "metrics/{}.correlation.csv",
+    "links": "links/{}.csv",
+    "requests": "streams/{}.gz",
+    "model": "models/{}.safetensors",
+    "checkpoints": "checkpoints/{}",
+    "tensorboard": "tensorboard/{}",
+}
+"""Files and folders of a run by what they hold; `{}` is for its name (`seeded_name`)."""
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
 
 
@@ -153,6 +165,10 @@ class RunFolder:
             raise InputError(f"{visible(path)}: is no run folder: it has no experiment.yaml")
         return cls(folder)
 
+    def place(self, kind: str, name: str) -> Path:
+        """Path of the file or folder of a run in which a `kind` of RUN_FILES lies."""
+        return self.path / RUN_FILES[kind].format(file_name(name))
+
     # --- ownership -----------------------------------------------------------------------------------------
 
     def owned(self) -> RunFolder:
@@ -231,15 +247,16 @@ class RunFolder:
         `seed` is given where the run has several: each has files of its own.
         """
         name = seeded_name(label, seed)
-        self.write_text(f"metrics/{name}.csv", csv_text(result.history, header(TRAIN)))
-        self.write_text(f"metrics/{name}.validation.csv", csv_text(result.validation, header(VALIDATION)))
-        if result.correlation:
-            comparisons = csv_text(result.correlation, ("step", "correlation"))
-            self.write_text(f"metrics/{name}.correlation.csv", comparisons)
-        if result.link_history:
-            self.write_text(f"links/{name}.csv", csv_text(result.link_history, ("virtual_seconds",)))
-        if result.recording is not None:
-            self.write_text(f"streams/{name}.gz", result.recording.to_bytes())
+        tables = {
+            "": csv_text(result.history, header(TRAIN)),
+            "validation": csv_text(result.validation, header(VALIDATION)),
+            "correlation": result.correlation and csv_text(result.correlation, ("step", "correlation")),
+            "links": result.link_history and csv_text(result.link_history, ("virtual_seconds",)),
+            "requests": result.recording and result.recording.to_bytes(),
+        }
+        for kind, content in tables.items():
+            if content:
+                self.write_text(RUN_FILES[kind].format(name), content)
 
     def note_retimed(self, name: str, source: str) -> None:
         """Note in environment.json that a strategy's run was not trained here, but is that of `source` retimed."""
@@ -300,7 +317,7 @@ class RunFolder:
             for key, value in sorted(state.items())
             if hasattr(value, "detach")
         }
-        path = self.write_text(f"models/{name}.safetensors", save(tensors))
+        path = self.write_text(RUN_FILES["model"].format(name), save(tensors))
         if others := [visible(key) for key in state if key not in tensors]:
             warnings.warn(
                 f"{visible(path)}: has the model's tensors, not its {', '.join(others[:3])}: that is in "
@@ -312,25 +329,18 @@ class RunFolder:
     def remove_strategy(self, label: str, seed: int) -> None:
         """Remove the files of a strategy's run with one of several seeds."""
         name = seeded_name(label, seed)
-        files = [*self.path.glob(f"metrics/{name}.*csv"), self.path / f"models/{name}.safetensors"]
-        for path in [*files, self.path / f"links/{name}.csv", self.path / f"streams/{name}.gz"]:
-            path.unlink(missing_ok=True)
-        for path in self.path.glob(f"checkpoints/{file_name(name)}.*.rows"):  # loggers get all rows again
-            path.unlink()
-        for parent in ("checkpoints", "tensorboard"):
-            shutil.rmtree(self.path / parent / file_name(name), ignore_errors=True)
+        for place in (*RUN_FILES.values(), *_files_of_loggers(".rows")):  # loggers get all rows again
+            path = self.path / place.format(name)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def rename_run(self, name: str, other: str) -> None:
         """Give the files of a run another name, as `seeded_name` makes them; does nothing where they have it."""
-        ends = [path.name[len(name) :] for path in self.path.glob(f"checkpoints/{name}.*") if path.is_file()]
-        of_loggers = [end for end in ends if end.removesuffix(".rows")[1:].isidentifier()]
-        for file in (
-            *("metrics/{}.csv", "metrics/{}.validation.csv", "metrics/{}.correlation.csv", "links/{}.csv"),
-            *("models/{}.safetensors", "streams/{}.gz", "checkpoints/{}", "tensorboard/{}"),
-            *(f"checkpoints/{{}}{end}" for end in of_loggers),
-        ):
+        for place in (*RUN_FILES.values(), *_files_of_loggers("", ".rows")):
             with contextlib.suppress(FileNotFoundError):
-                (self.path / file.format(name)).rename(self.path / file.format(other))
+                (self.path / place.format(name)).rename(self.path / place.format(other))
         if name in (retimed := self.read_retimed()):
             self.replace_sources({other if run == name else run: place for run, place in retimed.items()})
 
@@ -442,9 +452,7 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return self._read_numbers(
-            f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv", "step"
-        )
+        return self._read_numbers(self.place(kind, seeded_name(label, seed)), "step")
 
     def read_links(self, label: str, seed: int | None = None) -> list[dict[str, float]]:
         """Bytes that had crossed each link by each of some `virtual_seconds`; empty where there was no network.
@@ -452,10 +460,9 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv", "virtual_seconds")
+        return self._read_numbers(self.place("links", seeded_name(label, seed)), "virtual_seconds")
 
-    def _read_numbers(self, relative: str, key: str) -> list[dict[str, float]]:
-        path = self.path / relative
+    def _read_numbers(self, path: Path, key: str) -> list[dict[str, float]]:
         if not path.is_file():
             return []
         try:
@@ -490,6 +497,13 @@ class RunFolder:
                 total.update(f"{path.relative_to(self.path).as_posix()}\n".encode())
                 total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
+
+
+def _files_of_loggers(*ends: str) -> list[str]:
+    """Files that loggers keep of a run, as in RUN_FILES."""
+    from exogym_core.results.loggers import LOGGERS
+
+    return [f"{RUN_FILES['checkpoints']}.{logger}{end}" for logger in LOGGERS for end in ends]
 
 
 def _make_unlinked(path: Path) -> None:

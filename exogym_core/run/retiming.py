@@ -20,7 +20,8 @@ from safetensors.torch import load
 from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
 from exogym_core.events import from_record, to_record
-from exogym_core.names import file_name, visible
+from exogym_core.names import visible
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.loop import RankOutcome
 from exogym_core.run.recording import Recording, without_network
 from exogym_core.workers.spec import WorkerSpec
@@ -37,29 +38,17 @@ if TYPE_CHECKING:
     from exogym_core.run.program import Program
     from exogym_core.run.trainer import Trainer
 
-__all__ = ["RETIMED", "RecordedEvaluator", "RecordedTraining", "TrainAgainError", "recorded_files"]
+__all__ = ["RETIMED", "RecordedEvaluator", "RecordedTraining", "TrainAgainError"]
 
 #: Options of `fit` that change times and bytes, and no loss.
 RETIMED = tuple(name for name, each in OPTIONS.items() if each.is_of_network)
 
 _OTHERS = ("target_loss", "out", "trace", "on_event", "progress")  # that a retimed run may have, too
-_FILES = (("streams", "gz"), ("models", "safetensors"))
 _DAMAGES = (ValueError, LookupError, TypeError, OSError, EOFError, zlib.error, SafetensorError)
 _READS = {
     "clock": "its ranks read the clock, or wait for what comes first",
     "traffic": "its ranks read the bytes that they have sent",
 }
-
-
-def recorded_files(folder: Path, name: str) -> tuple[Path, Path]:
-    """Files of a run's folder by which a training is timed: its requests, and its model; they may be missing.
-
-    Args:
-        folder: of the run.
-        name: as in the names of files, with the seed where there are several.
-    """
-    first, second = (folder / kind / f"{file_name(name)}.{end}" for kind, end in _FILES)
-    return first, second
 
 
 class TrainAgainError(InputError):
@@ -170,7 +159,7 @@ class RecordedTraining:
         Raises:
             InputError: a file is damaged.
         """
-        path, model = recorded_files(folder, name)
+        path, model = (RunFolder(folder).place(kind, name) for kind in ("requests", "model"))
         if not (path.is_file() and model.is_file()):
             return None
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.names import file_name, visible
-from exogym_core.results.run_folder import RunFolder
+from exogym_core.results.run_folder import RUN_FILES, RunFolder
 from netgym.experiment.experiment import Experiment
 from netsim.errors import InputError, unknown_name
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["draw_tokens", "model_of_run", "sampled_text"]
 
 _NUM_BYTES = 256
-_SUFFIX = ".safetensors"
 
 
 @torch.no_grad()
@@ -73,7 +72,7 @@ def model_of_run(path: str | Path, strategy: str | None = None, *, trust: bool =
         InputError: there is no such model, it is no language model, or it needs `trust`.
     """
     path = Path(path)
-    if path.suffix == _SUFFIX:
+    if path.suffix == ".safetensors":
         if strategy is not None:
             raise InputError(f"{visible(path)}: is one model already; leave --strategy out")
         path, strategy = path.parent.parent, path.stem
@@ -134,7 +133,7 @@ def sampled_text(
 
 
 def _model_file(folder: RunFolder, strategy: str | None) -> Path:
-    names = sorted(path.stem for path in (folder.path / "models").glob(f"*{_SUFFIX}"))
+    names = sorted(path.stem for path in folder.path.glob(RUN_FILES["model"].format("*")))
     if not names:
         raise InputError(f"{visible(folder.path)}: holds no model yet; let the run end")
     if strategy is None and len(names) > 1:
@@ -144,4 +143,4 @@ def _model_file(folder: RunFolder, strategy: str | None) -> Path:
     name = names[0] if strategy is None else file_name(strategy)
     if name not in names:
         raise unknown_name("strategy", str(strategy), names)
-    return folder.path / "models" / f"{name}{_SUFFIX}"
+    return folder.place("model", name)

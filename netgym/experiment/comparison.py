@@ -22,7 +22,7 @@ from exogym_core.checkpoints.checkpoint import edited_names, source_digests
 from exogym_core.cost.compute import Compute
 from exogym_core.learner import memory_limit
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
-from exogym_core.names import file_name, seeded_name, visible
+from exogym_core.names import seeded_name, visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import LOGGERS, Logger, NewRows, TrackedRun, close_logger, flat
@@ -639,7 +639,7 @@ def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]
         if not tally.has(label, seed):
             continue
         name = seeded_name(label, seed if len(experiment.seeds) > 1 else None)
-        mark = mark_of_folder(folder.path / "checkpoints" / file_name(name))
+        mark = mark_of_folder(folder.place("checkpoints", name))
         reason = "it keeps no checkpoints" if mark is None else report_finished(mark)
         if reason:
             lines.append(f"could not report to other sites that {visible(label)} is finished: {reason}")

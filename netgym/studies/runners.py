@@ -21,7 +21,6 @@ from exogym_core.results.disk import RecordError
 from exogym_core.results.progress import warnings_to
 from exogym_core.results.reading import find_runs, tidy_rows, write_tables
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.run.retiming import recorded_files
 from exogym_core.workers.ray import RayCluster
 from netgym.experiment.comparison import TrainedRun, settle_code
 from netgym.experiment.experiment import Experiment
@@ -301,8 +300,8 @@ class _Job:
             path.relative_to(source.folder.parent).as_posix(): path.read_bytes()
             for source in sources.values()
             for seed in seeds
-            for path in recorded_files(source.folder, seeded_name(source.label, seed))
-            if path.is_file()
+            for kind in ("requests", "model")
+            if (path := RunFolder(source.folder).place(kind, seeded_name(source.label, seed))).is_file()
         }
         names = {label: (source.folder.name, source.label) for label, source in sources.items()}
         return cls(yaml_text(mapping), code, os.getcwd(), name, names, recorded)
