@@ -14,8 +14,7 @@ from exogym_core.events import Absent, RoundPlace, StepDone
 from exogym_core.results.fit_result import Rows
 from exogym_core.results.loggers import Table
 from exogym_core.results.recorder import Rounds
-from exogym_core.results.run_folder import csv_text
-from exogym_core.results.schema import TRAIN, header
+from exogym_core.results.schema import TRAIN, csv_text, header
 from netgym.sites.elastic_runs import RowOrder
 from netsim.ranks import StampedRow
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from exogym_core.names import file_name, visible
 from exogym_core.results.disk import append_text, make_folder, warned, write_whole
-from exogym_core.results.run_folder import csv_text
-from exogym_core.results.schema import TRAIN, VALIDATION, header
+from exogym_core.results.schema import TRAIN, VALIDATION, csv_text, header
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.names import seeded_name, visible
 from exogym_core.results.fit_result import load_pandas
 from exogym_core.results.progress import progress_elsewhere
-from exogym_core.results.run_folder import RunFolder, csv_text
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.schema import (
     COUNTERS,
     SUMMARY,
     VALIDATION,
     Summary,
+    csv_text,
     parse_number,
     parse_summary,
     timed,

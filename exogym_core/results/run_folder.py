@@ -19,7 +19,6 @@ import contextlib
 import csv
 import hashlib
 import hmac
-import io
 import json
 import os
 import platform
@@ -39,13 +38,14 @@ from exogym_core.results.disk import (
     record_errors,
     write_whole,
 )
-from exogym_core.results.schema import MOST, TRAIN, VALIDATION, can_hold, finite, header
+from exogym_core.results.loggers import LOGGERS
+from exogym_core.results.schema import MOST, TRAIN, VALIDATION, can_hold, csv_text, finite, header
 from netsim.errors import InputError
 from netsim.files.plain_files import read_bytes
 from netsim.files.signed import user_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.results.fit_result import FitResult
 
@@ -53,7 +53,6 @@ __all__ = [
     "RUN_FILES",
     "RunFolder",
     "code_folder_of",
-    "csv_text",
     "is_own",
     "is_run_folder",
     "relative_to",
@@ -76,29 +75,6 @@ RUN_FILES = {
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) -> str:
-    """Rows as CSV: `first_columns`, then whatever else the rows hold, in order of appearance.
-
-    Floats are written so that they read back exactly; None is an empty field.
-
-    >>> csv_text([{"loss": 0.1, "step": 1}], ["step"])
-    'step,loss\\n1,0.1\\n'
-    """
-    first = list(first_columns)
-    if any(
-        "wall_seconds" in row for row in rows
-    ):  # a real transport's clock stands where the virtual one would
-        first = [column.replace("virtual_seconds", "wall_seconds") for column in first]
-    columns = dict.fromkeys(first)
-    for row in rows:
-        columns.update(dict.fromkeys(row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row.get(column) for column in columns] for row in rows)
-    return text.getvalue()
-
-
 def is_run_folder(path: Path) -> bool:
     """True if a run has begun in this folder."""
     return (path / "experiment.yaml").is_file()
@@ -112,7 +88,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path: Path = path
         self._lock: FolderLock | None = None
 
     @classmethod
@@ -501,8 +477,6 @@ class RunFolder:
 
 def _files_of_loggers(*ends: str) -> list[str]:
     """Files that loggers keep of a run, as in RUN_FILES."""
-    from exogym_core.results.loggers import LOGGERS
-
     return [f"{RUN_FILES['checkpoints']}.{logger}{end}" for logger in LOGGERS for end in ends]
 
 

@@ -8,8 +8,10 @@ files, means over seeds, tables, trackers, pandas frames and the tables of docs/
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence  # noqa: TC003 - fields of dataclasses
+from collections.abc import Iterable, Mapping, Sequence  # noqa: TC003 - fields of dataclasses
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ __all__ = [
     "Column",
     "Summary",
     "can_hold",
+    "csv_text",
     "finite",
     "header",
     "parse_number",
@@ -124,6 +127,29 @@ ABSENCE = ("rank", "step", "virtual_seconds", "back_step", "back_virtual_seconds
 """Keys of an object of `dropped_peers`."""
 
 _UNITS = {column.name: column.unit for column in (*TRAIN, *VALIDATION)}
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) -> str:
+    """Rows as CSV: `first_columns`, then whatever else the rows hold, in order of appearance.
+
+    Floats are written so that they read back exactly; None is an empty field.
+
+    >>> csv_text([{"loss": 0.1, "step": 1}], ["step"])
+    'step,loss\\n1,0.1\\n'
+    """
+    first = list(first_columns)
+    if any(
+        "wall_seconds" in row for row in rows
+    ):  # a real transport's clock stands where the virtual one would
+        first = [column.replace("virtual_seconds", "wall_seconds") for column in first]
+    columns = dict.fromkeys(first)
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
+    return text.getvalue()
 
 
 def can_hold(column: str, value: float) -> bool:
