@@ -141,7 +141,7 @@ def check(
     strategy: str | type[Strategy] | Strategy | Callable[..., Strategy],
     options: Mapping[str, Any] | None = None,
     *,
-    num_workers: int = 3,
+    num_workers: int = 4,
     num_steps: int = 20,
     progress: Callable[[str, int, int], None] = lambda law, position, count: None,
 ) -> CheckReport:

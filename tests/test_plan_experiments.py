@@ -95,7 +95,9 @@ def test_a_strategy_that_fails_leaves_the_others_planned(
     assert failed["name"] == "own_plan:Mine"
     assert failed["refused"] == "own_plan:Mine: failed: KeyError: 'absent'; plan it alone, with --debug"
     assert [row["name"] for row in rows] == ["AllReduce", "DiLoCo"]
-    assert main(["plan", str(path), "--strategy", "own_plan:Mine"]) == 1
+    out = tmp_path / "page"
+    assert main(["plan", str(path), "--strategy", "own_plan:Mine", "--out", str(out)]) == 1
+    assert not out.exists()
     assert capsys.readouterr().err.startswith("error: KeyError: 'absent'")
 
 

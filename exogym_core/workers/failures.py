@@ -38,7 +38,7 @@ _LIBRARIES = tuple(
         os.path.dirname(netsim.__file__),
         os.path.join(os.path.dirname(os.path.dirname(netsim.__file__)), "netgym"),
         os.path.dirname(os.path.dirname(torch.__file__)),
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     )
     for path in {os.path.abspath(folder), os.path.realpath(folder)}
 )

@@ -298,7 +298,7 @@ def check(
     settings: tuple[str, ...] = given("--set", metavar="KEY=VALUE"),
     kind: str | None = given("--as", type=click.Choice(["strategy", "collective", "communicator"])),
     operation: str | None = given("--operation", "--like", metavar="NAME"),
-    workers: int = given(default=3, type=click.IntRange(1)),
+    workers: int = given(default=4, type=click.IntRange(1)),
     steps: int = given(default=20, type=click.IntRange(3)),
     cases: int = given(default=100, type=click.IntRange(1)),
     seed: int = given(default=0),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -179,9 +178,11 @@ def plan(
     words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology, "trust": trust}
     if out is not None:  # before anything is planned that would be lost
         try:
+            is_new = not out.exists()
             out.mkdir(parents=True, exist_ok=True)
-            if not os.access(out, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            TemporaryFile(dir=out).close()
+            if is_new:
+                out.rmdir()  # made again with its page
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
@@ -271,8 +272,6 @@ def _print_plans(
     title = "; ".join(dict.fromkeys(request.title() for request in requests))
     shared = set.intersection(*(set(request.facts()) for request in requests))
     facts = [fact for fact in requests[0].facts() if fact in shared]  # points differ in the others
-    if out is not None:
-        write_page(out, rows, values, title, facts, plain)
     if as_json:
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
         for key in keys:
@@ -285,6 +284,7 @@ def _print_plans(
                 where = f" (at {at})" if (at := at_text(row.get("point", {}))) else ""
                 click.echo(f"not planned: {row['refused'].removeprefix('plan: ')}{where}")
     if out is not None:
+        write_page(out, rows, values, title, facts, plain)
         click.echo(str(out), err=as_json)
 
 
@@ -384,14 +384,13 @@ def reproduce(
                 click.echo(f"left out: {error}", err=True)
                 found.pop()
             progress.advance()
-    num_cells = sum(len(each.cells) for each in found)
     if as_json:
         data = [each.to_mapping() for each in found]
         click.echo(json.dumps(data if name == "all" else data[0], indent=2))
     else:
         for made in found:
             click.echo("\n".join(made.short_lines() if name == "all" else made.lines()))
-    work.end(f"{format_count(num_cells, 'figure')} so far")
+    work.end(f"{format_count(sum(len(each.cells) for each in found), 'figure')} so far")
     return None
 
 

@@ -169,7 +169,7 @@ class ProcessRunner(Runner):
             state = (
                 f"is stopped: kill -CONT {pid} resumes it"
                 if children.is_stopped(index)
-                else "sends nothing: it is busy in a call that holds the GIL"
+                else "sends nothing: it is starting, or busy in a call that holds the GIL"
             )
             warnings.warn(f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
         return children.ready(self._live)
