@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -15,6 +16,7 @@ gc.disable()
 # processors of another maker; before torch loads.
 os.environ |= {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -23,11 +25,12 @@ import exogym_core  # noqa: F401  # before MKL's first call: sets what makes it 
 from exogym_core.results.report import page
 from exogym_core.results.report.figures import draw_pictures
 from netgym.studies import report as study
+from netgym.studies import sweep
 
 # The machine decides how long an example takes, never whether the test passes.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("dev", max_examples=30, derandomize=True, **_COMMON)
-settings.register_profile("ci", max_examples=30, derandomize=True, **_COMMON)
+settings.register_profile("dev", max_examples=20, derandomize=True, **_COMMON)
+settings.register_profile("ci", max_examples=20, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
@@ -45,6 +48,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What tests write need not outlive a failure of power: waiting for the disk takes longer than most of them.
 os.fsync = lambda _: None
+
+# Each comparison reads the images of digits, which nobody changes.
+np.loadtxt = functools.cache(np.loadtxt)
 
 # A fork takes the longer the more its process has in memory, which grows from test to test: files with many forks come
 # first. So do those of the longest tests, up to half a minute each: started last, one would keep the others waiting.
@@ -101,7 +107,14 @@ def _kept_out_of_collections() -> Iterator[None]:
     gc.freeze()
 
 
+_PROBE, _PROBED = sweep.probe, sweep.Probe(0.1, 0.01, 0.01, 10**8, retimed_seconds=(0.01, 0.001))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave pictures out of pages: drawing takes longer than all the rest. The mark `pictures` draws them."""
+    """Leave pictures out of pages, and trial runs out of sweeps' estimates: they take longer than all the rest.
+
+    The mark `pictures` draws them, and `probes` makes trial runs.
+    """
     drawn = draw_pictures if item.get_closest_marker("pictures") else lambda *_: {}
     page.draw_pictures = study.draw_pictures = drawn
+    sweep.probe = _PROBE if item.get_closest_marker("probes") else lambda _: _PROBED

@@ -199,7 +199,7 @@ def test_where_no_replica_fits_its_stages_are_advised(monkeypatch: pytest.Monkey
     assert all(row["fits"] is not False for row in rows)
     assert {row["stages"]["codec"] for row in rows} >= {"bf16", "int8"}
     mine = [row for row in rows if not row["left_out"]]
-    for row in [*mine[:2], next(row for row in mine if row["stages"]["schedule"] == "gpipe")]:
+    for row in [mine[0], next(row for row in mine if row["stages"]["schedule"] == "gpipe")]:
         there = replace(
             where,
             num_ranks=row["workers"],

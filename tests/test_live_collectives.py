@@ -176,7 +176,7 @@ def draw_call(data: st.DataObject, num: int, after: float) -> tuple[Schedule, li
     return made, [after + data.draw(st.integers(0, 200)) / 1024 for _ in range(made.num_ranks)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), protocol=st.sampled_from(WITHOUT_NOTES))
 def test_every_schedule_takes_what_its_messages_take(data: st.DataObject, protocol: Any) -> None:
     """Several collectives one after the other or at once, of one group or of two, other transfers, changing links."""
@@ -218,7 +218,7 @@ def test_every_schedule_takes_what_its_messages_take(data: st.DataObject, protoc
     assert ends(started, network(Nobody()), calls, hosts, groups) == wanted, "whoever watches changes it"
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_under_gloo_all_bytes_arrive_not_sooner_than_without_notes(data: st.DataObject) -> None:
     topology = Topology.from_mapping(data.draw(networks()))
@@ -318,7 +318,7 @@ def test_calls_without_messages_end_at_once() -> None:
 # --- the closed form of collectives whose messages share no link --------------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), protocol=st.sampled_from(["ideal", {"preset": "ideal", "software": "1 ms"}]))
 def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
     data: st.DataObject, protocol: Any
@@ -332,7 +332,7 @@ def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), protocol=st.sampled_from(["ideal", "linux-tcp"]))
 def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject, protocol: str) -> None:
     topology = Topology.from_mapping(data.draw(networks()))

@@ -74,6 +74,44 @@ def test_a_receive_window_opens_one_round_late(streams: int) -> None:
     assert calls.repeat_seconds[1] < calls.repeat_seconds[0] - 0.07
 
 
+def test_congestion_avoidance_opens_the_receive_window_too() -> None:
+    """It ends at a share of the line, and grows once that is free; after a pause 2 MB go at the rate of the line."""
+    line = {"between": ["r", "b"], "bandwidth": "1 Gbit/s", "rtt": "80 ms", "mtu": AWS}
+    own = [dict(line, between=[host, "r"], bandwidth="100 Gbit/s", rtt="0 s") for host in "ac"]
+    topology = Topology.from_mapping({"hosts": ["a", "b", "c"], "routers": ["r"], "links": [*own, line]})
+    protocol = {"preset": "linux-tcp", "window": "256 MiB", "queue": 1000}
+    network = netsim.Network(clock := netsim.Clock(), topology, protocol)
+    for number in range(40):
+        network.send(2, 1, 10_000_000, lambda: None, connection=number)
+
+    def process() -> Any:
+        yield clock.timeout(1.0)
+        yield network.transfer(0, 1, 1_000_000_000)
+        yield clock.timeout(0.4)
+        begin = clock.now
+        yield network.transfer(0, 1, 2_000_000)
+        return clock.now - begin
+
+    rate = 1e9 / 8 * (AWS - 52) / (AWS + 14)
+    assert clock.run(clock.process(process())) == pytest.approx(0.04 + 2_000_000 / rate, rel=1e-6)
+
+
+def test_a_receive_window_that_will_open_keeps_its_connection() -> None:
+    """Connections that are as new are closed where there are a thousand: three windows would take a round more."""
+    network = netsim.Network(clock := netsim.Clock(), pair(AWS, bandwidth="100 Gbit/s", rtt="80 ms"))
+
+    def process() -> Any:
+        yield network.transfer(0, 1, 65536 + 1)
+        yield clock.timeout(1.0)
+        for number in range(1, 1100):
+            network.send(0, 1, 1, lambda: None, connection=number)
+        begin = clock.now
+        yield network.transfer(0, 1, 3 * 65536)
+        return clock.now - begin
+
+    assert clock.run(clock.process(process())) == pytest.approx(0.04 + 0.08, abs=0.001)
+
+
 def test_acknowledgements_take_a_share_of_the_way_back_by_segments() -> None:
     """One of 66 bytes for every two segments: 2.3 % of payload at 1,500 bytes, 0.4 % at 9,001."""
     for mtu in (1500, AWS):

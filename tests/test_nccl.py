@@ -131,18 +131,20 @@ def test_two_channels_hide_less_of_a_long_delay_than_one_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "latency", "num_bytes", "protocol"),
+    ("topology", "num_bytes", "protocol"),
     [
-        (14, "1 ms", 64 << 20, {"preset": "nccl-sockets", "window": "256 KiB"}),  # the last loop is small
-        (10, "10 ms", 150 << 20, {"preset": "linux-tcp", "window": "64 KiB", "connections": "per-transfer"}),
+        # The last loop is small.
+        (star(14, latency="1 ms"), 64 << 20, {"preset": "nccl-sockets", "window": "256 KiB"}),
+        (star(10), 150 << 20, {"preset": "linux-tcp", "window": "64 KiB", "connections": "per-transfer"}),
+        (Topology.load("wan-4-regions"), 4096, "nccl-sockets"),  # a lap crosses the long links
     ],
 )
 def test_the_first_steps_of_a_ring_give_the_seconds_of_all(
-    num: int, latency: str, num_bytes: int, protocol: Any
+    topology: Topology, num_bytes: int, protocol: Any
 ) -> None:
     """All loops were taken for as large as the first, and all messages for those of one window: up to 3.4 times."""
-    topology, parsed, hosts = star(num, latency=latency), Protocol.parse(protocol), range(num)
-    made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="nccl-ring")
+    parsed, hosts = Protocol.parse(protocol), range(len(topology.hosts))
+    made = schedule("all_reduce", len(hosts), num_bytes=num_bytes, algorithm="nccl-ring")
     short, later, _ = Estimator(topology, parsed).first_steps(made, hosts)
     first, whole = (time_collective(topology, parsed, each, hosts).seconds[0] for each in (short, made))
     assert first + later == pytest.approx(whole, rel=0.03)

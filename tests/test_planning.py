@@ -186,11 +186,11 @@ def as_trained(
 
 
 def rows_of_table() -> list[Any]:
-    """Every row with a world; at each commit the first row of every third strategy."""
+    """Every row with a world; at each commit the first row of every fourth strategy."""
     rows, names = [*TABLE, *DRAWN], set[str]()
     made = []
     for place, (name, options) in enumerate(rows):
-        marks = [pytest.mark.thorough] if name in names or len(names) % 3 else []
+        marks = [pytest.mark.thorough] if name in names or len(names) % 4 else []
         made.append(pytest.param(name, options, WORLDS[place % len(WORLDS)], marks=marks))
         names.add(name)
     return made

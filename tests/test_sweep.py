@@ -110,6 +110,7 @@ def test_an_objective_counts_targets_that_were_held() -> None:
         objective("losss", entries)
 
 
+@pytest.mark.probes
 def test_a_sweep_marks_what_fails_and_does_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +289,7 @@ def test_a_failed_strategy_is_mended_next_to_results_of_others(
 
 
 @pytest.mark.thorough
+@pytest.mark.probes
 def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     arguments = [

@@ -83,13 +83,13 @@ _ELSEWHERE = 1e-4, 0.02  # on a machine with another arithmetic
 
 PARTS = {
     "transfers": Part(
-        frozen_transfers.names, frozen_transfers.answer, {"looks": _BYTES, "aborted": _BYTES}, _some(1, 7)
+        frozen_transfers.names, frozen_transfers.answer, {"looks": _BYTES, "aborted": _BYTES}, _some(1, 14)
     ),
     "collectives": Part(
         frozen_collectives.names,
         frozen_collectives.answer,
         {"ends": _TIMES, "times": _TIMES, "looks": _BYTES},
-        _some(1, 12),
+        _some(1, 24),
     ),
     "traces": Part(
         frozen_traces.names,
@@ -98,13 +98,13 @@ PARTS = {
             **{"times": _TIMES, "use": _TIMES, "capacity": _TIMES, "transfers": _BYTES},
             **{"microseconds": _FILE_TIMES, "events": _BYTES},
         },
-        _some(1, 2),
+        _some(1, 4),
     ),
     "programs": Part(
         frozen_programs.names,
         frozen_programs.answer,
         {"times": _GRID_TIMES, "looks": _BYTES},
-        _some(1, 5),
+        _some(1, 10),
     ),
     "runs": Part(frozen_runs.names, frozen_runs.answer, {"times": _GRID_TIMES}, frozen_runs.tested),
     "verdicts": Part(frozen_verdicts.names, frozen_verdicts.answer, {"ends": _GRID_TIMES}),
@@ -112,7 +112,7 @@ PARTS = {
         frozen_commands.names,
         frozen_commands.answer,
         {"json": _TIMES},
-        _some(1, 5),
+        _some(1, 10),
     ),
 }
 

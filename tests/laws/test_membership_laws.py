@@ -192,7 +192,7 @@ class Site:
 @example(
     num_sites=3, seed=524288, trouble=0.02, cables=0.01
 )  # a site comes again beside one that was refused
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_all_sites_that_finish_a_round_report_the_same_members(
     num_sites: int, seed: int, trouble: float, cables: float
 ) -> None:
@@ -336,7 +336,7 @@ RULES = st.builds(
     RULES,
     st.integers(0, 10**6),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_rendezvous_and_the_simulation_agree_on_who_is_in_each_round(
     sites: list[list[float]], seconds: float, rule: Deadline, seed: int
 ) -> None:

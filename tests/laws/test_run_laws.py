@@ -157,7 +157,7 @@ def reported(pending: dict[int, Pending]) -> set[int]:
 
 
 @given(waiting_programs, st.integers(0, 10_000))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_verdict_is_never_wrong_and_never_missing(waiting_programs: list[list[Any]], seed: int) -> None:
     ranks = [Rank(rank, program) for rank, program in enumerate(waiting_programs)]
     condemned, pending = live(ranks, random.Random(seed))

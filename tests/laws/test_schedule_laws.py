@@ -24,7 +24,7 @@ from netsim.collectives.schedules.ring import all_gather_ring, all_reduce_ring
 from netsim.collectives.schedules.schedule import ListedPhase, Problem, Schedule, step_of
 from netsim.testing import CallShape, calls, check_schedule
 
-CASES = 500 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 12
+CASES = 500 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 8
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 
 
