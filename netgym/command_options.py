@@ -129,9 +129,8 @@ class TrainingArguments:
 
 def is_place(topology: str | None) -> bool:
     """True if a topology's name is that of a file."""
-    return topology is not None and os.path.isfile(
-        topology
-    )  # Path.is_file raises for names that are too long
+    # Path.is_file raises for names that are too long.
+    return topology is not None and os.path.isfile(topology)
 
 
 def first_line(error: Exception) -> str:

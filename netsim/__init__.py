@@ -93,14 +93,12 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         module = _MODULES.get(name) or _FORMER_MODULES.get(name)
         if module is None:
-            raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}"
-            )
+            line = f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}"
+            raise AttributeError(line)
         found = getattr(import_module(f"{__name__}.{module}"), name)
         if name in _FORMER_MODULES:
-            warnings.warn(
-                f"netsim.{name} has moved: write netsim.{module}.{name}", FutureWarning, stacklevel=2
-            )
+            line = f"netsim.{name} has moved: write netsim.{module}.{name}"
+            warnings.warn(line, FutureWarning, stacklevel=2)
         return found
 
 

@@ -7,9 +7,8 @@ import sys
 
 __all__ = ["main"]
 
-_NEW_OBJECTS = (
-    700_000  # between two collections: commands leave little garbage, and hold much that is searched
-)
+# Between two collections: commands leave little garbage, and hold much that is searched.
+_NEW_OBJECTS = 700_000
 
 
 def main() -> int:

@@ -121,8 +121,8 @@ def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> Unkn
     """
     wanted, names = list(given), sorted(set(known), key=lambda name: (name.casefold(), name))
     likeness = {name: [_likeness(each, name) for each in wanted] for name in names}
-    likely = [name for name in names if max(likeness[name]) >= _ALIKE]
-    likely.sort(key=lambda name: -max(likeness[name]))
+    by_likeness = sorted(names, key=lambda name: -max(likeness[name]))
+    likely = [name for name in by_likeness if max(likeness[name]) >= _ALIKE]
     accepted = ", ".join([*likely, *(name for name in names if name not in likely)])
     meant = [max(likely, key=lambda name: likeness[name][at], default="") for at in range(len(wanted))]
     meant = [name if name and likeness[name][at] >= _LIKELY else "" for at, name in enumerate(meant)]

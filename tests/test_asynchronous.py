@@ -47,9 +47,8 @@ TOPOLOGY = {
     "wan": [{"between": ["us", "eu"], "bandwidth": "100 Mbit/s", "rtt": "80 ms"}],
     "protocol": "ideal",
 }
-UNEQUAL = {
-    "placement": ["us.0", "us.1", "eu.0", "eu.0"]
-}  # the last two share a device: 100 ms a step, not 50
+# The last two share a device: 100 ms a step, not 50.
+UNEQUAL = {"placement": ["us.0", "us.1", "eu.0", "eu.0"]}
 
 
 def fit(strategy: Strategy, num_nodes: int = 4, **options: Any) -> FitResult:

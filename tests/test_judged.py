@@ -22,9 +22,8 @@ from exogym_core.strategy import (
 )
 from netsim.errors import InputError
 
-JUDGED = {
-    name: build_strategy(name).judged for name in STRATEGIES
-}  # docs/verdict.md has the same: test_report.py
+# docs/verdict.md has the same: test_report.py.
+JUDGED = {name: build_strategy(name).judged for name in STRATEGIES}
 
 OVERLAPPED = ["CoCoDC", "DelayedDiLoCo", "StreamingDiLoCo"]
 WITHOUT_ROUNDS = ["ACCO", "GPA"]  # whose global model changes at each step

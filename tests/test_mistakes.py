@@ -243,9 +243,8 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
             Topology.load(tmp_path / name)
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
         Topology.load(tmp_path)
-    with pytest.raises(
-        InputError, match=r"^\\x16/e\\x1b\[2J: no such file: "
-    ):  # nothing reaches the terminal
+    # Nothing reaches the terminal.
+    with pytest.raises(InputError, match=r"^\\x16/e\\x1b\[2J: no such file: "):
         Topology.load("\x16/e\x1b[2J")
 
 

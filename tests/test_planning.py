@@ -177,9 +177,8 @@ def as_trained(
             assert row["bytes_sent"] == sum(sent[number] for sent in figures.counts["bytes_sent"])
             assert row["wan_bytes"] == sum(sent[number] for sent in figures.counts["wan_bytes"])
     if not strategy.num_servers:
-        first = (
-            period if strategy.clients.are_drawn else steps - period
-        )  # rounds of drawn clients differ: their mean
+        # Rounds of drawn clients differ: their mean.
+        first = period if strategy.clients.are_drawn else steps - period
         sent = rows[steps]["payload_bytes"] - (rows[first]["payload_bytes"] if first else 0)
         assert made.plan.payload_bytes == pytest.approx(sent * period / (steps - first), abs=1)
     return made

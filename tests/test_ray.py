@@ -57,9 +57,8 @@ def nodes() -> Iterator[Any]:
 
     folder = tempfile.mkdtemp(prefix="ray-")  # short: a socket's path has 107 characters at most
     environment = pytest.MonkeyPatch()
-    environment.setenv(
-        "RAY_memory_monitor_refresh_ms", "0"
-    )  # or workers end while other programs fill memory
+    # Or workers end while other programs fill memory.
+    environment.setenv("RAY_memory_monitor_refresh_ms", "0")
     environment.delenv("RAY_ADDRESS", raising=False)
     # Ray writes the address of a cluster there, and makes the folder for its own clusters alone.
     os.makedirs("/tmp/ray", exist_ok=True)

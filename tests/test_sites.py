@@ -257,9 +257,8 @@ def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> 
     run = reference.run_strategy(strategy, model, batches, SEED, topology=TWO_SITES)
     copies, num_shards = layout(name, 2, 2)
     shards = torch.zeros(num_values(model)).split(-(-num_values(model) // num_shards))
-    turns = [
-        turn for shard in shards for turn in shard.tensor_split(copies)
-    ]  # a copy sends its part of a shard
+    # A copy sends its part of a shard.
+    turns = [turn for shard in shards for turn in shard.tensor_split(copies)]
     parts = [len(part) for turn in turns for part in turn.tensor_split(2)]
     of_codec = strategy.averaging.codec
     payload = VALUE * sum(parts) if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)

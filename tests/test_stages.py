@@ -460,9 +460,8 @@ def test_a_plan_lists_bytes_memory_and_dollars_of_each_stage(tmp_path: Path) -> 
     assert [each["dollars_per_hour"] for each in plan["stages"]] == [0.5, 2.0]
     assert plan["cost_by"]["workers"] == pytest.approx(2.5 * plan["days"] * 24)
     block, ends = 4 * 16 * 16 + 3 * 16 * 256 + 2 * 16, 16 * 256
-    assert plan["memory"]["gradients"] == 4 * (
-        2 * block + ends
-    )  # of the first, whose activations are twice the last's
+    # Of the first, whose activations are twice the last's.
+    assert plan["memory"]["gradients"] == 4 * (2 * block + ends)
     assert plan["memory"]["optimizer"] == pytest.approx(2 * plan["memory"]["gradients"], rel=1e-3)
     assert first["memory"] == plan["memory_per_worker"] > last["memory"]
     assert last["idle"] < first["idle"]

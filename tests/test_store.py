@@ -86,9 +86,8 @@ def test_ranks_upload_once_and_download_what_is_there_by_hand() -> None:
 
 def test_a_late_rank_keeps_others_waiting_for_its_copy_alone() -> None:
     done, _ = ends([0, 0, 0], [0, 0, 5])
-    assert (
-        done[0] == done[1] == pytest.approx(5 + 1.022 + 0.03 + 0.01 + 0.1)
-    )  # the request waits at the store
+    # The request waits at the store.
+    assert done[0] == done[1] == pytest.approx(5 + 1.022 + 0.03 + 0.01 + 0.1)
     assert done[2] == pytest.approx(5 + 1.074 + 0.022 + 0.03 + 0.022 + 0.2)  # it had nothing before
 
 

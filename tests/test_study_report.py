@@ -219,9 +219,8 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
     ):
         StudyReport([tmp_path], by=["strategy"], where=["topology=x"])
     summary = tmp_path / "y/summary.json"
-    text = summary.read_text().replace(
-        '"seed": 0', '"seed": 0, "judged": "own"'
-    )  # as of FedAvg's islands once
+    # As of FedAvg's islands once.
+    text = summary.read_text().replace('"seed": 0', '"seed": 0, "judged": "own"')
     summary.write_text(text.replace('"seed": 1', '"seed": 1, "judged": "replica"'))
     with pytest.raises(InputError, match=r"differ in the judged model \(own, replica\)"):
         StudyReport([tmp_path / "y"])

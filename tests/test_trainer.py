@@ -603,9 +603,8 @@ def test_flops_are_divided_by_each_hosts_device():
     assert result.hosts == ["h0", "h1", "h2"]
     assert slow / fast == pytest.approx(19.5e12 / (4 * 2.4e9 * 16), rel=1e-2)
     with pytest.raises(InputError, match=r"host h1: names no device, .* give compute='measured'"):
-        fit_on_network(
-            topology=network(devices=["raspberry-pi-5"]), compute=None
-        )  # which was an a100 without a word
+        # Which was an a100 without a word.
+        fit_on_network(topology=network(devices=["raspberry-pi-5"]), compute=None)
     with pytest.raises(UnknownNameError, match="host h1: unknown device 'a10o'"):
         fit_on_network(topology=network(devices=["a100", "a10o"]), compute=None)
 

@@ -300,9 +300,8 @@ class CheckpointWriter:
                 arriving.files.update(self._write(step, messages))
             for _ in self.stages(step, arriving.files, arriving.lengths, arriving.num_timed):
                 pass
-            for earlier in [
-                each for each in self._arriving if each < step
-            ]:  # some rank has none of that step
+            # Some rank has none of that step.
+            for earlier in [each for each in self._arriving if each < step]:
                 del self._arriving[earlier]
                 shutil.rmtree(self._folder / f".{step_name(earlier)}", ignore_errors=True)
             self.on_complete(step)

@@ -194,9 +194,8 @@ class CallState:
     reads: set[str] = field(default_factory=set)  # figures of the network that the rank has read, by name
     compares_places: bool = True
     num_alive: int | None = None  # ranks that were alive at the last meeting; None: not known
-    has_values: Callable[[Tensor], bool] | None = (
-        None  # False for tensors of shapes alone; None: there are none
-    )
+    # False for tensors of shapes alone; None: there are none.
+    has_values: Callable[[Tensor], bool] | None = None
 
     @contextmanager
     def having(self, **values: Any) -> Iterator[None]:

@@ -60,9 +60,8 @@ class ArrivalDelays:
     """
 
     def __init__(self) -> None:
-        self._meetings: deque[tuple[int, float, list[float]]] = deque(
-            maxlen=_MEETINGS
-        )  # number, first, delays
+        # Number, first, delays.
+        self._meetings: deque[tuple[int, float, list[float]]] = deque(maxlen=_MEETINGS)
 
     def add(self, number: int, now: float, since: float | None = None) -> None:
         """Add an arrival at the meeting `number`, also one after it has closed.

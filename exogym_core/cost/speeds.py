@@ -133,9 +133,8 @@ def with_measured_speeds(
 
     coding, updates, speeds = compute.coding, compute.updates, dict(compute.coding.speeds)
     with intra_op_threads(threads):
-        if coding.is_measured or (
-            speeds and Coding.for_all not in speeds
-        ):  # by name: user's codecs may lack one
+        # By name: user's codecs may lack one.
+        if coding.is_measured or (speeds and Coding.for_all not in speeds):
             for name, num_values, ways in itertools.chain(trials if coding.is_measured else (), own):
                 if name not in speeds:
                     encoded, decoded = (round(num_values * VALUE_BYTES / seconds(work)) for work in ways)

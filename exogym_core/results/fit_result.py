@@ -258,11 +258,12 @@ class FitResult:
             label: of the run in tables and file names.
             strategy: name in experiment files.
         """
+        a_worker = self.bytes_sent / self.num_nodes
         values = vars(self) | {
             "name": label,
             "strategy": strategy,
             "steps": len(self.history),
-            "bytes_sent_per_worker": _whole(self.bytes_sent / self.num_nodes),
+            "bytes_sent_per_worker": int(a_worker) if a_worker.is_integer() else a_worker,
             "coding": self.coding if self.coding == "not charged" else None,
             "incomplete": not self.complete,
         }
@@ -290,10 +291,6 @@ class FitResult:
             ImportError: pandas is not installed; the line names the extra.
         """
         return load_pandas("to_pandas").DataFrame(list(self.history))
-
-
-def _whole(value: float) -> float | int:
-    return int(value) if value == int(value) else value
 
 
 def load_pandas(caller: str) -> Any:

@@ -127,9 +127,8 @@ class Rounds:
         self._present: Sequence[int] = ()
         self._steps_a_round = 1
         self._ends = array("d", [0.0])  # when each round was over, the start being round 0
-        self._missed: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # rank -> first and last of rounds missed in a row
+        # Rank -> first and last of rounds missed in a row.
+        self._missed: dict[int, list[tuple[int, int]]] = {}
         self._returns: dict[int, list[_Return]] = {}
         self._members: list[int] = []  # of the last round that was counted
         self._num_counted = self._sum_members = self._sum_alive = 0

@@ -45,7 +45,7 @@ from netsim.files.plain_files import read_bytes
 from netsim.files.signed import user_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from exogym_core.results.fit_result import FitResult
 
@@ -265,9 +265,8 @@ class RunFolder:
         return self._noted("trained_again")
 
     def _note(self, kind: str, name: str, value: str) -> None:
-        self._write_facts(
-            _facts(self.path), **{kind: dict(sorted({**self._noted(kind), name: value}.items()))}
-        )
+        noted = {**self._noted(kind), name: value}
+        self._write_facts(_facts(self.path), **{kind: dict(sorted(noted.items()))})
 
     def _noted(self, kind: str) -> dict[str, str]:
         found = _facts(self.path).get(kind)
@@ -383,9 +382,7 @@ class RunFolder:
         Raises:
             InputError: the summary is damaged.
         """
-        return [
-            entry for entry in self.read_summary() if not (entry.get("incomplete") or entry.get("failed"))
-        ]
+        return _finished(self.read_summary())
 
     def finished_runs(self) -> list[dict[str, Any]]:
         """Objects of the summaries here, and in folders inside, of runs that have finished, one a seed.
@@ -395,11 +392,9 @@ class RunFolder:
         """
         summaries = [RunFolder(path.parent).read_summary() for path in self.path.rglob("summary.json")]
         entries = [entry for entries in summaries for entry in entries]
-        entries = [
-            each for entry in entries for each in entry.get("strategies", [entry])
-        ]  # of a sweep's points
-        runs = [run for entry in entries for run in entry.get("by_seed") or [entry]]
-        return [run for run in runs if not (run.get("incomplete") or run.get("failed"))]
+        # Of a sweep's points.
+        entries = [each for entry in entries for each in entry.get("strategies", [entry])]
+        return _finished(run for entry in entries for run in entry.get("by_seed") or [entry])
 
     def read_summary(self) -> list[dict[str, Any]]:
         """The summary's objects; an empty list where no strategy has ended yet.
@@ -475,6 +470,10 @@ class RunFolder:
         return total.hexdigest()
 
 
+def _finished(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [run for run in runs if not (run.get("incomplete") or run.get("failed"))]
+
+
 def _files_of_loggers(*ends: str) -> list[str]:
     """Files that loggers keep of a run, as in RUN_FILES."""
     return [f"{RUN_FILES['checkpoints']}.{logger}{end}" for logger in LOGGERS for end in ends]
@@ -515,10 +514,8 @@ def seal_of(folder: Path, code_folder: str | None) -> str | None:
 def is_own(folder: Path) -> bool:
     """True if this user made the run in `folder`, and its experiment has not been changed since."""
     facts = _facts(folder)
-    expected, found = seal_of(folder, facts.get("code")), facts.get("seal")
-    if expected is None or not isinstance(found, str):
-        return False
-    return hmac.compare_digest(found.encode(), expected.encode())
+    expected, found = seal_of(folder, facts.get("code")), str(facts.get("seal"))
+    return expected is not None and hmac.compare_digest(found.encode(), expected.encode())
 
 
 def require_own(folder: Path, kind: str) -> None:
@@ -529,9 +526,8 @@ def require_own(folder: Path, kind: str) -> None:
     """
     if not folder.is_dir():
         raise InputError(f"{visible(folder)}: there is no such folder")
-    if not is_run_folder(folder):
-        raise InputError(f"{visible(folder)}: is no run folder: it has no experiment.yaml")
-    if not (folder / _ENVIRONMENT).exists() and not RunFolder(folder).has_trained():
+    opened = RunFolder.open(folder)
+    if not (folder / _ENVIRONMENT).exists() and not opened.has_trained():
         raise InputError(
             f"{visible(folder)}: this {kind} ended before it had begun: remove it, and start again"
         )

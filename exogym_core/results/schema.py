@@ -138,9 +138,8 @@ def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) ->
     'step,loss\\n1,0.1\\n'
     """
     first = list(first_columns)
-    if any(
-        "wall_seconds" in row for row in rows
-    ):  # a real transport's clock stands where the virtual one would
+    # A real transport's clock stands where the virtual one would.
+    if any("wall_seconds" in row for row in rows):
         first = [column.replace("virtual_seconds", "wall_seconds") for column in first]
     columns = dict.fromkeys(first)
     for row in rows:

@@ -285,9 +285,8 @@ def take_rounds(
     strategy, step = runner.strategy, 0
     strategy.local_step = start
     while step < num_steps:
-        if step % period and strategy.workers.take_place(
-            step
-        ):  # as many in each round: its first one is taken
+        # As many in each round: its first one is taken.
+        if step % period and strategy.workers.take_place(step):
             most = min(period - 1 - step % period, num_steps - step)
             step += runner.take_alike(most, copies=is_alone)
             if step == num_steps:

@@ -228,9 +228,8 @@ class Snapshots(Stateful):
         self._given = -1  # the final model is deposited whole
         every, correlate_every, seconds = self._evaluations
         evaluate = [] if every is None else ["evaluate"]
-        if (
-            seconds is not None or not self._strategy.is_synchronous
-        ):  # whatever number of steps ranks have done
+        # Whatever number of steps ranks have done.
+        if seconds is not None or not self._strategy.is_synchronous:
             self._deposit(EvaluationPoint(Grid.END), [*evaluate, "final"])
         else:
             if correlate_every is not None and step and step % correlate_every == 0:

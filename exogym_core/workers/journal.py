@@ -226,9 +226,8 @@ class MessagesInFlight:
         self.tensors_of: Callable[[MessageName], tuple[Tensor, ...]] = self.kept.__getitem__
         self._last_complete = step
         self._passed: Counter[int] = Counter()  # rank -> the step of the last checkpoint that has its state
-        self._under_way: dict[
-            MessageName, int
-        ] = {}  # message not taken -> checkpoint that its sender had passed
+        # Message not taken -> checkpoint that its sender had passed.
+        self._under_way: dict[MessageName, int] = {}
         self._open: dict[int, dict[MessageName, tuple[Tensor, ...]]] = {}  # step -> messages taken meanwhile
 
     def requested(self, rank: int, request: Request) -> None:

@@ -430,9 +430,8 @@ class Experiment:
             raise self.document.error(
                 ("failures",), "needs until, the virtual time until which hosts may fail"
             )
-        if (
-            settings.transport == "netsim" and not is_at_rendezvous()
-        ):  # real ranks take what simulated ones refuse
+        # Real ranks take what simulated ones refuse.
+        if settings.transport == "netsim" and not is_at_rendezvous():
             on_cpu = settings.device == "cpu" or (
                 settings.device == "auto" and not cuda.is_available() and not mps.is_available()
             )

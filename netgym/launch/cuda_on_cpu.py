@@ -96,9 +96,8 @@ class _CpuForCuda(TorchFunctionMode):
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         if func is scaled_dot_product_attention and isinstance(args[0], DTensor):
-            query, *others = (
-                args  # DTensor has no rule for the CPU's kernel: heads and batches are independent
-            )
+            # DTensor has no rule for the CPU's kernel: heads and batches are independent.
+            query, *others = args
             local = func(query.to_local(), *(each.to_local() for each in others), **kwargs)
             return DTensor.from_local(local, query.device_mesh, query.placements, run_check=False)
         at = 0 if func is PARSE_TO else 1  # Module.to's arguments, or a tensor and Tensor.to's

@@ -319,9 +319,8 @@ class LaunchedRun(OutsideMeetings):
         error = self.failure.error
         if error is not None:
             ended = sorted(set(range(len(self.states))) - self.kernel.running)
-            if ended and (
-                error.is_consequence or isinstance(error, BrokenCallError)
-            ):  # whose end closed the connections
+            # Whose end closed the connections.
+            if ended and (error.is_consequence or isinstance(error, BrokenCallError)):
                 error = RankError(f"{rank_names(ended)} ended before the others: {error}", ended[0])
             self.fail(error)
         elif self.kernel.running:

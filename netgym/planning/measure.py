@@ -955,9 +955,8 @@ def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
     site_of = {host.name: topology.region_of(host.index) for host in topology.hosts}
     lines = {site: [0.0, 0.0] for site in alone}
     for link in topology.links:
-        ends = [
-            site_of.get(name, name) for name in (link.source, link.target)
-        ]  # a region's router has its name
+        # A region's router has its name.
+        ends = [site_of.get(name, name) for name in (link.source, link.target)]
         for way, end in enumerate(ends):
             if end in lines and ends[0] != ends[1]:
                 lines[end][way] += link.bits_per_second

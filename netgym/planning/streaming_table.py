@@ -155,9 +155,8 @@ def utilisation(
     seconds_a_layer = params * PAYLOAD_SHARE * rule.bits / layers / (gbit_per_second * 1e9)
     num_steps = _ROUNDS * _STEPS_A_ROUND
     now = link_free = 0.0
-    due: deque[tuple[int, dict[int, float]]] = (
-        deque()
-    )  # (step whose forward waits, end of each layer's reduction)
+    # (step whose forward waits, end of each layer's reduction).
+    due: deque[tuple[int, dict[int, float]]] = deque()
     for step in range(num_steps):
         waits = due.popleft()[1] if due and due[0][0] == step else {}
         done = 0

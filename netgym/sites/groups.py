@@ -137,9 +137,8 @@ class SiteGroups:
             )
         except BaseException as error:
             self.close(group)
-            if isinstance(error, RuntimeError) and not isinstance(
-                error, BROKEN
-            ):  # also a stranger as a member
+            # Also a stranger as a member.
+            if isinstance(error, RuntimeError) and not isinstance(error, BROKEN):
                 raise ConnectionLostError(str(error).partition("\n")[0], self._common.rank) from None
             raise
 

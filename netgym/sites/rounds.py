@@ -203,9 +203,8 @@ class PendingRounds:
         )
 
     def _answer_late(self, site: int, question: int, members: Sequence[int]) -> None:
-        present = [
-            [member, 1.0] for member in members if member != site
-        ]  # an earlier process of it may be one
+        # An earlier process of it may be one.
+        present = [[member, 1.0] for member in members if member != site]
         self._send(site, {"id": question, "present": present, "group": ""})
 
     def _update_round(self, meeting: RoundMeeting, now: float) -> None:

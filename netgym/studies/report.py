@@ -303,9 +303,8 @@ def _refuse_pooling(group: Group) -> None:
     options = [
         f"strategies.*.{name}" for member in group.members for name in member.setting("strategies.*") or {}
     ]
-    if (
-        len({_json(member.results.network) for member in group.members}) == 1
-    ):  # however their keys are written
+    # However their keys are written.
+    if len({_json(member.results.network) for member in group.members}) == 1:
         swept = [key for key in swept if not key.startswith("topology.")]
     for key in dict.fromkeys([*swept, *_CONDITIONS, *_SETTINGS, *options]):
         found = [member.setting(key) for member in group.members]

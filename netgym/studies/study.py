@@ -159,9 +159,8 @@ class Study:
     entries: list[dict[str, Any]] = field(default_factory=list)
     is_changed: bool = False
     edited_code: bool = False
-    _experiments: dict[tuple[Path, str], Experiment] = field(
-        default_factory=dict
-    )  # by folder, and point as JSON
+    # By folder, and point as JSON.
+    _experiments: dict[tuple[Path, str], Experiment] = field(default_factory=dict)
 
     @classmethod
     def planned(cls, document: Document, source_folder: Path) -> Study:

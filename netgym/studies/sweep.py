@@ -202,9 +202,8 @@ def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
                 progress.skip(number)
                 values[number] = _value(study, known)
         values |= {number: _value(study, result) for number, result in run(left)}
-        report(
-            [values[number] for number in sorted(values)]
-        )  # so that a resumed search proposes the same points
+        # So that a resumed search proposes the same points.
+        report([values[number] for number in sorted(values)])
         begun += len(points)
     beyond = [number for each in study.entries if (number := int(each["name"])) >= begun]
     for number in beyond:
@@ -717,9 +716,8 @@ def probe(experiment: Experiment) -> Probe:
             resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         )
         began = cpu_seconds()
-        with contextlib.suppress(
-            InputError
-        ):  # with the imports of plots, which the curves of more points outweigh
+        # With the imports of plots, which the curves of more points outweigh.
+        with contextlib.suppress(InputError):
             StudyReport([folders[0].path]).html()
         page_seconds = cpu_seconds() - began
     of_steps = [
@@ -834,9 +832,8 @@ def estimate(
     for number, experiment in experiments.items():
         settings, num_done = experiment.settings, (done or {}).get(number, {})
         trainings = retimable(experiment) if retimes else {}
-        work = (
-            settings.steps * settings.workers.count * settings.batch_size / samples
-        )  # in steps of the probe
+        # In steps of the probe.
+        work = settings.steps * settings.workers.count * settings.batch_size / samples
         evaluations = settings.steps // settings.evaluate.every + 1
         of_runs, waits = [], False
         for label in (str(entry.label) for entry in experiment.strategies):

@@ -98,20 +98,17 @@ def user_secret() -> bytes:
 
 
 def _read_secret(path: Path) -> bytes:
+    where = printable(path)
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             content = file.read(4096).strip()
     except OSError as error:
-        raise InputError(f"{printable(path)}: the secret cannot be read: {error.strerror}") from error
+        raise InputError(f"{where}: the secret cannot be read: {error.strerror}") from error
     if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
-        raise InputError(
-            f"{printable(path)}: the secret can be read by others: make it yours alone (chmod 600)"
-        )
+        raise InputError(f"{where}: the secret can be read by others: make it yours alone (chmod 600)")
     if len(content) < _LEAST_LENGTH:
-        raise InputError(
-            f"{printable(path)}: the secret is shorter than {_LEAST_LENGTH} bytes: write a longer one"
-        )
+        raise InputError(f"{where}: the secret is shorter than {_LEAST_LENGTH} bytes: write a longer one")
     return content
 
 

@@ -351,9 +351,8 @@ def hold_for_all(
     )
     drawn = options(given(examples)(check_once))
     is_placed = "HYPOTHESIS_STORAGE_DIRECTORY" in os.environ
-    if (
-        not is_placed
-    ):  # it would keep constants of all modules in the current folder, and goes on where it cannot
+    # It would keep constants of all modules in the current folder, and goes on where it cannot.
+    if not is_placed:
         set_hypothesis_home_dir(os.devnull)
     try:
         (drawn if seed is None else with_seed(seed)(drawn))()

@@ -45,9 +45,8 @@ _CONNECTIONS = ("persistent", "per-transfer")
 _MTU_BYTES = 1500  # of Ethernet
 _HEADER_BYTES = 52  # of a packet: IPv4 (20), TCP (20) and its time stamp (12)
 _ETHERNET_BYTES = 14  # that a frame adds to its packet
-_ACK_BYTES = (
-    66  # a frame that carries an acknowledgement only; one for every two segments (RFC 1122, 4.2.3.2)
-)
+# A frame that carries an acknowledgement only; one for every two segments (RFC 1122, 4.2.3.2).
+_ACK_BYTES = 66
 
 
 @dataclass(frozen=True, slots=True)

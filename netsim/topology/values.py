@@ -80,9 +80,8 @@ class Quantity:
     def read(self, value: object, info: ValidationInfo) -> float:
         """Read a file's text, or a program's number."""
         if info.context is not None and not isinstance(value, str | bool):
-            with suppress(
-                TypeError, ValueError, ArithmeticError
-            ):  # of the wrong kind, which is refused below
+            # Of the wrong kind, which is refused below.
+            with suppress(TypeError, ValueError, ArithmeticError):
                 value = self._plain_text(value)
         return self.parse(value)
 

@@ -201,9 +201,8 @@ def sparse_late(
     """
     kept: dict[tuple[int, int], float] = {}  # by replica and value
     selector.seed = seed
-    under_way: list[
-        tuple[int, list[int], list[Tensor], Tensor]
-    ] = []  # due, which values, as sent, their mean
+    # Due, which values, as sent, their mean.
+    under_way: list[tuple[int, list[int], list[Tensor], Tensor]] = []
 
     def after_step(number: int, replicas: list[nn.Module]) -> None:
         if len(replicas) == 1:

@@ -246,9 +246,8 @@ def test_streaming_of_one_fragment_without_delay_is_diloco(
 
 @settings(max_examples=5)
 @given(problem=larger_problems, H=st.integers(1, 4))
-@example(
-    problem={"num_ranks": 1, "steps": 1, "inputs": 1, "hidden": 2, "seed": 23}, H=1
-)  # phi - (phi - theta) is rounded
+# phi - (phi - theta) is rounded.
+@example(problem={"num_ranks": 1, "steps": 1, "inputs": 1, "hidden": 2, "seed": 23}, H=1)
 def test_cocodc_of_one_fragment_without_delay_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
     one = CoCoDCStrategy(adamw, H=H, num_fragments=1, tau=0, transmissions=1, outer_lr=0.7)
     same(one, DiLoCoStrategy(adamw, H=H), problem, tolerance=0)

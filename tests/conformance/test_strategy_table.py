@@ -268,8 +268,7 @@ def test_real_sockets_change_no_outcome_that_does_not_hang_on_order(name: str) -
         for options in ({}, {"transport": "gloo"})
     )
     assert not torch.equal(simulated[-1], reference.vector(model))
-    kept = (
-        slice(None) if n == 1 else slice(n, None)
-    )  # which answer a worker has at the end does hang on order
+    # Which answer a worker has at the end does hang on order.
+    kept = slice(None) if n == 1 else slice(n, None)
     for ours, theirs in zip(simulated[kept], real[kept], strict=True):
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-12, atol=1e-14)

@@ -277,9 +277,8 @@ def test_recorded_operations_are_used_and_those_that_lack_are_estimated(tmp_path
     assert account["measured_seconds"] == pytest.approx(calls * 1e-3)
     assert "aten.relu 128x32 -> 128x32 (float32 -> float32)" in account["estimated"]
     assert "aten.mm 9x9 9x9 -> 9x9 (float32 float32 -> float32)" in account["estimated"]
-    assert account["launches_seconds"] == pytest.approx(
-        5e-6 * 6
-    )  # three relus, the product, and twice its ones
+    # Three relus, the product, and twice its ones.
+    assert account["launches_seconds"] == pytest.approx(5e-6 * 6)
 
 
 MESH = """

@@ -164,9 +164,8 @@ def test_bytes_and_members_that_wait_for_the_last_member_come_after_it(
     st.tuples(*[st.sampled_from([1, 2, 10])] * 6),
 )
 @example(0, PARTS, MIXED, "linux-tcp", (1, 1, 1, 1, 1, 1))
-@example(
-    3, [1_000_000], SLOW, "ideal", (1, 1, 1, 1, 1, 10)
-)  # most bytes have crossed when the last rank comes
+# Most bytes have crossed when the last rank comes.
+@example(3, [1_000_000], SLOW, "ideal", (1, 1, 1, 1, 1, 10))
 @settings(max_examples=10)
 def test_rounds_left_out_by_their_bound_would_not_be_chosen(
     strategy: int, sizes: list[int], where: Form, protocol: str, slowness: tuple[int, ...]

@@ -189,9 +189,8 @@ class Site:
     st.sampled_from([0.0, 0.02, 0.1]),
     st.sampled_from([0.0, 0.001, 0.01, 0.1]),
 )
-@example(
-    num_sites=3, seed=524288, trouble=0.02, cables=0.01
-)  # a site comes again beside one that was refused
+# A site comes again beside one that was refused.
+@example(num_sites=3, seed=524288, trouble=0.02, cables=0.01)
 @settings(max_examples=40)
 def test_all_sites_that_finish_a_round_report_the_same_members(
     num_sites: int, seed: int, trouble: float, cables: float

@@ -143,9 +143,8 @@ _TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "127.0.0.1"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
-_TRANSPORT = (
-    "gloo/transport/"  # in such a place: gloo raises plain RuntimeErrors, and its reductions some, too
-)
+# In such a place: gloo raises plain RuntimeErrors, and its reductions some, too.
+_TRANSPORT = "gloo/transport/"
 
 
 class ConnectionLostError(RankError):

@@ -155,9 +155,8 @@ class RankState(CallState):
 
     pending_seconds: float = 0.0  # advanced, not yet requested
     pending_work: list[Any] = field(default_factory=list)  # what takes them, part by part
-    num_calls: defaultdict[Hashable, Counter[Hashable]] = field(
-        default_factory=partial(defaultdict, Counter)
-    )  # by group
+    # By group.
+    num_calls: defaultdict[Hashable, Counter[Hashable]] = field(default_factory=partial(defaultdict, Counter))
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
@@ -758,9 +757,8 @@ class SimulatedCommunicator(Communicator):
         state.load_traffic(saved["traffic"])
         state.pending_seconds = saved["pending_seconds"]
         state.pending_work = [state.pending_seconds] if state.pending_seconds else []
-        for (
-            counts
-        ) in state.num_calls.values():  # in place: groups have them, and take them with them when they go
+        # In place: groups have them, and take them with them when they go.
+        for counts in state.num_calls.values():
             counts.clear()
         for group, numbers in saved["num_calls"].items():
             state.num_calls[group].update(numbers)

@@ -105,9 +105,8 @@ class CastCodec(Codec):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.limit = dtype, torch.finfo(dtype).max
-        self.decoded = max(
-            torch.float32, dtype, key=lambda each: each.itemsize
-        )  # torch promotes no 8-bit dtypes
+        # Torch promotes no 8-bit dtypes.
+        self.decoded = max(torch.float32, dtype, key=lambda each: each.itemsize)
 
     def encode(self, values: Tensor) -> Tensor:
         limit = min(self.limit, torch.finfo(values.dtype).max)
@@ -188,9 +187,8 @@ class HeadedCodec(Codec):
         """The values in fp32 that the codes stand for under this head."""
 
     def encode(self, values: Tensor) -> Tensor:
-        if (
-            values.is_meta
-        ):  # of plans, in which only sizes count: torch takes long to find the shape of each operation
+        # Of plans, in which only sizes count: torch takes long to find the shape of each operation.
+        if values.is_meta:
             return values.new_empty(self.encoded_bytes(len(values)), dtype=torch.uint8)
         head, codes = self.coded(values)
         return torch.cat([head.view(torch.uint8), pack(codes, self.bits)])

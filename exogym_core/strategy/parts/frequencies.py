@@ -62,9 +62,8 @@ class FrequencyBlocks:
 
     def accumulate(self, decay: float, updates: Iterable[Tensor]) -> None:
         """`momentum = decay momentum + DCT(updates)`."""
-        if (
-            self.momentum.is_meta
-        ):  # of plans, in which only sizes count: torch takes long to find those of each operation
+        # Of plans, in which only sizes count: torch takes long to find those of each operation.
+        if self.momentum.is_meta:
             return
         height, width = self.shape
         blocks = torch.cat([cut(update, self.shape).to(self.dtype) for update in updates]).view(

@@ -63,9 +63,8 @@ class RingPhase(Phase):
         gaps = int((sizes == 0).sum()) if skip_empty else 0
         self.num_gaps = gaps * -(-rounds // max(num - 1, 1))
         self._loops, self._num_reducing = loops, num_reducing
-        self._loop_rounds = (
-            rounds if loops > 1 else max(rounds, num)
-        )  # of a single loop as many as `num_steps` takes
+        # Of a single loop as many as `num_steps` takes.
+        self._loop_rounds = rounds if loops > 1 else max(rounds, num)
         self._next = np.roll(ranks, -direction)
         # Twice around, part by part: what all positions send in a step is then a slice.
         self._sizes_twice = np.tile(sizes.reshape(num, pieces).T, 2)
