@@ -3,6 +3,7 @@
     sudo python benchmarks/nccl_transport.py [NUMBER OF SHAPES [SEED]]
     sudo python benchmarks/nccl_transport.py netem MILLISECONDS GBIT/S MIB [LOSS]
     sudo python benchmarks/nccl_transport.py tbf MBIT/S
+    sudo python benchmarks/nccl_transport.py queues [NUMBER [SEED]]
 
 `nccl_transport.c` does to Linux's sockets what NCCL 2.8.4 does, so steps, slices, credits, sockets and TCP are
 measured, without kernels and copies. Shapes are drawn; their rates are low, since one machine carries all hosts. A line
@@ -11,7 +12,8 @@ is two calls back to back on new connections, and the same again.
 `netem` repeats cells of aws-shaped-* with four hosts at their own rates and times: a warm-up and five rounds of the
 three calls, as the source's script has them, behind `netem.c`; LOSS is the share of packets dropped at random. It needs
 /dev/net/tun and half a core a Gbit/s. `tbf` repeats a synchronisation and a step of DDP of diloco-measured behind the
-kernel's own tbf, three times.
+kernel's own tbf, three times. `queues` draws such hosts with other rates and queues, the second half of them with queues
+that do not hold two packets of each socket; without root it prints the model's times alone.
 """
 
 from __future__ import annotations
@@ -187,7 +189,99 @@ def behind_tbf(megabits: int) -> None:
             print(name, *(f"{sum(seconds[at : at + num]):.2f} s" for at in range(0, len(seconds), num)))
 
 
+class Queued(NamedTuple):
+    """Hosts whose own lines are shaped by tbf with a short queue."""
+
+    op: str
+    hosts: int
+    megabits: int
+    milliseconds: int
+    sockets: int
+    mtu: int
+
+    @property
+    def queue(self) -> int:
+        """Packets that tbf's queue holds: its latency and burst."""
+        return int((self.megabits * 125 * self.milliseconds + 32768) / (self.mtu + 14))
+
+    @property
+    def is_short(self) -> bool:
+        return self.queue < 2 * 2 * self.sockets
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that take the line three seconds."""
+        share = 2 * (self.hosts - 1) / self.hosts if self.op == "all_reduce" else 1.0
+        return int(self.megabits * 125_000 * 3 / share)
+
+    def topology(self, *, is_declared: bool = True) -> Topology:
+        names = [f"h{index}" for index in range(self.hosts)]
+        link: dict[str, Any] = {
+            "up": f"{self.megabits} Mbit/s",
+            "down": "10 Gbit/s",
+            "latency": "50 us",
+            "mtu": self.mtu,
+        }
+        if is_declared:
+            link["queue"] = self.queue
+        links = [{"between": [name, "switch"], **link} for name in names]
+        return Topology.from_mapping({"hosts": names, "routers": ["switch"], "links": links})
+
+    def model(self, *, is_declared: bool = True) -> float:
+        """Seconds of two calls by the model, the second time."""
+        streams = {"preset": "nccl-sockets", "socket_threads": 1, "sockets_per_thread": self.sockets}
+        return netsim.collective(
+            self.topology(is_declared=is_declared),
+            self.op,
+            num_bytes=self.num_bytes,
+            algorithm="nccl-ring",
+            protocol=streams,
+            calls=CALLS,
+            repeat=2,
+        ).seconds
+
+    def measured(self, program: Path) -> list[float]:
+        """Seconds of two calls, three times on the same connections."""
+        shaper = f"tbf rate {self.megabits}mbit burst 32768 latency {self.milliseconds}ms"
+        with ShapedLinks(self.topology(), shaper=shaper) as net:
+            return seconds_of(net, program, self.sockets, [f"{self.op}:{self.num_bytes}:{CALLS}"] * 3)
+
+
+def draw_queued(number: int, seed: int) -> list[Queued]:
+    """As many hosts of any kind, and as many whose queues are short."""
+    chance = random.Random(seed)
+    found: dict[bool, list[Queued]] = {False: [], True: []}
+    while len(found[True]) < number:
+        shape = Queued(
+            chance.choice(("all_reduce", "all_reduce", "reduce", "broadcast")),
+            chance.randint(2, 5),
+            round(20 * 25 ** chance.random()),
+            round(10 * 20 ** chance.random()),
+            chance.choice((1, 2, 4, 8, 16)),
+            chance.choice((1500, 9001)),
+        )
+        only_short = len(found[False]) == number
+        if not only_short or shape.is_short:
+            found[only_short].append(shape)
+    return found[False] + found[True]
+
+
+def behind_queues(number: int, seed: int) -> None:
+    """Print drawn hosts behind tbf, the model's seconds with and without their queues, and the transport's."""
+    reason = why_not()
+    with tempfile.TemporaryDirectory() as folder:
+        program = compile_c("nccl_transport", folder)
+        for shape in draw_queued(number, seed):
+            cells = [*shape, shape.queue, f"{shape.model(is_declared=False):.3f}", f"{shape.model():.3f}"]
+            if not reason:
+                cells += [f"{seconds:.2f}" for seconds in shape.measured(program)]
+            print(*cells, sep="\t", flush=True)
+
+
 def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["queues"]:
+        behind_queues(*(*map(int, arguments[1:]), *(8, 1)[len(arguments) - 1 :]))
+        return
     if reason := why_not():
         sys.exit(f"nccl_transport: {reason}")
     if arguments[:1] == ["netem"]:

@@ -114,6 +114,7 @@ class Transfer(HeapItem):
         drains: its first byte has arrived.
         is_held: a dead link keeps it from starting, or its window from going on.
         tells_sent: its owner is to be called when it need not wait any more.
+        was_refused: its first bytes have waited for room in the queue of its host's own line.
         was_dropped: its owner is to be called since it was ended by force.
     """
 
@@ -133,6 +134,7 @@ class Transfer(HeapItem):
         self.drains = False
         self.is_held = False
         self.tells_sent = False
+        self.was_refused = False
         self.was_dropped = False
 
     def restart(self, connection: Connection) -> None:
@@ -140,7 +142,7 @@ class Transfer(HeapItem):
         self.connection = connection
         self.remaining = self.size
         self.rate = self.stop = 0.0
-        self.tells_sent = False
+        self.tells_sent = self.was_refused = False
 
     @property
     def window(self) -> CongestionControl | None:

@@ -99,17 +99,41 @@ class Queues:
         link = connection.route.narrowest.bursts_at
         if link >= 0:
             self._in_use[link][connection] = None
-        if self._are_overrun and connection.route.links:
-            self._ending[connection.route.links[-1]][connection] = None
-            self._starting[connection.route.links[0]][connection] = None
+        links = connection.route.links
+        if self._are_overrun and links:
+            self._ending[links[-1]][connection] = None
+        if links and (self._are_overrun or self._drops_at_source[links[0]]):
+            self._starting[links[0]][connection] = None
 
     def leave(self, connection: Connection) -> None:
         link = connection.route.narrowest.bursts_at
         if link >= 0:
             self._in_use[link].pop(connection, None)
-        if self._are_overrun and connection.route.links:
-            self._ending[connection.route.links[-1]].pop(connection, None)
-            self._starting[connection.route.links[0]].pop(connection, None)
+        links = connection.route.links
+        if self._are_overrun and links:
+            self._ending[links[-1]].pop(connection, None)
+        if links and (self._are_overrun or self._drops_at_source[links[0]]):
+            self._starting[links[0]].pop(connection, None)
+
+    def refusal_seconds(self, route: Route) -> float:
+        """Mean wait of a message's sockets where the queue of their host's own line does not hold two packets of each.
+
+        Linux leaves a refused packet in the socket, which tries again when its other packets are acknowledged; if it
+        has none in flight, when its probe timer fires (`tcp_check_probe_timer` in `net/ipv4/tcp_output.c`). No
+        window falls below two packets, so the queue refuses those that it cannot hold.
+        """
+        tcp = self._connections.tcp
+        link = route.links[0]
+        if tcp is None or not self._drops_at_source[link]:
+            return 0.0
+        room, wanted = self._sizes[link], 0.0
+        for connection in self._starting[link]:
+            wanted += min(2.0 * connection.route.segment, connection.backlog)
+        if wanted <= room:
+            return 0.0
+        return (1.0 - room / wanted) * (
+            tcp.minimum_timeout + route.round_trip + room / self._last_payload[link]
+        )
 
     def line_seconds(self, route: Route, own: Connection, now: float) -> float:
         """Wait of frames sent now at their host's own line, for what other connections have put there."""
