@@ -12,8 +12,8 @@ is two calls back to back on new connections, and the same again.
 `netem` repeats cells of aws-shaped-* with four hosts at their own rates and times: a warm-up and five rounds of the
 three calls, as the source's script has them, behind `netem.c`; LOSS is the share of packets dropped at random. It needs
 /dev/net/tun and half a core a Gbit/s. `tbf` repeats a synchronisation and a step of DDP of diloco-measured behind the
-kernel's own tbf, three times. `queues` draws such hosts with other rates and queues, the second half of them with queues
-that do not hold two packets of each socket; without root it prints the model's times alone.
+kernel's own tbf, three times. `queues` draws such hosts with other rates and queues, those of the second half too short
+for two packets of each socket; without root it prints the model's times alone.
 """
 
 from __future__ import annotations

@@ -147,6 +147,26 @@ def test_a_hosts_own_line_holds_its_senders_back() -> None:
     assert last(["ac", "bc"], 10) > last(["ac", "bc"], 100_000)
 
 
+def test_a_hosts_own_short_queue_refuses_packets() -> None:
+    """Messages wait for the share of two packets a socket that it does not hold, once for all on a connection."""
+
+    def last(queue: int, num_messages: int) -> float:
+        line = {"between": ["a", "b"], "bandwidth": "50 Mbit/s", "rtt": "20 ms", "queue": queue}
+        clock = Clock()
+        network = Network(clock, Topology.from_mapping({"hosts": ["a", "b"], "links": [line]}))
+        for connection in range(16):
+            for _ in range(num_messages):
+                network.send(0, 1, 4 * SEGMENT, lambda: None, connection=connection)
+        clock.run()
+        return clock.now
+
+    rate = 50e6 / 8 * PAYLOAD
+    refused = (1 - 20 / 32) * (0.2 + 0.02 + 20 * SEGMENT / rate)
+    for num in (1, 2):
+        assert last(32, num) == pytest.approx(0.01 + 16 * num * 4 * SEGMENT / rate)
+        assert last(20, num) == pytest.approx(last(32, num) + refused)
+
+
 def test_small_frames_wait_behind_other_connections_bursts() -> None:
     """Two of each socket wait at the host's own line, each a millisecond at 1.2 windows a round trip."""
     star = four_hosts("20 ms")

@@ -114,7 +114,7 @@ class Transfer(HeapItem):
         drains: its first byte has arrived.
         is_held: a dead link keeps it from starting, or its window from going on.
         tells_sent: its owner is to be called when it need not wait any more.
-        was_refused: its first bytes have waited for room in the queue of its host's own line.
+        was_refused: it has waited for the queue of its host's own line.
         was_dropped: its owner is to be called since it was ended by force.
     """
 

@@ -461,14 +461,13 @@ class Engine:
         if window is not None and not transfer.was_refused:
             wait = self.queues.refusal_seconds(connection.route)
             if wait > 0.0:
-                held: Transfer | None = transfer
+                window.touch(now)
+                window.last_used = transfer.timer = now + wait
+                self._heap.move(transfer, transfer.timer)
+                held: Transfer | None = transfer  # sockets wait once for all that they hold
                 while held is not None:
                     held.was_refused = True
                     held = held.next
-                window.touch(now)
-                window.last_used = now + wait
-                transfer.timer = now + wait
-                self._heap.move(transfer, transfer.timer)
                 return True
         transfer.drains = True
         transfer.since = now

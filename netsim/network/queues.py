@@ -116,14 +116,13 @@ class Queues:
             self._starting[links[0]].pop(connection, None)
 
     def refusal_seconds(self, route: Route) -> float:
-        """Mean wait of a message's sockets where the queue of their host's own line does not hold two packets of each.
+        """Mean wait of a message's sockets whose host's own queue does not hold two packets of each that has data.
 
-        Linux leaves a refused packet in the socket, which tries again when its other packets are acknowledged; if it
-        has none in flight, when its probe timer fires (`tcp_check_probe_timer` in `net/ipv4/tcp_output.c`). No
-        window falls below two packets, so the queue refuses those that it cannot hold.
+        Linux leaves a refused packet in the socket. If nothing of the socket is in flight, it tries again when its
+        probe timer fires, after a retransmission time-out (`tcp_check_probe_timer` in `include/net/tcp.h`). Windows
+        never fall below two packets, so this share of them is refused.
         """
-        tcp = self._connections.tcp
-        link = route.links[0]
+        link, tcp = route.links[0], self._connections.tcp
         if tcp is None or not self._drops_at_source[link]:
             return 0.0
         room, wanted = self._sizes[link], 0.0
@@ -131,9 +130,8 @@ class Queues:
             wanted += min(2.0 * connection.route.segment, connection.backlog)
         if wanted <= room:
             return 0.0
-        return (1.0 - room / wanted) * (
-            tcp.minimum_timeout + route.round_trip + room / self._last_payload[link]
-        )
+        timeout = tcp.minimum_timeout + route.round_trip + room / self._last_payload[link]
+        return (1.0 - room / wanted) * timeout
 
     def line_seconds(self, route: Route, own: Connection, now: float) -> float:
         """Wait of frames sent now at their host's own line, for what other connections have put there."""
