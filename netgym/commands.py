@@ -387,8 +387,7 @@ def _train(experiment: Experiment, changes: Changes, source: RunFolder | None = 
             train_new(experiment, folder, jobs=changes.get("jobs"), progress=is_shown, source=source)
             write_report(folder)
         except KeyboardInterrupt:
-            if not folder.has_trained():
-                folder.discard()
+            folder.discard_if_untrained()
             raise
         finally:
             folder.release()

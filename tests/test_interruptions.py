@@ -16,6 +16,7 @@ from experiments import experiment, json_of
 
 from netgym import strategy_check as check
 from netgym.cli.main import main
+from netgym.experiment import comparison
 from netgym.planning import reproduce
 from netgym.studies import sweep
 from netsim.cli import main as netsim_cli
@@ -151,6 +152,41 @@ def test_a_command_that_had_not_begun_leaves_nothing(
     assert main(["sweep", "small.yaml", "--vary", "steps=[2,3]", "--out", "out"]) == 130
     assert capsys.readouterr().err == "interrupted: nothing was trained yet, and nothing is left\n"
     assert [path.name for path in folder.iterdir()] == ["small.yaml"]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS[:2])
+@pytest.mark.parametrize(
+    ("words", "again", "owner", "name"),
+    [
+        ("sweep small.yaml --vary steps=[2,3]", "sweep", sweep, "probe"),
+        ("tune small.yaml --over lr=0.01,0.02 --seeds 1", "tune", sweep, "probe"),
+        ("compare small.yaml", "compare", comparison, "compare"),
+    ],
+)
+def test_a_resume_that_had_not_begun_leaves_all_that_it_found(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    again: str,
+    owner: Any,
+    name: str,
+    number: int,
+    code: int,
+) -> None:
+    def killed(*given: Any, **options: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as first:
+        first.setattr(owner, name, killed)
+        with pytest.raises(SystemExit):
+            main([*words.split(), "--out", "out"])
+    found = set(Path("out").rglob("*"))
+    capsys.readouterr()
+    signal_at(monkeypatch, owner, name, 1, number)
+    assert main([again, "--resume", "out"]) == code
+    last = f"nothing was trained yet, and out is as it was; to continue: netgym {again} --resume out\n"
+    assert capsys.readouterr().err.endswith(f"interrupted: {last}")
+    assert Path("out/experiment.yaml") in found <= set(Path("out").rglob("*"))
 
 
 @pytest.mark.thorough

@@ -85,10 +85,12 @@ class RunFolder:
 
     Attributes:
         path: where it is.
+        is_new: made by this process, which may remove it; a folder that was opened stays.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path: Path = path
+        self.is_new = is_new
         self._lock: FolderLock | None = None
 
     @classmethod
@@ -99,9 +101,9 @@ class RunFolder:
             InputError: `out` cannot be made or holds something already, or another process has just taken it.
         """
         if out is None:
-            return cls(make_folder(Path("runs"), name, numbered=True)).owned()
+            return cls(make_folder(Path("runs"), name, numbered=True), is_new=True).owned()
         path = Path(out)
-        folder = cls(path)
+        folder = cls(path, is_new=True)
         try:
             if path.exists() and not path.is_dir():
                 raise InputError(f"--out {visible(out)}: is a file: choose a new or empty folder")
@@ -334,14 +336,16 @@ class RunFolder:
         return bool(self.read_summary() or files)
 
     def discard_if_untrained(self) -> bool:
-        """Remove a folder in which nothing has been trained; returns whether that was so."""
+        """Remove a new folder in which nothing has been trained; returns whether nothing has."""
         is_untrained = not self.has_trained()
         if is_untrained:
             self.discard()
         return is_untrained
 
     def discard(self) -> None:
-        """Remove only what a run writes at its start."""
+        """Release a new folder, and remove only what a run writes at its start; leave one that was opened."""
+        if not self.is_new:
+            return
         for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):
             (self.path / name).unlink(missing_ok=True)
         self.release()

@@ -179,8 +179,7 @@ def followed(program: Program, result: FitResult) -> Iterator[list[Listener]]:
         finally:
             record.end()
     except BaseException:
-        if continued is None and not folder.has_trained():
-            folder.discard()
+        folder.discard_if_untrained()
         raise
     finally:
         folder.release()

@@ -172,7 +172,8 @@ def reported(
         folder: owned by this process.
         show: writes and prints all results that are there.
         again: the command that resumes.
-        discard: removes the folder if nothing was trained in it, and returns whether it has; called after a signal.
+        discard: removes a new folder if nothing was trained in it, and returns whether nothing was; called after a
+            signal.
     """
     path = visible(folder.path)
     try:
@@ -180,7 +181,8 @@ def reported(
             yield
         if work.is_stopped:
             if discard():
-                work.end("nothing was trained yet, and nothing is left")
+                left = "nothing is left" if folder.is_new else f"{path} is as it was; to continue: {again}"
+                work.end(f"nothing was trained yet, and {left}")
             folder.log("interrupted")
             folder.release()  # else its page would say that it trains
         with Stoppable() as showing:

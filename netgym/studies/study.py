@@ -454,8 +454,8 @@ class Study:
         self.folder.write_summary(self.entries)
 
     def discard_if_empty(self) -> bool:
-        """Remove the folder of a sweep of which no point was begun; returns whether that was so."""
-        if not self.entries:
+        """Remove the new folder of a sweep of which no point was begun; returns whether none was."""
+        if not self.entries and self.folder.is_new:
             with contextlib.suppress(OSError):  # something else was put there
                 (self.folder.path / POINTS).rmdir()
                 self.folder.discard()

@@ -428,9 +428,9 @@ class Tuning:
         return point_text(chosen.point, {key: value_texts(values) for key, values in lists.items()})
 
     def discard_if_empty(self) -> bool:
-        """Remove the folder if no point was begun; returns whether that was so."""
+        """Remove a new folder if no point was begun; returns whether none was."""
         is_empty = not any(self.folder.path.glob(f"{SEARCH}/*/{POINTS}/*"))
-        if is_empty:
+        if is_empty and self.folder.is_new:
             shutil.rmtree(self.folder.path / SEARCH, ignore_errors=True)
             self.folder.discard()
         return is_empty
