@@ -105,6 +105,12 @@ def test_under_nccl_sockets_it_is_nccls_choice() -> None:
     assert Choices(wan(), TCP).algorithm("all_reduce", range(8), 1 << 27) == "two-level-direct"
 
 
+def test_under_hivemind_every_peer_averages_a_part() -> None:
+    hivemind = Choices(wan(), Protocol.parse("hivemind"))
+    assert hivemind.algorithm("all_reduce", range(8), 1 << 27) == "direct"
+    assert hivemind.algorithm("barrier", range(8), 0) == "dissemination"
+
+
 def test_groups_that_no_algorithm_can_tell_apart_are_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of a thousand hosts talk to each other in turn: the memory holds one choice for all alike."""
     choices = Choices(star(40, "1 Gbit/s", "1 ms"), TCP)

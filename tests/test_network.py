@@ -288,3 +288,26 @@ def test_a_list_of_transfers_takes_what_a_program_that_sends_them_takes(protocol
     clock.run()
     assert time_flows(topology, rows, protocol).tolist() == [finish[number] for number in range(len(rows))]
     assert max(opened.values()) < len(rows) / 10
+
+
+def test_a_process_limits_what_its_hosts_links_carry() -> None:
+    """2 Mbit/s in and out together are 1 Mbit/s each way, whatever faster the link becomes; a slower link counts."""
+    protocol = {"preset": "ideal", "core": "2 Mbit/s"}
+    env = Clock()
+    network = Network(env, TOPOLOGY, protocol)
+    log = Log(env)
+    network.send(A, B, MEGABYTE, log.on("limited"))
+    network.set_capacity(0, 16e6)
+    env.run()
+    network.set_capacity(0, 0.5e6)
+    network.send(A, B, MEGABYTE, log.on("slow"))
+    env.run()
+    assert log.lines == [(pytest.approx(8 + LATENCY), "limited"), (pytest.approx(24 + 2 * LATENCY), "slow")]
+    assert Protocol.parse(protocol).payload_bytes_per_second(TOPOLOGY).tolist() == [125_000] * 6
+
+
+def test_an_averaging_by_hivemind() -> None:
+    """100 Mbit each way at 1.25 Gbit/s, and the time of its two messages."""
+    topology = star(2, "10 Gbit/s", "0 s")
+    seconds = netsim.collective(topology, "all_reduce", num_bytes=12_500_000, protocol="hivemind").seconds
+    assert seconds == pytest.approx(4 + 0.08, abs=0.01)

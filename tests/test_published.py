@@ -65,17 +65,16 @@ def test_shaped_collectives_of_pytorch() -> None:
 
 
 def test_training_across_continents() -> None:
-    """Where each region has one GPU the network decides; elsewhere hivemind's own time is missing in ours."""
+    """hivemind's rate and time leave averagings that wait for the slowest of six or eight peers across an ocean."""
     cells = cells_of("four-continents")
     assert len(cells) == 32
     for averaging, throughput in zip(cells[::2], cells[1::2], strict=True):
-        one_each = "2 us" not in averaging["what"] and "4 us" not in averaging["what"]
-        if one_each:
-            assert abs(averaging["error"]) < 0.16
-            assert abs(throughput["error"]) < 0.04
+        if any(many in averaging["what"] for many in ("B-8", "RoBERTaXLM, B-6", "RoBERTaXLM, C-8")):
+            assert averaging["error"] < -0.25
+            assert 0 < throughput["error"] < 0.4
         else:
-            assert averaging["error"] < -0.2
-            assert throughput["error"] > 0
+            assert abs(averaging["error"]) < 0.2
+            assert abs(throughput["error"]) < 0.1
 
 
 def test_streams_across_oceans() -> None:

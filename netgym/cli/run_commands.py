@@ -315,7 +315,7 @@ class RunArguments(TrainingArguments):
 
     Attributes:
         resume: Resume the run in this folder from its last checkpoint.
-        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
+        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets, gloo or hivemind.
         out: The run's folder, new or empty [runs/<name>-<n>].
         seeds: Train every strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4; with
             --resume those it has, and more.
@@ -532,7 +532,7 @@ def retime(
 
     Args:
         overrides: Set a key of the network, such as placement, collectives, compute.jitter or protocol.streams.
-        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
+        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets, gloo or hivemind.
         out: The new run's folder, new or empty [runs/<name>-retimed-<n>].
         trust: Accept a RUN that another user made or changed.
     """

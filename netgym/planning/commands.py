@@ -130,7 +130,7 @@ class _PlanArguments(_TrainingArguments):
         batch_by_speed: Divide all workers' sequences of a step by the devices' speed.
         batch_size: Sequences of a worker in a step [the experiment's, else 256].
         sequence: Tokens of a sequence of --model [the task's block_size, else 2048].
-        protocol: ideal, linux-tcp, nccl-sockets or gloo [the topology's, else linux-tcp].
+        protocol: ideal, linux-tcp, nccl-sockets, gloo or hivemind [the topology's, else linux-tcp].
         price: Price of a worker's hour; by host or region where they differ.
     """
 

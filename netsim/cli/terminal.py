@@ -174,7 +174,7 @@ def given(*flags: str, is_argument: bool = False, **settings: Any) -> Any:
 
 _HELP = {
     "as_json": "Print JSON.",
-    "protocol": "ideal, linux-tcp, nccl-sockets or gloo; default: the topology's, else linux-tcp.",
+    "protocol": "ideal, linux-tcp, nccl-sockets, gloo or hivemind; default: the topology's, else linux-tcp.",
 }
 
 

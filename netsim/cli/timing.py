@@ -56,7 +56,8 @@ def collective_command(
 
     Args:
         size: SIZE is {size}
-        algorithm: Algorithm; auto is the fastest for this call, under gloo and nccl-sockets the library's own.
+        algorithm: Algorithm; auto is the fastest for this call, under gloo, hivemind and nccl-sockets the
+            library's own.
         ranks: Hosts in rank order; default: all in natural order.
         root: Host of the root; default: the first rank's.
         repeat: Number of repetitions.

@@ -206,6 +206,8 @@ def library_algorithm(protocol: Protocol, op: str, hosts: Sequence[int], num_byt
     """
     if protocol.library == "gloo":
         return "gloo"
+    if protocol.library == "hivemind":
+        return "direct" if "direct" in ALGORITHMS[op] else default_algorithm(op)
     if protocol.library != "nccl":
         return None
     reduced = {"all_reduce": num_bytes, "barrier": BARRIER_BYTES}.get(op)

@@ -169,9 +169,10 @@ class Network:
         self._is_up = [True] * len(self._stated)
         self._moving: Transfer | None = None  # last seen to move
         self._share = self.protocol.link_shares(topology)
+        self._most = self.protocol.process_limits(topology)
         self.engine = Engine(
             self.protocol,
-            [rate * share for rate, share in zip(self._stated, self._share, strict=True)],
+            [min(of) for of in zip(map(operator.mul, self._stated, self._share), self._most, strict=True)],
             self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
             [link.queue_packets is not None for link in topology.links],
@@ -391,7 +392,7 @@ class Network:
 
     def _resize(self, link: int) -> None:
         rate = self._stated[link] if self._is_up[link] else 0.0
-        self.engine.resize(link, rate * self._share[link])
+        self.engine.resize(link, min(rate * self._share[link], self._most[link]))
         for observer in self.engine.observers:
             observer.capacity_changed(link, rate * 8)
 

@@ -47,6 +47,7 @@ PROTOCOLS: tuple[str | dict[str, Any], ...] = (
     {"preset": "linux-tcp", "streams": 8},
     {"preset": "linux-tcp", "connections": "per-transfer", "queue": 30},
     {"preset": "linux-tcp", "window": "64 KiB"},
+    "hivemind",
 )
 _ELEMENT_BYTES = (4, 1, 8, 2)
 _LARGE_ELEMENTS = (4, 1, 1000, 100_000)  # blocks of a large tensor

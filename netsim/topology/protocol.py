@@ -83,6 +83,8 @@ class Protocol:
             has none.
         socket_threads: of a connection (NCCL_SOCKET_NTHREADS).
         sockets_per_thread: streams of a thread (NCCL_NSOCKS_PERTHREAD).
+        core_bits_per_second: payload that a host's process sends and receives, together: half of it each way on each of
+            the host's links.
         card_bits_per_second: speed of the hosts' network cards, by which NCCL chooses algorithms.
     """
 
@@ -104,10 +106,11 @@ class Protocol:
     software_seconds: float = 0.0
     collectives_in_flight: int = 1
     give_up_seconds: float = math.inf
-    library: Literal["", "gloo", "nccl"] = ""
+    library: Literal["", "gloo", "hivemind", "nccl"] = ""
     channels: int = 0
     socket_threads: int = 1
     sockets_per_thread: int = 1
+    core_bits_per_second: float = math.inf
     card_bits_per_second: float = 10e9  # NCCL's where the kernel reports none, as on AWS and Google Cloud
 
     def __post_init__(self) -> None:
@@ -127,9 +130,9 @@ class Protocol:
         """Parse the protocol of `spec`: a name, a mapping or None (`linux-tcp`).
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
-        `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`), `mtu` (bytes of a packet)
-        and `software` (seconds per message); with the preset `nccl-sockets` also `socket_threads`, `sockets_per_thread`
-        and `card` (bits per second).
+        `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`), `mtu` (bytes of a packet),
+        `software` (seconds per message) and `core` (bits per second of a host's process); with the preset
+        `nccl-sockets` also `socket_threads`, `sockets_per_thread` and `card` (bits per second).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
         value.
@@ -162,7 +165,7 @@ class Protocol:
                 if key in _OF_NCCL and base.library != "nccl":
                     raise InputError(f"only nccl-sockets has it, and the preset is {preset}: leave it out")
                 changes[field] = read(value)
-                if key in ("window", "card") and not changes[field]:
+                if key in ("window", "core", "card") and not changes[field]:
                     raise InputError(f"expected more than 0, got {shown(value)}")
         if "streams" in settings and (both := [key for key in _SOCKETS if key in settings]):
             raise InputError(
@@ -254,7 +257,12 @@ class Protocol:
         import numpy as np
 
         shares = np.array(self.link_shares(topology), dtype=np.float64)
-        return np.asarray(topology.bits_per_second / 8 * shares)
+        return np.minimum(topology.bits_per_second / 8 * shares, self.process_limits(topology))
+
+    def process_limits(self, topology: Topology) -> list[float]:
+        """Payload that the processes of hosts allow on each link of `topology`, in bytes per second."""
+        hosts, rate = {host.name for host in topology.hosts}, self.core_bits_per_second / 2 / 8
+        return [rate if {link.source, link.target} & hosts else math.inf for link in topology.links]
 
     def link_shares(self, topology: Topology) -> list[float]:
         """Payload that each link of `topology` carries per byte of its bandwidth, in frames as long as it allows."""
@@ -379,6 +387,7 @@ _SETTINGS: dict[str, tuple[str, Any]] = {
     "software": ("software_seconds", parse_seconds),
     "socket_threads": ("socket_threads", _read_count),
     "sockets_per_thread": ("sockets_per_thread", _read_count),
+    "core": ("core_bits_per_second", parse_bits_per_second),
     "card": ("card_bits_per_second", parse_bits_per_second),
 }
 
@@ -407,6 +416,11 @@ PRESETS: dict[str, Protocol] = {
         software_seconds=0.2e-3,
         collectives_in_flight=2,
         library="gloo",
+    ),
+    # An averaging is two messages in a row of each peer: 4 s are 7.5 ms for each of 350 tensors and 0.3 s for each of
+    # five peers (docs/network.md). A peer's event loop moves 1.1 to 1.5 Gbit/s each way.
+    "hivemind": replace(
+        _LINUX_TCP, name="hivemind", software_seconds=2.0, core_bits_per_second=2.5e9, library="hivemind"
     ),
     "ideal": Protocol(),
     "linux-tcp": _LINUX_TCP,
@@ -491,13 +505,13 @@ def window_limit(
     """
     if not protocol.has_windows:
         return None
-    shares = protocol.link_shares(topology)
+    rates = protocol.payload_bytes_per_second(topology).tolist()
     kinds, limits = topology.host_kinds, []
     untouched: dict[tuple[int, int], float] = {}  # bytes that no window limits, by kinds of the two hosts
     for src, dst, num_bytes in messages:
         pair = kinds[src], kinds[dst]
         if src != dst and num_bytes > untouched.get(pair, 0.0):
-            least, limit = _limit_between(src, dst, topology, protocol, shares)
+            least, limit = _limit_between(src, dst, topology, protocol, rates)
             is_full = limit.share >= _ALL
             if is_full or num_bytes > least:
                 limits += [] if is_full else [limit]
@@ -521,14 +535,14 @@ def enough_streams(
     """
     if not protocol.has_windows:
         return None
-    shares = protocol.link_shares(topology)
+    rates = protocol.payload_bytes_per_second(topology).tolist()
     of_store = set(stores)
     alike: dict[tuple[int, bool], list[int]] = {}
     for host in dict.fromkeys((*hosts, *of_store)):
         alike.setdefault((topology.host_kinds[host], host in of_store), []).append(host)
     ends = [host for of_kind in alike.values() for host in of_kind[:2]]  # two stand for all of a kind
     pairs = (pair for pair in itertools.permutations(ends, 2) if not of_store or of_store.intersection(pair))
-    routes = (_limit_between(src, dst, topology, protocol, shares)[1] for src, dst in pairs)
+    routes = (_limit_between(src, dst, topology, protocol, rates)[1] for src, dst in pairs)
     return max(routes, key=lambda route: route.streams, default=None)
 
 
@@ -565,7 +579,7 @@ def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]
     >>> print(unlimited_cores(topology, Protocol.parse("gloo"), [0, 1]))  # doctest: +ELLIPSIS
     cores: not modelled, ...
     """
-    if not protocol.has_windows:
+    if not protocol.has_windows or protocol.core_bits_per_second < math.inf:
         return None
     alike: dict[int, list[int]] = {}
     for host in dict.fromkeys(hosts):
@@ -582,7 +596,7 @@ def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]
 
 
 def _limit_between(
-    src: int, dst: int, topology: Topology, protocol: Protocol, shares: Sequence[float]
+    src: int, dst: int, topology: Topology, protocol: Protocol, rates: Sequence[float]
 ) -> tuple[float, WindowLimit]:
     """Bytes that the window lets through at once between two hosts, and how it limits longer messages, if it does."""
     route = topology.route(src, dst)
@@ -594,7 +608,7 @@ def _limit_between(
     if lost and (kept := MEAN_WINDOWS[protocol.congestion](lost, round_trip) * segments) < window:
         window, loss = kept, lost  # loss keeps it below what the protocol allows
     untouched = max(window, segments / loss if loss else 0.0)
-    link = min(topology.links[index].bits_per_second / 8 * shares[index] for index in route) * 8
+    link = min(rates[index] for index in route) * 8
     needed = link / 8 * round_trip
     return untouched, WindowLimit(
         topology.hosts[src].name,
