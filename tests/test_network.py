@@ -244,7 +244,16 @@ def test_the_table_of_protocols() -> None:
             protocol.software_seconds * 1e3
         )
         assert int(cells["collectives of a group at once"]) == protocol.collectives_in_flight
-        takes = {"": "the fastest", "gloo": "gloo's own", "nccl": "NCCL's choice"}
+        together = f"{protocol.core_bits_per_second / 1e9:g} Gbit/s together"
+        assert cells["a host's process sends and receives"] == together.replace(
+            "inf Gbit/s together", "any rate"
+        )
+        takes = {
+            "": "the fastest",
+            "gloo": "gloo's own",
+            "hivemind": "`direct`",
+            "nccl": "NCCL's choice",
+        }
         assert cells["`auto` takes"] == takes[protocol.library]
         gives_up = f"after {protocol.give_up_seconds:g} s" if protocol.give_up_seconds < math.inf else "never"
         assert cells["gives up on a dead link"] == gives_up
