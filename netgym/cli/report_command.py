@@ -87,9 +87,8 @@ def report(
         file.write(study.html(align or "time").encode())
     drawn = [form for form in formats if form != "latex"]
     is_drawn = len(study.groups) <= MOST_CURVES
-    figures = study.write_figures(
-        RunFolder(page.parent), [form for form in formats if is_drawn or form == "latex"]
-    )
+    tables = [form for form in formats if form == "latex"]
+    figures = study.write_figures(RunFolder(page.parent), formats if is_drawn else tables)
     if drawn and not is_drawn:
         written = ", ".join(visible(each) for each in (page, *figures))
         raise InputError(
