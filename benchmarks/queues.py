@@ -98,7 +98,7 @@ def main(words: list[str]) -> None:
                     again.append(num_again)
                 drops = sum(net.drops().values()) / REPEATS
             real = statistics.median(times)
-            # What a shaper of the host's own drops is not lost there: its queue is no input to the model.
+            # What a shaper of the host's own drops is not lost there: its queue is no input to the model here.
             modelled = topology(where, round_trip, 1_000_000 if where == "host" else queue)
             flows = [(0.0, "a", "b", NUM_BYTES / num)] * num
             model = float(max(time_flows(modelled, flows, "linux-tcp")))
