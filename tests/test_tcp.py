@@ -185,6 +185,41 @@ def test_small_frames_wait_behind_other_connections_bursts() -> None:
     assert arrived[1] - arrived[0] == pytest.approx(2 * burst / payload)
 
 
+def test_a_note_waits_only_for_what_its_line_has_not_carried_yet() -> None:
+    """Also where nothing of it has arrived."""
+    arrived: list[float] = []
+    for num_bytes in (0, 8192):
+        network = Network(Clock(), four_hosts("0.1 ms"), "gloo")
+
+        def send_note(event: object, network: Network = network) -> None:
+            network.send(0, 2, 0, lambda: arrived.append(network.env.now))
+
+        network.send(0, 1, num_bytes, lambda: None)
+        network.env.at(0.25e-3, call=send_note)
+        network.env.run()
+    assert arrived[1] - arrived[0] == pytest.approx(8192 / (100e6 / 8 * PAYLOAD) - 0.25e-3)
+
+
+def test_a_window_does_not_shrink_between_messages() -> None:
+    """HyStart ended slow start at some 36 segments; since then the first message has opened the window."""
+    network = Network(Clock(), four_hosts("4 ms"), "gloo")
+    ended: list[float] = []
+
+    def send(event: object) -> None:
+        network.send(0, 2, 500_000 if ended else 3_000_000, end)
+
+    def end() -> None:
+        ended.append(network.env.now)
+        if len(ended) == 1:
+            network.env.at(ended[0] + 0.1, call=send)
+
+    for source, target in [(0, 1), (2, 3)]:
+        network.send(source, target, 9_000_000, lambda: None)
+    network.env.at(0.5, call=send)
+    network.env.run()
+    assert ended[1] - ended[0] - 0.1 == pytest.approx(0.008 + 500_000 / (100e6 / 8 * PAYLOAD), rel=0.05)
+
+
 def test_a_new_connection_beside_a_warm_one_leaves_slow_start() -> None:
     """HyStart hears the bursts of warm ones at the sender's line, and at that of its acknowledgements."""
     took = []

@@ -24,11 +24,13 @@ without it.
 **A host's own line** (under a rendezvous) carries what TCP's small queues let each socket put there: two bursts, each
 as long as a millisecond at 1.2 windows a round trip (Linux: `tcp_small_queue_check`, `tcp_tso_autosize`,
 `tcp_pacing_ca_ratio`), of two segments at least and 64 KiB at most. Notes, first bytes and acknowledgements of the
-host's other connections wait behind them.
+host's other connections wait behind them. The line serves sockets in turn, so a window lasts at least as long as it
+takes there between the others' bursts.
 
 After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the window before the
-pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its first loss a window grows by
-at least 5 % a round trip.
+pause if that is more. From there Reno's estimate grows as well as CUBIC's. Before its first loss a window never shrinks
+but by a pause, and grows by at least 5 % a round trip while it holds the sender up (Linux: `tcp_cwnd_validate`): while
+its bytes, or those before them, are used up before acknowledgements are back, and not held back by the line's turns.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -69,6 +71,7 @@ class BurstyWindow(Window):
         self.burst_began = -inf
         self.crowd_seconds = 0.0  # wait at the receiver's line, now
         self.line_seconds = 0.0  # the same at senders' own lines, of data and of their acknowledgements
+        self.share_seconds = 0.0  # of the sender's own line for a window, between others' bursts
         self._ack_delay = 0.0  # of the round's first segments there
         self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
         self._drained_at = -inf  # its last byte of data
@@ -161,7 +164,8 @@ class BurstyWindow(Window):
         self.drop.begin(rounds, self.window)
 
     def _turn_seconds(self) -> float:
-        return self.route.round_trip + self._ack_wait + (self.line_seconds if self.avoids else 0.0)
+        turn = self.route.round_trip + self._ack_wait
+        return max(turn + self.line_seconds, self.share_seconds) if self.avoids else turn
 
     def _ahead(self) -> float:
         return self.left + self._following
@@ -187,11 +191,16 @@ class BurstyWindow(Window):
     def _leaves_softly(self) -> bool:
         return self._has_queue and self.slow_start.threshold >= self.avoidance.lost_at
 
-    def _at_least(self, wanted: float, used: float) -> float:
-        """Linux lets windows grow by 5 % a round trip before the first loss."""
-        if not self.avoidance.has_lost and used >= self.window * ROUND_TOLERANCE:
-            return max(wanted, self.window + used / 20)
-        return wanted
+    def _at_least(self, wanted: float, used: float, rate: float) -> float:
+        """Before its first loss a window grows by 5 % a round trip while it limits the sender, and does not shrink."""
+        if self.avoidance.has_lost:
+            return wanted
+        limits = used >= self.window * ROUND_TOLERANCE
+        if not self._has_queue:  # between sites losses soon come, and the model is as right without it
+            turn = self.round.turn
+            limits = (limits or self.round.follows_full) and self.share_seconds < turn and used < rate * turn
+            wanted = max(wanted, self.window)
+        return max(wanted, self.window + used / 20) if limits else wanted
 
     def _threshold_after_pause(self) -> float:
         return max(self.slow_start.last, 0.75 * self.window) if self._has_queue else self.window

@@ -153,9 +153,11 @@ class Queues:
             if connection.backlog <= 0.0:
                 continue
             left = connection.backlog
+            there = now + route.setup + connection.route.latency
             if first.drains:
-                there = now + route.setup + connection.route.latency
                 left -= first.size - first.remaining + first.rate * (there - first.since)
+            else:  # the line carries it before its first byte arrives
+                left -= payload / num_busy * max(there - first.timer, 0.0)
             if left > 0.0 and connection.route.narrowest.feed == 0.0:
                 num_bytes += min(left, window.small_queue_bytes(payload / num_busy))
         return num_bytes / payload if payload else 0.0
@@ -219,14 +221,19 @@ class Queues:
             return None
         if window.is_growing():
             window.crowd_seconds = max(self._crowd_seconds(route), 0.0)
-        window.line_seconds = 0.0
+        window.line_seconds = window.share_seconds = 0.0
         hears_line = not window.avoidance.has_lost and window.window < narrowest.rate * route.round_trip
         if narrowest.bursts_at < 0 and not hears_line:
             return None
         back = self._connections.route(route.target, route.source)
         if hears_line:
             left_at = now - route.latency - route.setup
-            window.line_seconds = self.line_seconds(route, own, left_at) + self.line_seconds(back, own, now)
+            waits = self.line_seconds(route, own, left_at)
+            window.line_seconds = waits + self.line_seconds(back, own, now)
+            if waits > 0.0:  # the line carries a small queue of each socket in turn
+                payload = self._payload[route.links[0]]
+                turns = window.window / window.small_queue_bytes(payload)
+                window.share_seconds = window.window / payload + turns * waits
         if narrowest.bursts_at < 0:
             return None
         standing = 0.0

@@ -329,8 +329,8 @@ class Window(CongestionControl):
         """Return whether slow start ends without a loss at its threshold."""
         return False
 
-    def _at_least(self, wanted: float, used: float) -> float:
-        """The next window in congestion avoidance, after a round of `used` bytes."""
+    def _at_least(self, wanted: float, used: float, rate: float) -> float:
+        """The next window in congestion avoidance, after a round of `used` bytes that drained at `rate`."""
         return wanted
 
     def _threshold_after_pause(self) -> float:
@@ -488,7 +488,7 @@ class Window(CongestionControl):
 
     def _recover(self, now: float, used: float, rate: float) -> None:
         """Widen to the next window of congestion avoidance, or lose where the queue cannot hold it."""
-        wanted = self._at_least(self._avoided(now), used)
+        wanted = self._at_least(self._avoided(now), used, rate)
         pipe, share = rate * self.route.round_trip, self._share(rate)
         waits = pipe <= 0.98 * self.window  # something, in the queue
         if used and self.round.is_one and waits and self._standing(wanted) - pipe > share * OVERRUN:
