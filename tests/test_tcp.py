@@ -200,6 +200,22 @@ def test_a_note_waits_only_for_what_its_line_has_not_carried_yet() -> None:
     assert arrived[1] - arrived[0] == pytest.approx(8192 / (100e6 / 8 * PAYLOAD) - 0.25e-3)
 
 
+def test_a_hosts_line_serves_sockets_by_their_small_queues() -> None:
+    """One whose window is narrow has less than a third of it beside one whose window fills the pipe."""
+    took = []
+    for num_bytes in (1_000_000, 2_000_000):
+        network = Network(Clock(), four_hosts("4 ms"), "gloo")
+
+        def send(event: object, network: Network = network, num_bytes: int = num_bytes) -> None:
+            network.send(0, 2, num_bytes, lambda: took.append(network.env.now))
+
+        for source, target in [(0, 1), (2, 3)]:
+            network.send(source, target, 50_000_000, lambda: None)
+        network.env.at(1.0, call=send)
+        network.env.run()
+    assert took[1] - took[0] > 3 * 1_000_000 / (100e6 / 8 * PAYLOAD)
+
+
 def test_a_window_does_not_shrink_between_messages() -> None:
     """HyStart ended slow start at some 36 segments; since then the first message has opened the window."""
     network = Network(Clock(), four_hosts("4 ms"), "gloo")
