@@ -46,11 +46,12 @@ _LARGEST_BYTES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of quantity: its name, an example to show, and its units as exact multiples of the SI unit."""
+    """A kind of quantity: name, an example to show, units as exact multiples of the SI unit, a bare number's unit."""
 
     noun: str
     example: str
     units: dict[str, Decimal]
+    bare_unit: str = ""
 
 
 def _prefixed(unit: str, prefixes: dict[str, int]) -> dict[str, Decimal]:
@@ -63,7 +64,7 @@ _IEC = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _RATE = _Kind(
     "a rate", "100 Mbit/s", _prefixed("bit/s", _SI) | _prefixed("bps", _SI) | _prefixed("bit/s", _IEC)
 )
-_SIZE = _Kind("a size", "4 MiB", _prefixed("B", _SI) | _prefixed("B", _IEC))
+_SIZE = _Kind("a size", "4 MiB", _prefixed("B", _SI) | _prefixed("B", _IEC), bare_unit="B")
 _TIME = _Kind(
     "a time",
     "30 ms",
@@ -109,15 +110,12 @@ def parse_bytes(value: object) -> int:
 
     Raises InputError for an unknown unit, what is negative, not finite or not whole, and more than 2^63 - 1.
 
-    >>> parse_bytes("100MB"), parse_bytes("4 MiB"), parse_bytes(1500), parse_bytes("0 B")
-    (100000000, 4194304, 1500, 0)
+    >>> parse_bytes("100MB"), parse_bytes("4 MiB"), parse_bytes(1500), parse_bytes("1e18"), parse_bytes("0 B")
+    (100000000, 4194304, 1500, 1000000000000000000, 0)
     >>> parse_bytes("1 KB")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     netsim.errors.InputError: unknown unit 'KB' in '1 KB': did you mean 'kB'? Accepted: B, GB, GiB, ...
     """
-    plain = isinstance(value, str) and value.isascii() and value.strip().removeprefix("-").isdigit()
-    if plain or (isinstance(value, int) and not isinstance(value, bool)):
-        value = f"{value} B"
     size = _parse(value, _SIZE)
     if size != size.to_integral_value():
         raise InputError(f"expected {_SIZE.noun} of whole bytes, got {shown(value)}")
@@ -294,13 +292,13 @@ def _parse(value: object, kind: _Kind) -> Decimal:
     expected = f"expected {kind.noun} such as '{kind.example}'"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"{expected}, got {shown(value)}")
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not kind.bare_unit:
         raise InputError(f"{expected}, got the bare number {shown(value)}: add its unit")
-    value = value.translate(_MICRO)
-    match = _QUANTITY.fullmatch(value.strip()) if len(value) <= _LONGEST_TEXT else None
+    text = str(value).translate(_MICRO)
+    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
     if match is None:
         raise InputError(f"{expected}, got {shown(value)}")
-    number, unit = match.groups()
+    number, unit = match[1], match[2] or kind.bare_unit
     if not unit:
         raise InputError(f"{expected}, got the bare number {number}: add its unit")
     if unit not in kind.units:

@@ -432,7 +432,7 @@ def test_the_page_is_the_same_every_time_and_its_groups_are_json(
     assert "A comes first" not in page.read_text(), "one run can be grouped too"
     capsys.readouterr()
     assert main(["report", str(tmp_path / "nothing"), str(folders[0])]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("align", ["time", "steps", "bytes"])
@@ -463,7 +463,7 @@ def test_load_runs_gives_a_row_an_evaluation(tmp_path: Path) -> None:
     row = frame[(frame.strategy == "B") & (frame.seed == 1) & (frame.step == 2)].iloc[0]
     assert (row.judged_loss, row.bytes_sent, row.virtual_seconds_to_target) == (pytest.approx(1 / 3), 16, 4.0)
     assert len(load_runs(tmp_path)) == len(frame), "a folder of runs"
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="there is no such folder"):
         load_runs(tmp_path / "nothing")
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.names import seeded_name, visible
 from exogym_core.results.fit_result import load_pandas
 from exogym_core.results.progress import progress_elsewhere
-from exogym_core.results.run_folder import RunFolder
+from exogym_core.results.run_folder import RunFolder, require_folder
 from exogym_core.results.schema import (
     COUNTERS,
     SUMMARY,
@@ -400,6 +400,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
     """
     found: dict[Path, FoundRun] = {}
     for path in map(Path, paths):
+        require_folder(path)
         inside = list(_inside(path))
         if not inside:
             for folder in sorted(path.iterdir()) if path.is_dir() else []:

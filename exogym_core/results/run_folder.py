@@ -56,6 +56,7 @@ __all__ = [
     "is_own",
     "is_run_folder",
     "relative_to",
+    "require_folder",
     "require_own",
     "seal_of",
 ]
@@ -78,6 +79,16 @@ _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
 def is_run_folder(path: Path) -> bool:
     """True if a run has begun in this folder."""
     return (path / "experiment.yaml").is_file()
+
+
+def require_folder(path: Path) -> None:
+    """Raise InputError where nothing lies at the path of a run, sweep or tuning.
+
+    Raises:
+        InputError: nothing does.
+    """
+    if not path.exists():
+        raise InputError(f"{visible(path)}: there is no such folder")
 
 
 class RunFolder:
@@ -134,6 +145,7 @@ class RunFolder:
             InputError: there is no run at `path`.
         """
         folder = Path(path)
+        require_folder(folder)
         if not is_run_folder(folder):
             if (folder / "train.csv").is_file() and (folder / "config.json").is_file():
                 raise InputError(
@@ -528,8 +540,6 @@ def require_own(folder: Path, kind: str) -> None:
     Raises:
         InputError: it is not this user's.
     """
-    if not folder.is_dir():
-        raise InputError(f"{visible(folder)}: there is no such folder")
     opened = RunFolder.open(folder)
     if not (folder / _ENVIRONMENT).exists() and not opened.has_trained():
         raise InputError(

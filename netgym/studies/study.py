@@ -24,7 +24,7 @@ from exogym_core.config import yaml_text
 from exogym_core.names import visible
 from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
-from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
+from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_folder, require_own
 from netgym.experiment.comparison import add_seeds, judged_otherwise
 from netgym.experiment.experiment import (
     Experiment,
@@ -244,6 +244,7 @@ class Study:
         Raises:
             InputError: it is no sweep's, it is damaged, or another user made it and there is no `trust`.
         """
+        require_folder(path)
         if not is_study(path):
             raise InputError(f"{visible(path)}: is no sweep's folder: it has no {POINTS} and experiment.yaml")
         if not trust:

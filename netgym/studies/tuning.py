@@ -31,7 +31,7 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.progress import progress_for, warnings_to
 from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study, value_texts
 from exogym_core.results.report import Results, verdict, write_report
-from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_own
+from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own, require_folder, require_own
 from exogym_core.strategy.options import accepted_arguments
 from netgym.experiment.comparison import settle_code
 from netgym.experiment.experiment import Experiment, apply_values, differing_key, refuse_replaced
@@ -323,6 +323,7 @@ class Tuning:
         Raises:
             InputError: it is no such folder, or another user made it and there is no `trust`.
         """
+        require_folder(path)
         if not (path / SEARCH).is_dir():
             raise InputError(f"{visible(path)}: is no folder of netgym tune: it has no {SEARCH}/")
         if not trust:

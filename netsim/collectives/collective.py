@@ -97,7 +97,8 @@ def collective(
         op: such as `all_reduce`.
         num_bytes: the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
             scatter and reduce_scatter; the tensor of each rank for all_to_all, of which its own part stays; the message
-            for sendrecv, from the first rank to the second; none for barrier. A number, or text such as 25MB.
+            for sendrecv, from the first rank to the second; none for barrier. A number of bytes, or a text with a unit,
+            such as 25MB.
         algorithm: `auto` for the fastest here (the library's choice under `gloo`, `hivemind` and `nccl-sockets`), or a
             name such as `ring`.
         ranks: hosts in rank order, by name or index; None: all in natural order (two for sendrecv).
