@@ -147,7 +147,7 @@ class TestCompare:
         network, trace = netgym.folder / "stormy.yaml", netgym.folder / "trace.csv"
         network.write_text(STORMY)
         trace.write_text("start_s,bits_per_second\n0,1e9\n0.3,12345678.9012345\n")
-        folder = netgym.run("compare", netgym.experiment, "--topology", network)
+        folder = netgym.run("run", netgym.experiment, "--strategy", "DiLoCo", "--topology", network)
         for path in (network, trace, netgym.experiment):
             path.unlink()
         again = netgym.run("compare", folder / "experiment.yaml")
