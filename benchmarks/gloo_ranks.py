@@ -19,8 +19,8 @@ def on_hosts(net: ShapedLinks, operations: Sequence[tuple[str, int]], calls: int
     """Call each operation of so many bytes several times, a rank a host.
 
     Returns:
-        An object an operation: `seconds` of each call until the last rank is through, and `retransmits` of all ranks
-        from the second call on.
+        An object an operation: `seconds` of each call until the last rank is through, and from the second call on
+        `retransmits` of all ranks, and `thread_seconds`: of a call, processor time of the busiest rank's gloo threads.
     """
     hosts = [host.name for host in net.topology.hosts]
     with tempfile.TemporaryDirectory() as folder:
@@ -31,8 +31,9 @@ def on_hosts(net: ShapedLinks, operations: Sequence[tuple[str, int]], calls: int
         ranks = [json.loads(text) for text in net.run(commands, 600.0)]
     return [
         {
-            "seconds": [max(each) for each in zip(*(seconds for seconds, _ in ends), strict=True)],
-            "retransmits": sum(retransmits for _, retransmits in ends),
+            "seconds": [max(each) for each in zip(*(seconds for seconds, _, _ in ends), strict=True)],
+            "retransmits": sum(retransmits for _, retransmits, _ in ends),
+            "thread_seconds": max(seconds for _, _, seconds in ends),
         }
         for ends in zip(*ranks, strict=True)
     ]
@@ -40,8 +41,8 @@ def on_hosts(net: ShapedLinks, operations: Sequence[tuple[str, int]], calls: int
 
 def be_rank(
     rank: int, num_ranks: int, folder: str, operations: Sequence[tuple[str, int]], calls: int
-) -> list[tuple[list[float], int]]:
-    """Seconds of each call from its common start until this rank was through, and what it sent again."""
+) -> list[tuple[list[float], int, float]]:
+    """Seconds of each call from its common start until this rank was through, what it sent again, threads' seconds."""
     import torch
     import torch.distributed as dist
 
@@ -63,14 +64,16 @@ def be_rank(
                 *[lambda: None] * num_ranks,
             ][rank],
         }
-        seconds, before = [], 0
+        seconds, before, begun = [], 0, 0.0
         for number in range(calls):
             start = _common_start(Path(folder), rank, num_ranks)
-            before = _segments_sent_again() if number == 1 else before
+            if number == 1:
+                before, begun = _segments_sent_again(), _thread_seconds()
             time.sleep(max(start - time.monotonic(), 0.0))
             call[op]()
             seconds.append(time.monotonic() - start)
-        found.append((seconds, _segments_sent_again() - before))
+        spent = (_thread_seconds() - begun) / max(calls - 1, 1)
+        found.append((seconds, _segments_sent_again() - before, spent))
     _common_start(
         Path(folder), rank, num_ranks
     )  # a process that ends holds up those of this machine that still send
@@ -91,6 +94,14 @@ def _common_start(folder: Path, rank: int, num_ranks: int) -> float:
     while not text.exists():
         time.sleep(0.001)
     return float(text.read_text())
+
+
+def _thread_seconds() -> float:
+    """Processor seconds of gloo's threads so far."""
+    threads = [
+        thread for thread in Path("/proc/self/task").iterdir() if "gloo" in (thread / "comm").read_text()
+    ]
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def _segments_sent_again() -> int:

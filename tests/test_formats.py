@@ -114,7 +114,7 @@ def test_every_protocol_key_is_one() -> None:
     table = TOPOLOGY.split("**A protocol**")[1].split("##")[0]
     names = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
     given = {"preset": "linux-tcp", "streams": 2, "window": "1 MiB", "connections": "per-transfer"}
-    given |= {"congestion": "cubic", "queue": 10, "mtu": 1500, "software": "1 ms"}
+    given |= {"congestion": "cubic", "queue": 10, "mtu": 1500, "software": "1 ms", "core": "9 Gbit/s"}
     assert names == {*given, "card"}
     Protocol.parse(given)
     Protocol.parse({"preset": "nccl-sockets", "card": "10 Gbit/s"})

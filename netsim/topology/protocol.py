@@ -414,6 +414,7 @@ PRESETS: dict[str, Protocol] = {
         quick_acks=True,
         rendezvous=True,
         software_seconds=0.2e-3,
+        core_bits_per_second=30e9,  # real gloo's threads: 20 to 36 on an AMD EPYC (benchmarks/gloo_cores.py)
         collectives_in_flight=2,
         library="gloo",
     ),
@@ -576,7 +577,7 @@ def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]
     >>> from netsim import Protocol, Topology
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
     ...     {"between": ["a", "b"], "bandwidth": "25 Gbit/s", "rtt": "0.1 ms"}]})
-    >>> print(unlimited_cores(topology, Protocol.parse("gloo"), [0, 1]))  # doctest: +ELLIPSIS
+    >>> print(unlimited_cores(topology, Protocol.parse("linux-tcp"), [0, 1]))  # doctest: +ELLIPSIS
     cores: not modelled, ...
     """
     if not protocol.has_windows or protocol.core_bits_per_second < math.inf:
