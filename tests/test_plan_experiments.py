@@ -191,6 +191,25 @@ def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFix
     assert "did you mean 'ore'" in capsys.readouterr().err
 
 
+def test_a_table_names_the_ends_of_many_slow_sites_and_marks_large_uncharged_coding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = {"hosts": 1, "nic": "100 Gbit/s", "device": "a100"}
+    homes = {f"home{number}": site for number in range(5)}
+    wan = [{"between": ["fra", home], "bandwidth": "100 Gbit/s", "rtt": "2 ms"} for home in homes]
+    path = tmp_path / "homes.yaml"
+    path.write_text(json.dumps({"regions": {"fra": {**site, "device": "h100"}, **homes}, "wan": wan}))
+    words = f"plan --model llama-150m --topology {path} --tokens 1B --utilisation 0.4"
+    assert main([*words.split(), "--strategy", "AllReduce", "--strategy", "DeMo"]) == 0
+    printed = capsys.readouterr().out
+    assert "compute of home0 ... home4 (a100)" in " ".join(printed.split())
+    assert "not charged (+" in printed
+    assert (
+        "the order may change by coding that is not charged, at 2 GB/s more than 10% of a round: DeMo"
+        in printed
+    )
+
+
 def test_an_interrupted_plan_keeps_what_it_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

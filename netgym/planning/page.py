@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
 from exogym_core.results.report.table import ResultTable, short_count
-from netgym.planning.measure import NETWORK_RANGE
+from netgym.planning.measure import CODING_SPEED, NETWORK_RANGE
 from netgym.planning.sweep import (
     concerns,
     is_axis,
@@ -55,6 +56,7 @@ OWN_BACKENDS = (
 )
 _FEW_DAYS, _SHORT_DAYS = 10, 0.01  # shorter ones are shown in minutes and less
 _MOST_NAMED = 3
+_LARGE_SHARE = 0.1  # of a round: uncharged coding that may change the order
 _MOST_SITES = 8
 _WIDEST = 22  # characters of a page's cell
 
@@ -118,6 +120,19 @@ def _dollars(row: Mapping[str, Any]) -> str:
     return _banded(row, "cost", _whole) + of_traffic
 
 
+def _uncharged_share(row: Mapping[str, Any]) -> float:
+    """Share of a round that coding would add at 2 GB/s; 0 where it is charged."""
+    seconds = row["coding_bytes"] / CODING_SPEED if row["coding"] == "not charged" else 0.0
+    return seconds / (row["seconds_per_round"] or math.inf)
+
+
+def _coding(row: Mapping[str, Any]) -> str:
+    """Coding that is not charged, with its time where that is a large share of a round."""
+    if _uncharged_share(row) <= _LARGE_SHARE:
+        return "not charged" if row["coding"] == "not charged" else "-"
+    return f"not charged (+{format_seconds(row['coding_bytes'] / CODING_SPEED)} a round)"
+
+
 def _is_traffic_only(row: Mapping[str, Any]) -> bool:
     """True if the dollars pay for traffic and stores' requests only."""
     return row["cost"] is not None and row["cost_by"].get("workers") is None
@@ -142,7 +157,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sent per worker and round": lambda row: (
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else "")
     ),
-    "coding": lambda row: "not charged" if row["coding"] == "not charged" else "-",
+    "coding": _coding,
     "memory": lambda row: (
         format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else "")
     ),
@@ -245,6 +260,11 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
         notes.append(
             f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "
             f"their bands of {'tokens' if is_of_money else 'days'} overlap"
+        )
+    if uncharged := dict.fromkeys(_name(row) for row in every if _uncharged_share(row) > _LARGE_SHARE):
+        notes.append(
+            f"the order may change by coding that is not charged, at 2 GB/s more than {_LARGE_SHARE:.0%} of a round: "
+            + ", ".join(uncharged)
         )
     if any(row["protocol"].startswith("linux-tcp") for row in rows):
         notes.append(OWN_BACKENDS)
@@ -383,7 +403,7 @@ def _ratio_notes(lines: Sequence[Mapping[str, Any]], *, short: bool) -> list[str
 # --- output ---------------------------------------------------------------------------------------------------
 
 
-_TABLE_WIDTH, _LIMIT_WIDTH = 240, 32
+_TABLE_WIDTH, _LEAST_WIDTH, _LIMIT_WIDTH = 240, 16, 32
 
 
 def print_table(
@@ -409,6 +429,9 @@ def print_table(
             column,
             justify="left" if is_left else "right",
             no_wrap=not is_text,
+            min_width=min(_LEAST_WIDTH, max((len(line[place]) for line in cells), default=0))
+            if is_text
+            else None,
             max_width=_LIMIT_WIDTH if is_text else None,
         )
     for row_of_cells in cells:

@@ -200,13 +200,16 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
     if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):
         slow = [each * _UNLIKE >= slowest for each in seconds]
         there = dict.fromkeys(host for host, is_slow in zip(setting.hosts, slow, strict=True) if is_slow)
-        sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in there))
+        names = list(dict.fromkeys(setting.topology.region_of(host) for host in there))
+        sites = " and ".join(names)
         device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
         remedy = f"devices there twice as fast, or --without {sites}"
         takes_speed = not setting.batch_by_speed and by_speed_conflict(of.strategy, setting.stages) is None
         if setting.compute.flops is not None and takes_speed:
             remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
         factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
+        if len(names) > _MOST_NAMED:
+            sites = f"{names[0]} ... {names[-1]}"
         by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")
         yield _Doubling(by, remedy, at_most, partial(of.later_round, setting, factors))
     if of.strategy.is_synchronous and not is_steady:

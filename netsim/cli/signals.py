@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING_FINISHED", "Interruption", "Stoppable", "interrupt", "raise_lost_interrupt"]
 
-NOTHING_FINISHED = "nothing was finished, and nothing is left"
+NOTHING_FINISHED = "nothing was finished"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
