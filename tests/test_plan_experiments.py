@@ -95,9 +95,9 @@ def test_a_strategy_that_fails_leaves_the_others_planned(
     assert failed["name"] == "own_plan:Mine"
     assert failed["refused"] == "own_plan:Mine: failed: KeyError: 'absent'; plan it alone, with --debug"
     assert [row["name"] for row in rows] == ["AllReduce", "DiLoCo"]
-    out = tmp_path / "page"
+    out = tmp_path / "new" / "page"
     assert main(["plan", str(path), "--strategy", "own_plan:Mine", "--out", str(out)]) == 1
-    assert not out.exists()
+    assert not out.parent.exists()
     assert capsys.readouterr().err.startswith("error: KeyError: 'absent'")
 
 

@@ -178,11 +178,7 @@ def plan(
     words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology, "trust": trust}
     if out is not None:  # before anything is planned that would be lost
         try:
-            is_new = not out.exists()
-            out.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=out).close()
-            if is_new:
-                out.rmdir()  # made again with its page
+            TemporaryFile(dir=next(each for each in (out, *out.absolute().parents) if each.exists())).close()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
