@@ -64,6 +64,19 @@ def test_hosts_come_in_natural_order(example: Topology) -> None:
     assert [example.region_of(host) for host in (0, 12, 13)] == ["eu", "home", "us"]
 
 
+@pytest.mark.parametrize("command", ["validate", "show"])
+def test_a_link_that_no_route_takes_is_named(command: str, example: Topology, tmp_path: Path) -> None:
+    """Unless a route is given for it, as in the example."""
+    assert example.unused_links is None
+    path = tmp_path / "detour.yaml"
+    path.write_text(EXAMPLE.partition("routes:")[0])
+    printed = CliRunner().invoke(cli, [command, str(path)]).output
+    assert (
+        "link eu - home carries no route: eu to home goes by us, exchange (58 ms instead of 100 ms)"
+        in printed
+    )
+
+
 def test_links_are_directed(example: Topology) -> None:
     by_ends = {(link.source, link.target): link for link in example.links}
     assert by_ends["home", "exchange"].bits_per_second == 20e6

@@ -278,6 +278,8 @@ class FitRequest(RunConfig):
             self.topology = replace(topology, weather=topology.weather.with_events(crashes))
         if self.placement is None and self.stages is None and (line := unlike_hosts(topology, hosts)):
             warnings.warn(f"fit: {line}", UserWarning, stacklevel=6)
+        if (unused := topology.unused_links) is not None:
+            warnings.warn(f"fit: topology {topology.name}: {unused}", UserWarning, stacklevel=6)
 
     def take_minibatch(self, size: int) -> None:
         """Settle the micro-batch that was to be found: `size` samples."""

@@ -309,6 +309,8 @@ class Request:
             used = [topology.hosts[host].name for host in setting.hosts]
             if (unlike := unlike_hosts(topology, used)) is not None:
                 setting = replace(setting, remarks=(*setting.remarks, unlike))
+        if (unused := topology.unused_links) is not None:
+            setting = replace(setting, remarks=(*setting.remarks, f"topology {topology.name}: {unused}"))
         return cls(experiment, setting, tokens)
 
     def of_own_sites(self, every: Collection[str]) -> Request:

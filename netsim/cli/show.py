@@ -50,6 +50,8 @@ def validate_command(file: str = given(is_argument=True, required=True)) -> None
     counts = {"host": topology.hosts, "region": topology.regions, "link": topology.links}
     text = ", ".join(format_count(len(entries), noun) for noun, entries in counts.items())
     click.echo(f"{file}: valid: {text} (one direction each)")
+    if topology.unused_links is not None:
+        click.echo(f"warning: {file}: {topology.unused_links}", err=True)
     _warn_of_unknown_devices(file, topology)
 
 
@@ -88,6 +90,8 @@ def show_command(topology: str = given(is_argument=True, required=True), as_json
         if most is not None and most.streams > 1:
             count = format_count(most.streams, "stream")
             console.print(f"{protocol.name}: {count} {most.fills}; more bring nothing", soft_wrap=True)
+    if network.unused_links is not None:
+        console.print(Text(network.unused_links), soft_wrap=True)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

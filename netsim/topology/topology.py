@@ -27,7 +27,7 @@ from netsim.topology import shipped_topologies
 from netsim.topology.file import TopologyReader, likely_names, plain_form
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.weather import Weather
-from netsim.units import format_count, shown
+from netsim.units import format_count, format_seconds, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +62,7 @@ def _spread(num_ranks: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 # Routes of a group are compared pair by pair.
 _LARGEST_ALIKE = 8
+_MOST_PLACES = 100
 
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
@@ -271,6 +272,34 @@ class Topology:
                 f"placement: {stores[0]} is a store, and a store runs no workers: name another host"
             )
         return places
+
+    @cached_property
+    def unused_links(self) -> str | None:
+        """Remark on links that no route takes, as a route over others has less latency; None without any.
+
+        Links between hosts or the routers next to them are looked at, of up to `_MOST_PLACES` such places.
+        """
+        hosts = zip(self.hosts, self.access_links, strict=True)
+        places = {host.name if access is None else access[0].target for host, access in hosts}
+        given, found = set(itertools.chain.from_iterable(self.explicit_routes.values())), []
+        for link in self.links if len(places) <= _MOST_PLACES else ():
+            both = link.index, self.link_between[link.target, link.source].index
+            if both[0] < both[1] and {link.source, link.target} <= places and given.isdisjoint(both):
+                route = [self.links[index] for index in self._graph.route(link.source, link.target)]
+                if len(route) > 1:
+                    found.append((link, route))
+        if not found:
+            return None
+        link, route = found[0]
+        one, other = (math.fsum(each.latency_seconds for each in way) for way in (route, [link]))
+        return (
+            f"link {link.source} - {link.target}"
+            + (f" and {format_count(len(found) - 1, 'other')} carry" if found[1:] else " carries")
+            + f" no route: {link.source} to {link.target} goes by {', '.join(each.target for each in route[:-1])} "
+            f"({format_seconds(one)} instead of {format_seconds(other)})"
+            + ", and each link on the way charges egress" * any(each.dollars_per_byte for each in route)
+            + ": give `routes:` to use it"
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
