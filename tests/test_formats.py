@@ -95,6 +95,9 @@ def test_the_worst_of_seeds_needs_an_order() -> None:
 def test_tables_of_columns_follow_from_the_schema() -> None:
     written = runpy.run_path(str(DOCS / "columns.py"))["with_tables"](EXPERIMENT)
     assert written == EXPERIMENT, "run python docs/columns.py"
+    accuracy = (DOCS / "accuracy.md").read_text()
+    keyed = runpy.run_path(str(DOCS / "columns.py"))["with_keys"](accuracy)
+    assert keyed == accuracy, "run python docs/columns.py"
     for column in (*TRAIN, *VALIDATION, *SUMMARY):
         assert f"| `{column.name}` | {column.meaning} |" in EXPERIMENT
 

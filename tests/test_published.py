@@ -141,6 +141,10 @@ def test_bands_of_plans_are_those_of_the_page() -> None:
 
 # --- runs of users -------------------------------------------------------------------------------------------
 
+PLANNED = (
+    "experiment: {task: digits, workers: {count: 17}, compute: 50 ms, steps: 10, strategies: [{name: DiLoCo, H: 50, "
+    "codec: int8}]}, parameters: [25M], figure: exposed_seconds_per_round, unit: s"
+)
 HEAD = "what: a\nnetwork: b\nmeasured_by: c\nsource: d\nunknown: e\n"
 
 
@@ -190,6 +194,30 @@ def test_a_second_simulation_adds_what_the_first_does(tmp_path: Path) -> None:
     assert float(found["cause"]) == pytest.approx(found["predicted"] / 2, rel=1e-6)
 
 
+def test_a_cell_has_the_limit_and_remarks_of_its_plan_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers that share hosts, coding, rounds that never end, the median of three measurements, and a wrong unit."""
+    monkeypatch.chdir(tmp_path)
+    cells = "{what: f, measured: [715, 720, 712]}, {what: g, measured: 0.001}"
+    Path("my.yaml").write_text(
+        f"{HEAD}groups:\n  - {{network: two-datacenters, {PLANNED}, cells: [{cells}]}}\n"
+    )
+    assert main(["reproduce", "my.yaml"]) == 0
+    first, *notes, second, _ = capsys.readouterr().out.splitlines()[5:]
+    assert "measured 715 (712 to 720) (-" in first
+    assert second.endswith("is the unit right?")
+    starts = (
+        "workers: east",
+        "limited by",
+        "operations are",
+        "17 workers are",
+        "nothing is sent",
+        "coding is not",
+    )
+    assert [sum(note.strip().startswith(start) for note in notes) for start in starts] == [1] * 6
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -214,6 +242,22 @@ def test_a_second_simulation_adds_what_the_first_does(tmp_path: Path) -> None:
         (
             "groups:\n  - cells:\n      - {what: f, unit: s, measured: 0}\n",
             "my.yaml:8: groups[0].cells[0].measured:",
+        ),
+        (
+            "groups:\n  - parameters: [25Q]\n    cells: []\n",
+            "my.yaml:7: groups[0].parameters: '25Q' is no number of parameters",
+        ),
+        (
+            "groups:\n  - parameters: [0x1]\n    cells: []\n",
+            "my.yaml:7: groups[0].parameters: '0x1' is no shape; write for example 512x512",
+        ),
+        (
+            f"groups:\n  - {{network: gone.yaml,\n     {PLANNED}, cells: [{{what: f}}]}}\n",
+            "my.yaml:7: groups[0].network: topology: gone.yaml: no such file",
+        ),
+        (
+            f"groups:\n  - {{network: lan, {PLANNED},\n     cells: [{{what: f, set: {{workers.cont: 2}}}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].set.workers.cont: workers.cont: unknown key 'cont'",
         ),
         ("program: {file: a.py, part: b}\n", "my.yaml:6: program: only runs that ship with NetGym"),
         ("", "my.yaml:1: groups: is missing"),

@@ -373,7 +373,7 @@ def reproduce(
             found.append(ReproducedRun(each, load_run(each)[0], []))
             progress.now(f"reproducing {each}")
             try:
-                found[-1].cells.extend(cells_of(each, known, **given))
+                found[-1].cells.extend(cells_of(each, known, with_limits=name != "all", **given))
             except MissingRecordingsError as error:
                 if name != "all":
                     raise

@@ -49,7 +49,15 @@ if TYPE_CHECKING:
 
     from exogym_core.config import Settings
 
-__all__ = ["WAN_BANDWIDTH", "Request", "parse_dollars", "parse_tokens", "request_of", "trained_model"]
+__all__ = [
+    "WAN_BANDWIDTH",
+    "Request",
+    "parse_dollars",
+    "parse_parameters",
+    "parse_tokens",
+    "request_of",
+    "trained_model",
+]
 
 _COUNTED_SAMPLES = 2  # of one alone some normalisations refuse to train
 _OF_COMPUTING = 1e-3  # share below which short batches get no remark
@@ -199,7 +207,7 @@ def parse_parameters(text: str) -> int:
     >>> parse_parameters("51.2M"), parse_parameters("72b")
     (51200000, 72000000000)
     """
-    wrong = "--parameters: {!r} is no number of parameters; write for example 51.2M"
+    wrong = "{!r} is no number of parameters; write for example 51.2M"
     number = round(_scaled(text, text.strip(), MOST_PARAMETERS, wrong))
     if not 1 <= number < MOST_PARAMETERS:
         raise InputError(wrong.format(text))
@@ -625,7 +633,8 @@ def _payload(model: str | None, parameters: str | None, shapes: Path | None) -> 
     if len(both := [flag for flag, value in given_ways.items() if value is not None]) > 1:
         raise InputError(f"plan: {' and '.join(both)} exclude each other: leave one of them out")
     if parameters is not None:
-        return [[parse_parameters(parameters)]]
+        with locate_errors("--parameters"):
+            return [[parse_parameters(parameters)]]
     return None if shapes is None else read_shapes(shapes)
 
 

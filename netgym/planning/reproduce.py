@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 import netsim
 from netgym.experiment.experiment import Experiment, apply_values, opened_topology
 from netgym.planning.measure import Measured
-from netgym.planning.planned import Request
+from netgym.planning.models import MOST_PARAMETERS
+from netgym.planning.page import placement_text
+from netgym.planning.plan import plan
+from netgym.planning.planned import Request, parse_parameters
 from netgym.planning.setting import Known
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document, load_document
@@ -56,12 +60,35 @@ BASES = {
 }
 
 Basis = Literal["before", "known", "fitted", "derived", "circular"]
+_WRONG_UNIT = 10.0  # error beyond which the unit of the figure may be another
 _UNITS = {"s": 1.0, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "Mbit/s": 1e6, "Gbit/s": 1e9, "tokens/s": 1.0}
 Unit = Literal["s", "ms", "%", "samples/s", "tokens/s", "MB", "bit", "x", "Mbit/s", "Gbit/s"]
 
 
 class MissingRecordingsError(InputError):
     """The recordings of a run are not on this machine."""
+
+
+_Parameters: TypeAlias = list[str | int] | dict[str, Annotated[int, Field(ge=1, le=100_000)]]
+
+
+def _shapes(parameters: _Parameters) -> list[list[int]]:
+    """Shapes of tensors, as `parameters` has them; raises InputError for what is none."""
+    shapes = []
+    for each in parameters:
+        text, times = str(each), parameters[str(each)] if isinstance(parameters, dict) else 1
+        sizes = text.split("x")
+        if len(sizes) == 1:
+            sizes = [str(parse_parameters(text))]
+        if not all(size.isascii() and size.isdecimal() and 0 < int(size) < MOST_PARAMETERS for size in sizes):
+            raise InputError(f"{text!r} is no shape; write for example 512x512, or a number such as 25M")
+        shapes += [[int(size) for size in sizes]] * times
+    return shapes
+
+
+def _checked_shapes(parameters: _Parameters) -> _Parameters:
+    _shapes(parameters)
+    return parameters
 
 
 class Simulated(Schema):
@@ -74,17 +101,19 @@ class Simulated(Schema):
         hosts: these take part, in this order.
         op: collective, see `netsim list`.
         bytes: of its tensor, such as 100 MB.
-        algorithm: None: the fastest.
-        protocol: None: the network's.
+        algorithm: without it the fastest.
+        protocol: without it the network's.
         repeat: the last of so many equal calls counts.
         pause: idle time before each call but the first, such as 1 s; windows shrink meanwhile.
         times: so many such calls, back to back (see `netsim.collective`'s `calls`), are the figure.
         experiment: an experiment or its file, as `netgym plan` takes it; its first strategy is planned.
-        parameters: shapes of a payload in place of the experiment's model: [512x512, 512], or SHAPE: HOW OFTEN.
+        parameters: shapes of a payload in place of the experiment's model: [512x512, 512], numbers such as [25M], or
+            SHAPE: HOW OFTEN.
         set: keys of the experiment, or `topology.KEY` of the network, as in --set; a cell's are added to its group's.
         flags: arguments of `netgym plan` by name that are no keys of an experiment, such as devices_per_worker.
         figure: attribute of the plan, such as compute_utilisation, exposed_seconds_per_round, seconds_per_step.
-        samples, samples_per_second: throughput of a step that computes at this speed and then waits for the figure.
+        samples: of a step, for a throughput in samples/s.
+        samples_per_second: speed at which such a step computes before it waits for the figure.
         unit: of the figure, and of the measured one.
     """
 
@@ -99,7 +128,7 @@ class Simulated(Schema):
     pause: Duration = 0.0
     times: int = Field(1, ge=1)
     experiment: str | dict[str, Any] | None = None
-    parameters: list[str | int] | dict[str, int] | None = None
+    parameters: Annotated[_Parameters, AfterValidator(_checked_shapes)] | None = None
     set: dict[str, Any] = Field({})
     flags: dict[str, Any] = Field({})
     figure: str | None = None
@@ -108,13 +137,16 @@ class Simulated(Schema):
     unit: Unit | None = None
 
 
+_Positive: TypeAlias = Annotated[float, Field(gt=0)]
+
+
 class Cell(Simulated):
     """A measured figure and its prediction.
 
     Attributes:
         what: the setting that was measured.
-        measured: None: predicted only.
-        basis: how far it tests the model, see `BASES`.
+        measured: without it the cell is predicted only; a list of measurements is compared by its median.
+        basis: before, known (without it), fitted, derived or circular: how far the cell tests the model.
         first: the prediction that was made before the figure was read; needed where `basis` is before.
         cause: known causes of the error; {other} is the figure with `other`'s keys, {other_error} its error,
             {over_other} the prediction relative to it.
@@ -123,7 +155,7 @@ class Cell(Simulated):
     """
 
     what: str | None = None
-    measured: float | None = Field(None, gt=0)
+    measured: _Positive | Annotated[list[_Positive], Field(min_length=1)] | None = None
     basis: Basis = "known"
     first: float | None = None
     cause: str = ""
@@ -132,7 +164,11 @@ class Cell(Simulated):
 
 
 class CellGroup(Cell):
-    """Cells with keys in common, which each cell may replace."""
+    """Cells with keys in common, which each cell may replace.
+
+    Attributes:
+        cells: of the group.
+    """
 
     cells: list[Cell]
 
@@ -154,7 +190,8 @@ class MeasuredRun(Schema):
         source: where the figures are printed, and whether it was read.
         predicted_at: commit of NetGym that made the cells' `first` predictions.
         unknown: inputs that are not published, and what was assumed for them.
-        links, networks: of the cells, by name.
+        links: of the cells' networks, by name.
+        networks: of the cells, by name.
         groups: of cells.
         program: computes the cells of a run that ships with NetGym.
     """
@@ -198,17 +235,21 @@ def load_run(name: str) -> tuple[MeasuredRun, Document]:
     return run, document
 
 
-def reproduce(name: str, known: Known | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+def reproduce(
+    name: str, known: Known | None = None, *, with_limits: bool = False, **options: Any
+) -> Iterator[dict[str, Any]]:
     """Cells of a measured run, each as soon as it is simulated.
 
     Args:
         name: in `run_names()`, or a YAML file.
         known: cache of plans, shared with other runs.
+        with_limits: find the limit of each plan too, by a few more simulations.
         options: of Streaming DiLoCo's table: `params`, `layers`, `step_seconds`.
 
     Yields:
         `what`, `basis`, `unit`, `measured`, `predicted`, `error` (predicted / measured - 1; None where nothing is
-        measured), `first` and `cause`; Streaming's have more.
+        measured), `first` and `cause`; Streaming's have more, those of YAML files `measured_range` of several
+        measurements, and of plans `placement`, `limit` and `remarks`.
 
     Raises:
         UnknownNameError: there is no such run.
@@ -223,7 +264,7 @@ def reproduce(name: str, known: Known | None = None, **options: Any) -> Iterator
             )
         for cell in _module(path).cells(run.program.part, **options):
             yield {**cell, "error": _error(cell["predicted"], cell["measured"])}
-    simulation = _Simulation(run, document, known or Known())
+    simulation = _Simulation(run, document, known or Known(), with_limits)
     for place, group in enumerate(run.groups):
         for number, own in enumerate(group.cells):
             yield simulation.cell(("groups", place), ("groups", place, "cells", number), group, own)
@@ -245,11 +286,15 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if measured is None or predicted is None else predicted / measured - 1
 
 
+_Places: TypeAlias = "tuple[KeyPath, ...]"
+"""Paths of what may have a cell's keys, the nearest first."""
+
+
 class _Simulation:
     """Figures of one run's cells; equal set-ups are simulated once."""
 
-    def __init__(self, run: MeasuredRun, document: Document, known: Known) -> None:
-        self._run, self._document, self._known = run, document, known
+    def __init__(self, run: MeasuredRun, document: Document, known: Known, with_limits: bool) -> None:
+        self._run, self._document, self._known, self._with_limits = run, document, known, with_limits
         self._folder = Path(document.where).parent
 
     def cell(self, of_group: KeyPath, of_cell: KeyPath, group: CellGroup, own: Cell) -> dict[str, Any]:
@@ -273,36 +318,59 @@ class _Simulation:
             path = of_cell if "pause" in own.model_fields_set else of_group
             message = "has no effect on one call: add repeat, 2 for a call after this pause"
             raise self._document.error((*path, "pause"), message)
-        place = of_cell if "experiment" in own.model_fields_set else of_group
-        predicted, cause = self._sum(cell, place), cell.cause
-        error = _error(predicted, cell.measured)
+        given_times = cell.measured if isinstance(cell.measured, list) else [cell.measured]
+        times = [each for each in given_times if each is not None]
+        measured = float(np.median(times)) if times else None
+        places = (of_cell, of_group)
+        found, cause = self._found(cell, places), cell.cause
+        predicted = self._sum(cell, places)
+        error = _error(predicted, measured)
         if cell.other:
-            other = self._sum(Cell.model_validate({**given, **cell.other}, context={}), place)
+            of_other = Cell.model_validate({**given, **cell.other}, context={})
+            other = self._sum(of_other, ((*of_cell, "other"), (*of_group, "other"), *places))
             cause = cause.format(
                 other=other,
-                other_error=_error(other, cell.measured) or 0.0,
+                other_error=_error(other, measured) or 0.0,
                 over_other=predicted / other - 1,
             )
-        values = {"measured": cell.measured, "predicted": predicted, "error": error, "first": cell.first}
-        return {"what": cell.what, "basis": cell.basis, "unit": cell.unit, **values, "cause": cause}
+        values = {"measured": measured, "predicted": predicted, "error": error, "first": cell.first}
+        about = {key: found.get(key) for key in ("placement", "limit", "remarks")}
+        about["measured_range"] = [min(times), max(times)] if len(times) > 1 else None
+        return {"what": cell.what, "basis": cell.basis, "unit": cell.unit, **values, "cause": cause, **about}
 
-    def _sum(self, cell: Cell, place: KeyPath) -> float:
+    def _key(self, places: _Places, *key: str) -> KeyPath:
+        """Path of a key in the nearest of places that has it, else in the last."""
+        paths = [(*place, *key) for place in places]
+        return next((path for path in paths if path in self._document.lines), paths[-1])
+
+    def _origin(self, path: KeyPath) -> str:
+        """Begin of errors about a key: `FILE:LINE: KEY`."""
+        return str(self._document.error(path, "")).removesuffix(": ")
+
+    def _sum(self, cell: Cell, places: _Places) -> float:
         """Figure of the cell and those that it adds."""
-        total = self._figure(cell, place)
-        for plus in cell.plus if isinstance(cell.plus, list) else [cell.plus]:
+        total = self._figure(cell, places)
+        for number, plus in enumerate(cell.plus if isinstance(cell.plus, list) else [cell.plus]):
+            at: KeyPath = ("plus", number) if isinstance(cell.plus, list) else ("plus",)
             keys = {"unit": cell.unit, "network": plus.network or cell.network}
-            total += self._figure(plus.model_copy(update=keys), (*place, "plus"))
+            total += self._figure(
+                plus.model_copy(update=keys), (*((*place, *at) for place in places), *places)
+            )
         return total
 
-    def _figure(self, cell: Simulated, place: KeyPath) -> float:
-        """Figure in the cell's unit."""
+    def _found(self, cell: Simulated, places: _Places) -> Mapping[str, Any]:
+        """Results of the call or the plan, simulated once."""
         if (cell.op is None) == (cell.experiment is None):
             raise self._document.error(
-                place, "needs either op and bytes (a collective) or experiment (a plan)"
+                places[-1], "needs either op and bytes (a collective) or experiment (a plan)"
             )
         kept = set(Simulated.model_fields) - {"figure", "unit", "samples", "samples_per_second"}
         simulate = self._planned if cell.op is None else self._collective
-        found = self._known.once((self, cell.model_dump(include=kept)), lambda: simulate(cell, place))
+        return self._known.once((self, cell.model_dump(include=kept)), lambda: simulate(cell, places))
+
+    def _figure(self, cell: Simulated, places: _Places) -> float:
+        """Figure in the cell's unit."""
+        found = self._found(cell, places)
         unit = str(cell.unit)
         if unit in ("bit", "x"):  # of a parameter; as many times less than fp32
             bits: float = found["payload_bytes"] * 8 / found["parameters"]
@@ -310,7 +378,9 @@ class _Simulation:
         name = cell.figure or ("payload_bytes" if unit == "MB" else "seconds")
         if not isinstance(found.get(name), int | float):
             known = [each for each, value in found.items() if isinstance(value, int | float)]
-            raise self._document.error((*place, "figure"), unknown_name("figure of a plan", name, known))
+            raise self._document.error(
+                self._key(places, "figure"), unknown_name("figure of a plan", name, known)
+            )
         value = float(found[name])
         if unit == "samples/s":
             assert cell.samples is not None
@@ -320,14 +390,14 @@ class _Simulation:
             value = found["payload_bytes"] * 8 / value
         return value / _UNITS[unit]
 
-    def _collective(self, cell: Simulated, place: KeyPath) -> Mapping[str, Any]:
-        document = self._on_network(Document(self._document.where, {}), cell, place)
+    def _collective(self, cell: Simulated, places: _Places) -> Mapping[str, Any]:
+        document = self._on_network(Document(self._document.where, {}), cell, places)
         topology = self._topology(document)
         assert cell.op is not None
         num_bytes = parse_bytes(cell.bytes) if isinstance(cell.bytes, str) else cell.bytes
         if num_bytes is None:
             raise self._document.error(
-                (*place, "bytes"), "is missing: add the size of the tensor, such as 100 MB"
+                self._key(places, "bytes"), "is missing: add the size of the tensor, such as 100 MB"
             )
         given = {
             name: each for name in ("algorithm", "protocol") if (each := getattr(cell, name)) is not None
@@ -344,32 +414,29 @@ class _Simulation:
         )
         return {"seconds": result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
 
-    def _on_network(self, document: Document, cell: Simulated, place: KeyPath) -> Document:
+    def _on_network(self, document: Document, cell: Simulated, places: _Places) -> Document:
         """Experiment's document with the cell's network, payload and changed keys."""
-        changes: dict[str, Any] = {}
+        changes: dict[KeyPath, tuple[str, Any]] = {}  # by place
         if cell.network is not None:
-            changes["topology"] = self._network(cell.network)
+            changes[self._key(places, "network")] = "topology", self._network(cell.network)
         if cell.parameters is not None:
-            counts = (
-                cell.parameters.items()
-                if isinstance(cell.parameters, dict)
-                else [(str(shape), 1) for shape in cell.parameters]
-            )
-            shapes = [[int(size) for size in text.split("x")] for text, times in counts for _ in range(times)]
-            changes["model"] = {"name": "payload", "shapes": shapes}
-        document = apply_values(document, changes, document.where, self._folder)
-        document = apply_values(document, cell.set, f"{self._document.where}: set", self._folder)
+            payload = {"name": "payload", "shapes": _shapes(cell.parameters)}
+            changes[self._key(places, "parameters")] = "model", payload
+        for key in sorted(cell.set, key=lambda key: "." in key):  # whole keys first
+            changes[self._key(places, "set", key)] = key, cell.set[key]
+        for path, (key, value) in changes.items():
+            document = apply_values(document, {key: value}, self._origin(path), self._folder)
         data = document.data
         if isinstance(data, dict) and "topology" not in data:
-            raise self._document.error((*place, "network"), "is missing: add this key")
+            raise self._document.error((*places[-1], "network"), "is missing: add this key")
         return document
 
-    def _planned(self, cell: Simulated, place: KeyPath) -> Mapping[str, Any]:
+    def _planned(self, cell: Simulated, places: _Places) -> Mapping[str, Any]:
         if isinstance(cell.experiment, str):
             document = load_document(self._folder / cell.experiment)
-        else:
-            document = self._document.part((*place, "experiment"))
-        document = self._on_network(document, cell, place)
+        else:  # errors have the line, and keys of the experiment
+            document = replace(self._document.part(self._key(places, "experiment")), inside=())
+        document = self._on_network(document, cell, places)
         if cell.hosts or cell.regions:
             hosts = _hosts(cell, self._topology(document))
             changes = {"placement": hosts, "workers.count": len(hosts)}
@@ -377,14 +444,17 @@ class _Simulation:
         experiment = Experiment.from_document(document, self._folder, Path(self._document.where).stem)
         request = Request.of(experiment, known=self._known, **cell.flags)
         strategy = experiment.build_strategy(experiment.strategies[0])
-        row = Measured(strategy, request.setting).plan.to_mapping()
+        setting = request.setting
+        made = plan(strategy, setting) if self._with_limits else Measured(strategy, setting).plan
+        row = made.to_mapping()
         mfu = row.pop("mfu")
         mean = {"mfu": sum(mfu.values()) / len(mfu)} if mfu else {}
         return {
             **row,
             **mean,
             "seconds": row["seconds_per_round"],
-            "parameters": request.setting.model.num_parameters,
+            "parameters": setting.model.num_parameters,
+            "placement": placement_text(setting.workers_by_site()),
         }
 
     def _topology(self, document: Document) -> Topology:
@@ -492,16 +562,31 @@ class ReproducedRun(NamedTuple):
         return [
             f"{self.name}: {self.run.what}",
             *facts,
-            *(f"  {each}" for each in map(_cell_line, self.cells)),
+            *(f"  {each}" for each in self._cell_lines()),
             *(f"  {line}" for line in self.short_lines()),
         ]
+
+    def _cell_lines(self) -> Iterator[str]:
+        """Each cell, and below it workers, limit and remarks of its plan where they are not those above."""
+        printed = set[str]()
+        for cell in self.cells:
+            yield _cell_line(cell)
+            limit, placement = cell.get("limit"), cell.get("placement")
+            notes = [f"workers: {placement}"] if placement else []
+            notes += [f"limited by {limit['by']}; {limit['remedy']}"] if limit else []
+            for note in [*notes, *(cell.get("remarks") or ())]:
+                if note not in printed:
+                    yield f"  {note}"
+                    printed.add(note)
 
 
 def _cell_line(cell: Mapping[str, Any]) -> str:
     unit, predicted = cell["unit"], cell["predicted"]
     line = f"{cell['what']}: predicted " + ("above 1000" if predicted is None else f"{predicted:.4g}")
     line += f" {unit}, " + ("not measured" if cell["measured"] is None else f"measured {cell['measured']:g}")
-    line += "" if cell["error"] is None else f" ({cell['error']:+.1%}, {cell['basis']})"
+    line += "" if (ends := cell.get("measured_range")) is None else f" ({ends[0]:g} to {ends[1]:g})"
+    if (error := cell["error"]) is not None:
+        line += f" ({error:+.1%}, {cell['basis']})" + ": is the unit right?" * (error > _WRONG_UNIT)
     if "strategy" in cell:
         own = cell["strategy_gbit_per_second"]
         return f"{line}; {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
