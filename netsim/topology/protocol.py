@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -574,22 +575,35 @@ def spare_streams(
 def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]) -> str | None:
     """Line on cores, which may limit TCP where all links between `hosts` are of 10 Gbit/s and more; else None.
 
+    Where the protocol has a `core`, it is a host's: the line says so if links would carry more, and ranks share hosts.
+
     >>> from netsim import Protocol, Topology
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
     ...     {"between": ["a", "b"], "bandwidth": "25 Gbit/s", "rtt": "0.1 ms"}]})
     >>> print(unlimited_cores(topology, Protocol.parse("linux-tcp"), [0, 1]))  # doctest: +ELLIPSIS
     cores: not modelled, ...
+    >>> print(unlimited_cores(topology, Protocol.parse("gloo"), [0, 0, 1, 1]))  # doctest: +ELLIPSIS
+    cores: the 2 ranks of a host share a core of 30 Gbit/s, ...: set protocol.core to 60 Gbit/s
     """
-    if not protocol.has_windows or protocol.core_bits_per_second < math.inf:
+    ranks, core = Counter(hosts), protocol.core_bits_per_second
+    most = max(ranks.values(), default=0)
+    if not protocol.has_windows or (most < 2 and core < math.inf):
         return None
     alike: dict[int, list[int]] = {}
-    for host in dict.fromkeys(hosts):
+    for host in ranks:
         alike.setdefault(topology.host_kinds[host], []).append(host)
     ends = [host for of_kind in alike.values() for host in of_kind[:2]]  # two stand for all of a kind
     used = {index for pair in itertools.permutations(ends, 2) for index in topology.route(*pair)}
     links = [topology.links[index] for index in used]
-    if not links or any(link.measured_streams or link.bits_per_second < 10e9 for link in links):
+    least = 10e9 if core == math.inf else core / 2
+    if not links or any(link.measured_streams or link.bits_per_second < least for link in links):
         return None
+    if core < math.inf:
+        shared, own = map(format_bits_per_second, (core, core * most))
+        return (
+            f"cores: the {most} ranks of a host share a core of {shared}, which each of their processes has: "
+            f"set protocol.core to {own}"
+        )
     return (
         "cores: not modelled, and may limit TCP over links of 10 Gbit/s and more: hosts measured on 25 to 100 Gbit/s "
         "moved 3 to 9 Gbit/s by gloo, 28 by NCCL"
