@@ -150,13 +150,13 @@ def test_a_hosts_own_line_holds_its_senders_back() -> None:
 def test_a_hosts_own_short_queue_refuses_packets() -> None:
     """Messages wait for the share of two packets a socket that it does not hold, once for all on a connection."""
 
-    def last(queue: int, num_messages: int) -> float:
+    def last(queue: int, num_messages: int, num_packets: int = 4) -> float:
         line = {"between": ["a", "b"], "bandwidth": "50 Mbit/s", "rtt": "20 ms", "queue": queue}
         clock = Clock()
         network = Network(clock, Topology.from_mapping({"hosts": ["a", "b"], "links": [line]}))
         for connection in range(16):
             for _ in range(num_messages):
-                network.send(0, 1, 4 * SEGMENT, lambda: None, connection=connection)
+                network.send(0, 1, num_packets * SEGMENT, lambda: None, connection=connection)
         clock.run()
         return clock.now
 
@@ -165,6 +165,7 @@ def test_a_hosts_own_short_queue_refuses_packets() -> None:
     for num in (1, 2):
         assert last(32, num) == pytest.approx(0.01 + 16 * num * 4 * SEGMENT / rate)
         assert last(20, num) == pytest.approx(last(32, num) + refused)
+    assert last(20, 1, 1) == last(32, 1, 1)  # a packet each
 
 
 def test_small_frames_wait_behind_other_connections_bursts() -> None:
