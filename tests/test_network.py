@@ -306,7 +306,8 @@ def test_a_process_limits_what_its_hosts_links_carry() -> None:
     network = Network(env, TOPOLOGY, protocol)
     log = Log(env)
     network.send(A, B, MEGABYTE, log.on("limited"))
-    network.set_capacity(0, 16e6)
+    for link in TOPOLOGY.route(A, B):
+        network.set_capacity(link, 16e6)
     env.run()
     network.set_capacity(0, 0.5e6)
     network.send(A, B, MEGABYTE, log.on("slow"))
