@@ -316,6 +316,18 @@ def test_a_process_limits_what_its_hosts_links_carry() -> None:
     assert Protocol.parse(protocol).payload_bytes_per_second(TOPOLOGY).tolist() == [125_000] * 6
 
 
+def test_each_rank_of_a_host_has_a_process() -> None:
+    """Four processes of 4 Gbit/s each way on two hosts send as much as links of 8 Gbit/s carry."""
+    fast, slow = star(2, "100 Gbit/s", "0 s"), star(2, "8 Gbit/s", "0 s")
+    times = [
+        netsim.collective(
+            there, "all_to_all", num_bytes="100 MB", ranks=[0, 0, 1, 1], protocol=protocol
+        ).seconds
+        for there, protocol in ((fast, {"preset": "ideal", "core": "8 Gbit/s"}), (slow, "ideal"))
+    ]
+    assert times[0] == pytest.approx(times[1])
+
+
 def test_an_averaging_by_hivemind() -> None:
     """100 Mbit each way at 1.25 Gbit/s, and the time of its two messages."""
     topology = star(2, "10 Gbit/s", "0 s")

@@ -209,7 +209,7 @@ class LaunchReport(_Part):
     )
     unlimited_cores: str | None = Field(
         default=None,
-        description="where all links are wide: cores that may limit TCP, not modelled, or that ranks of a host share",
+        description="where all links are of 10 Gbit/s and more: cores may limit TCP, not modelled",
     )
     host_decisions: list[HostDecision] = Field(
         default=[], description="where host time decided, so that times may differ from run to run"

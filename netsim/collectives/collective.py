@@ -125,6 +125,7 @@ def collective(
     if not isinstance(pause_seconds, int | float) or not 0 <= pause_seconds < math.inf:
         raise InputError(f"{op}: pause_seconds is {pause_seconds!r}; give a number of seconds, zero or more")
     hosts, size, root = resolve_request(net, op, num_bytes, ranks, root)
+    parsed = parsed.for_ranks(hosts)
     size *= len(hosts) if OPERATIONS[op].is_per_pair else 1
     if algorithm == "auto":
         algorithm = library_algorithm(parsed, op, hosts, size) or algorithm
@@ -179,6 +180,7 @@ def ring_seconds(
     if not find_algorithm(made.op, made.algorithm).is_offered:
         return None
     problem = Problem(made.op, ring, made.num_ranks, made.num_bytes, made.root, 1, None, ())
+    protocol = protocol.for_ranks(hosts)
     if topology.weather:
         return time_collective(topology, protocol, build(problem), hosts, repeat=repeat).seconds[-1]
     return Estimator(topology, protocol).seconds(problem, hosts, repeat)

@@ -84,8 +84,8 @@ class Protocol:
             has none.
         socket_threads: of a connection (NCCL_SOCKET_NTHREADS).
         sockets_per_thread: streams of a thread (NCCL_NSOCKS_PERTHREAD).
-        core_bits_per_second: payload that a host's process sends and receives, together: half of it each way on each of
-            the host's links.
+        core_bits_per_second: payload that the process of a rank sends and receives, together: half of it each way on each
+            of its host's links.
         card_bits_per_second: speed of the hosts' network cards, by which NCCL chooses algorithms.
     """
 
@@ -132,7 +132,7 @@ class Protocol:
 
         A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
         `connections`, `congestion`, `queue` (packets; if not given, it grows with `window`), `mtu` (bytes of a packet),
-        `software` (seconds per message) and `core` (bits per second of a host's process); with the preset
+        `software` (seconds per message) and `core` (bits per second of a rank's process); with the preset
         `nccl-sockets` also `socket_threads`, `sockets_per_thread` and `card` (bits per second).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
@@ -259,6 +259,15 @@ class Protocol:
 
         shares = np.array(self.link_shares(topology), dtype=np.float64)
         return np.minimum(topology.bits_per_second / 8 * shares, self.process_limits(topology))
+
+    def for_ranks(self, hosts: Iterable[int]) -> Protocol:
+        """Return the protocol with a core for each rank of the host that has most of them; `hosts` has each rank's.
+
+        >>> Protocol.parse("gloo").for_ranks([0, 0, 1]).core_bits_per_second
+        60000000000.0
+        """
+        most = max(Counter(hosts).values(), default=1)
+        return self if most == 1 else replace(self, core_bits_per_second=self.core_bits_per_second * most)
 
     def process_limits(self, topology: Topology) -> list[float]:
         """Payload that the processes of hosts allow on each link of `topology`, in bytes per second."""
@@ -575,35 +584,22 @@ def spare_streams(
 def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]) -> str | None:
     """Line on cores, which may limit TCP where all links between `hosts` are of 10 Gbit/s and more; else None.
 
-    Where the protocol has a `core`, it is a host's: the line says so if links would carry more, and ranks share hosts.
-
     >>> from netsim import Protocol, Topology
     >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
     ...     {"between": ["a", "b"], "bandwidth": "25 Gbit/s", "rtt": "0.1 ms"}]})
     >>> print(unlimited_cores(topology, Protocol.parse("linux-tcp"), [0, 1]))  # doctest: +ELLIPSIS
     cores: not modelled, ...
-    >>> print(unlimited_cores(topology, Protocol.parse("gloo"), [0, 0, 1, 1]))  # doctest: +ELLIPSIS
-    cores: the 2 ranks of a host share a core of 30 Gbit/s, ...: set protocol.core to 60 Gbit/s
     """
-    ranks, core = Counter(hosts), protocol.core_bits_per_second
-    most = max(ranks.values(), default=0)
-    if not protocol.has_windows or (most < 2 and core < math.inf):
+    if not protocol.has_windows or protocol.core_bits_per_second < math.inf:
         return None
     alike: dict[int, list[int]] = {}
-    for host in ranks:
+    for host in dict.fromkeys(hosts):
         alike.setdefault(topology.host_kinds[host], []).append(host)
     ends = [host for of_kind in alike.values() for host in of_kind[:2]]  # two stand for all of a kind
     used = {index for pair in itertools.permutations(ends, 2) for index in topology.route(*pair)}
     links = [topology.links[index] for index in used]
-    least = 10e9 if core == math.inf else core / 2
-    if not links or any(link.measured_streams or link.bits_per_second < least for link in links):
+    if not links or any(link.measured_streams or link.bits_per_second < 10e9 for link in links):
         return None
-    if core < math.inf:
-        shared, own = map(format_bits_per_second, (core, core * most))
-        return (
-            f"cores: the {most} ranks of a host share a core of {shared}, which each of their processes has: "
-            f"set protocol.core to {own}"
-        )
     return (
         "cores: not modelled, and may limit TCP over links of 10 Gbit/s and more: hosts measured on 25 to 100 Gbit/s "
         "moved 3 to 9 Gbit/s by gloo, 28 by NCCL"

@@ -134,7 +134,7 @@ class World:
         """
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         of_topology = topology.protocol if topology is not None else None
-        resolved = Protocol.resolve(protocol, of_topology)
+        resolved = Protocol.resolve(protocol, of_topology).for_ranks(hosts)
         fixed = parse_collectives(collectives) if choose is None else {}  # else it finds those given, too
         return cls(num_ranks, topology, hosts, resolved, fixed, shared_cores, choose)
 
