@@ -44,7 +44,7 @@ def test_as_many_streams_take_what_was_measured(
     link = {"bandwidth": f"{goodput} bit/s", "rtt": f"{rtt} s", "loss": f"{loss * 100} %"}
     topology = pair(streams * num_apart, **link)
     clock = netsim.Clock()
-    network = netsim.Network(clock, topology, {"preset": protocol, "streams": streams})
+    network = netsim.Network(clock, topology, {"preset": protocol, "streams": streams, "core": "1 Tbit/s"})
     filling = goodput / 8 * rtt
     size = goodput / 8 * (1.0 + 40 * rtt)
     start_up = rtt * (math.log2(max(filling / 14480, 1.0)) + 4)

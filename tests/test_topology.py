@@ -72,7 +72,7 @@ def test_a_link_that_no_route_takes_is_named(command: str, example: Topology, tm
     path.write_text(EXAMPLE.partition("routes:")[0])
     printed = CliRunner().invoke(cli, [command, str(path)]).output
     assert (
-        "link eu - home carries no route: eu to home goes by us, exchange (58 ms instead of 100 ms)"
+        "link eu - home carries no route: eu to home goes by us, exchange (58 ms one way instead of 100 ms)"
         in printed
     )
 

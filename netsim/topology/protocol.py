@@ -84,8 +84,8 @@ class Protocol:
             has none.
         socket_threads: of a connection (NCCL_SOCKET_NTHREADS).
         sockets_per_thread: streams of a thread (NCCL_NSOCKS_PERTHREAD).
-        core_bits_per_second: payload that the process of a rank sends and receives, together: half of it each way on each
-            of its host's links.
+        core_bits_per_second: payload that the process of a rank sends and receives, together: half of it each way on
+            each of its host's links.
         card_bits_per_second: speed of the hosts' network cards, by which NCCL chooses algorithms.
     """
 

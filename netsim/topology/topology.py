@@ -296,7 +296,7 @@ class Topology:
             f"link {link.source} - {link.target}"
             + (f" and {format_count(len(found) - 1, 'other')} carry" if found[1:] else " carries")
             + f" no route: {link.source} to {link.target} goes by {', '.join(each.target for each in route[:-1])} "
-            f"({format_seconds(one)} instead of {format_seconds(other)})"
+            f"({format_seconds(one)} one way instead of {format_seconds(other)})"
             + ", and each link on the way charges egress" * any(each.dollars_per_byte for each in route)
             + ": give `routes:` to use it"
         )

@@ -20,7 +20,7 @@ from transports import TRANSPORTS, run
 from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.communicator.gloo.rendezvous import NoAnswerError, Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.testing import check_communicator
 from exogym_core.workers.gloo import GlooHost
@@ -202,7 +202,7 @@ def _waits_or_hangs(path: str, index: int, channel: Pipe) -> None:
             _hangs(channel)
         else:
             beside.mark({"step": 4})
-            channel.send(str(beside.explained(DeadlockError("rank 0 waits: no answer within 1 s"), "")))
+            channel.send(str(beside.explained(NoAnswerError("rank 0 waits: no answer within 1 s"), "")))
 
 
 def test_a_hanging_ranks_place_is_reported_after_the_time_out() -> None:

@@ -36,6 +36,7 @@ from netsim.network.clock import Clock
 from netsim.topology.protocol import PRESETS
 from netsim.units import parse_seconds
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* no route")  # drawn sites are nearer by a third one
 Form = dict[str, Any]
 ROUNDS = 3  # the first meets cold connections
 STRATEGIES = [
