@@ -245,7 +245,7 @@ def test_the_table_of_protocols() -> None:
         )
         assert int(cells["collectives of a group at once"]) == protocol.collectives_in_flight
         together = f"{protocol.core_bits_per_second / 1e9:g} Gbit/s together"
-        assert cells["a host's process sends and receives"] == together.replace(
+        assert cells["the process of a rank sends and receives"] == together.replace(
             "inf Gbit/s together", "any rate"
         )
         takes = {

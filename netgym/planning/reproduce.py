@@ -99,7 +99,7 @@ class Simulated(Schema):
             link: LINK}, {mesh: {REGION: HOSTS}} or a topology; LINK may be a name of the run's `links`.
         regions: hosts of these regions take part in the collective.
         hosts: these take part, in this order.
-        op: collective, see `netsim list`.
+        op: collective, such as all_reduce; `netsim collective` names all.
         bytes: of its tensor, such as 100 MB.
         algorithm: without it the fastest.
         protocol: without it the network's.
