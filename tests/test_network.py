@@ -313,7 +313,7 @@ def test_a_process_limits_what_its_hosts_links_carry() -> None:
     network.send(A, B, MEGABYTE, log.on("slow"))
     env.run()
     assert log.lines == [(pytest.approx(8 + LATENCY), "limited"), (pytest.approx(24 + 2 * LATENCY), "slow")]
-    assert Protocol.parse(protocol).payload_bytes_per_second(TOPOLOGY).tolist() == [125_000] * 6
+    assert Protocol.parse(protocol).payload_bytes_per_second(TOPOLOGY) == [125_000] * 6
 
 
 def test_each_rank_of_a_host_has_a_process() -> None:

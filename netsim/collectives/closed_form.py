@@ -66,7 +66,7 @@ class MessageRoutes:
     def __init__(self, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> None:
         self._hosts, self._topology = np.asarray(hosts, np.int64), topology
         self._software_seconds = protocol.software_seconds
-        self.capacity = protocol.payload_bytes_per_second(topology)
+        self.capacity = np.asarray(protocol.payload_bytes_per_second(topology))
 
     def links(self, src: Ranks, dst: Ranks) -> Ranks:
         """Links of the route of each pair of members; shape (pairs, most links).

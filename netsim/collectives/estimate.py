@@ -275,7 +275,9 @@ class Estimator:
     def _busiest(self, schedule: Schedule, hosts: Sequence[int]) -> float:
         """Seconds in which the busiest link, and the narrowest window, let through what a schedule sends."""
         load = np.array(link_bytes(schedule, hosts, self._topology, self._protocol))
-        busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
+        busiest = (load / np.asarray(self._protocol.payload_bytes_per_second(self._topology))).max(
+            initial=0.0
+        )
         if self._protocol.connections == "per-transfer":  # each message has a window of its own
             return float(busiest)
         num_bytes, _, round_trips, window = self._pairs(schedule, hosts)

@@ -172,7 +172,7 @@ class Network:
         self._most = self.protocol.process_limits(topology)
         self.engine = Engine(
             self.protocol,
-            [min(of) for of in zip(map(operator.mul, self._stated, self._share), self._most, strict=True)],
+            self.protocol.payload_bytes_per_second(topology),
             self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
             [link.queue_packets is not None for link in topology.links],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from netsim.topology.graph import Link
-    from netsim.topology.topology import FloatArray, Topology
+    from netsim.topology.topology import Topology
 
 __all__ = [
     "MEAN_WINDOWS",
@@ -246,7 +246,7 @@ class Protocol:
         mtu = min([link.mtu_bytes or self.mtu_bytes for link in links], default=self.mtu_bytes)
         return self if mtu == self.mtu_bytes else replace(self, mtu_bytes=mtu)
 
-    def payload_bytes_per_second(self, topology: Topology) -> FloatArray:
+    def payload_bytes_per_second(self, topology: Topology) -> list[float]:
         """Payload that each link carries: its share of the wire; of a measured link all, which is payload already.
 
         Args:
@@ -255,10 +255,11 @@ class Protocol:
         Returns:
             Bytes per second, one a link.
         """
-        import numpy as np
-
-        shares = np.array(self.link_shares(topology), dtype=np.float64)
-        return np.minimum(topology.bits_per_second / 8 * shares, self.process_limits(topology))
+        shares, most = self.link_shares(topology), self.process_limits(topology)
+        return [
+            min(link.bits_per_second / 8 * share, limit)
+            for link, share, limit in zip(topology.links, shares, most, strict=True)
+        ]
 
     def for_ranks(self, hosts: Iterable[int]) -> Protocol:
         """Return the protocol with a core for each rank of the host that has most of them; `hosts` has each rank's.
@@ -516,7 +517,7 @@ def window_limit(
     """
     if not protocol.has_windows:
         return None
-    rates = protocol.payload_bytes_per_second(topology).tolist()
+    rates = protocol.payload_bytes_per_second(topology)
     kinds, limits = topology.host_kinds, []
     untouched: dict[tuple[int, int], float] = {}  # bytes that no window limits, by kinds of the two hosts
     for src, dst, num_bytes in messages:
@@ -546,7 +547,7 @@ def enough_streams(
     """
     if not protocol.has_windows:
         return None
-    rates = protocol.payload_bytes_per_second(topology).tolist()
+    rates = protocol.payload_bytes_per_second(topology)
     of_store = set(stores)
     alike: dict[tuple[int, bool], list[int]] = {}
     for host in dict.fromkeys((*hosts, *of_store)):
