@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import os
@@ -16,7 +15,6 @@ gc.disable()
 # processors of another maker; before torch loads.
 os.environ |= {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -48,9 +46,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What tests write need not outlive a failure of power: waiting for the disk takes longer than most of them.
 os.fsync = lambda _: None
-
-# Each comparison reads the images of digits, which nobody changes.
-np.loadtxt = functools.cache(np.loadtxt)
 
 # A fork takes the longer the more its process has in memory, which grows from test to test: files with many forks come
 # first. So do those of the longest tests, up to half a minute each: started last, one would keep the others waiting.

@@ -8,6 +8,7 @@ import importlib.util
 import struct
 import urllib.request
 import zlib
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,10 @@ def classification_accuracy(model: nn.Module, batch: Sequence[Tensor]) -> float:
     return float((torch.argmax(logits, dim=-1) == labels).float().mean())
 
 
+# Every comparison and point of a sweep asks for the task; below, its rows are copied and not changed.
+_read_once = cache(partial(np.loadtxt, delimiter=","))
+
+
 def digits(validation_fraction: float = 0.2, seed: int = 0, images: bool = False) -> Task:
     """Handwritten digits (Alpaydin and Kaynak, UCI optical recognition): 64 pixels from 0 to 1, ten classes.
 
@@ -179,7 +184,7 @@ def digits(validation_fraction: float = 0.2, seed: int = 0, images: bool = False
             "run: pip install 'netgym[demo]'"
         )
     # Its file of images alone: the package takes longer to import than torch.
-    rows = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    rows = _read_once(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz")
     pixels, labels = rows[:, :-1], rows[:, -1]
     num_validation = round(len(pixels) * validation_fraction)
     if not 0 < num_validation < len(pixels):
