@@ -1,15 +1,19 @@
 """Writes `measured-runs.md`, the table at the top of `accuracy.md`, and the README's figures on runs of others.
 
-python docs/measured_runs.py    # after a change of the model or of a run: a minute of processor time
+python docs/measured_runs.py              # after a change of the model or of a run: a minute of processor time
+python docs/measured_runs.py --history    # prints the commits that show predictions before measured figures
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from netgym.planning.reproduce import BASES, ReproducedRun, load_run, reproduce, run_names
 from netgym.planning.setting import Known
@@ -151,6 +155,35 @@ def band(found: Sequence[ReproducedRun]) -> tuple[int, float, float]:
     return (len(ratios), *np.quantile(ratios, (0.1, 0.9)).tolist())
 
 
+def history() -> str:
+    """For each run with first predictions, the commits in which predictions and measured figures first stand."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=DOCS, capture_output=True, text=True, check=True
+        ).stdout
+
+    lines = ["run                     predicted  measured"]
+    for name in run_names():
+        if not any(cell.first is not None for group in load_run(name)[0].groups for cell in group.cells):
+            continue
+        stands: dict[str, str] = {}
+        for commit in git("log", "--reverse", "--format=%h", "--", f":/*/{name}.yaml").split():
+            path = git(
+                "ls-tree", "-r", "--name-only", "--full-tree", commit, "--", "netgym/planning/measured_runs"
+            )
+            if f"netgym/planning/measured_runs/{name}.yaml" not in path.split():
+                continue
+            groups = yaml.safe_load(git("show", f"{commit}:netgym/planning/measured_runs/{name}.yaml"))[
+                "groups"
+            ]
+            for key in ("first", "measured"):
+                if any(key in cell for group in groups for cell in group["cells"]):
+                    stands.setdefault(key, commit)
+        lines.append(f"{name:23} {stands['first']}   {stands.get('measured', 'not read')}")
+    return "\n".join(lines)
+
+
 def between(text: str, begin: str, new: str, end: str) -> str:
     """`text` with `new` between two marks."""
     before, _, rest = text.partition(begin)
@@ -177,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print(history()) if "--history" in sys.argv else main()
