@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from experiments import experiment, json_of
 
+from exogym_core.results.run_folder import RunFolder
 from netgym import strategy_check as check
 from netgym.cli.main import main
 from netgym.experiment import comparison
@@ -142,6 +143,19 @@ def test_a_sweep_shows_the_points_that_ended(
         "results so far are in out, marked incomplete; to continue: netgym sweep --resume out\n"
     )
     assert "0.01" in Path("out/results.csv").read_text()
+    assert Path("out/report.html").is_file()
+
+
+@pytest.mark.parametrize("words", ["compare small.yaml", "sweep small.yaml --vary steps=[2,3] --jobs 1"])
+def test_a_signal_after_the_last_step_leaves_table_and_digest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    signal_at(monkeypatch, RunFolder, "write_text", 1, counts=lambda folder, name, *given: name == "report.html")
+    assert main([*words.split(), "--out", "out"]) == 130
+    printed = capsys.readouterr()
+    assert printed.out.count("digest ") == 1
+    assert printed.out.endswith("\nout\n")
+    assert printed.err.endswith("interrupted: results are in out\n")
     assert Path("out/report.html").is_file()
 
 

@@ -187,8 +187,10 @@ def reported(
             folder.release()  # else its page would say that it trains
         with Stoppable() as showing:
             show()
+        if showing.is_stopped:  # all is trained: show it from the beginning; a second signal ends the process
+            show()
         work.end(f"results so far are in {path}, marked incomplete; to continue: {again}")
-        showing.end(f"results are in {path}; for their page: {again}")
+        showing.end(f"results are in {path}")
     except (DamagedError, RefusedError):
         raise
     except NetsimError as error:
