@@ -146,6 +146,7 @@ PLANNED = (
     "codec: int8}]}, parameters: [25M], figure: exposed_seconds_per_round, unit: s"
 )
 HEAD = "what: a\nnetwork: b\nmeasured_by: c\nsource: d\nunknown: e\n"
+ONE = "groups:\n  - {network: {line: {bandwidth: 1 Gbit/s, rtt: 1 ms}}, unit: s, op: all_reduce,\n     cells: [{what: f, "
 
 
 def test_the_template_of_the_page_is_reproduced(
@@ -154,7 +155,8 @@ def test_the_template_of_the_page_is_reproduced(
     """A plan with a changed key, and a collective: by hand, 2 (n - 1) / n of 100 MB over 20 Mbit/s of frames."""
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "accuracy.md").read_text()
-    Path("my-run.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+    Path("my-run.yaml").write_text(text.replace("bytes: 100 MB", "bytes: 1e8"))
     found = json_of(["reproduce", "my-run.yaml", "--json"], capsys)
     fp32, int8, alone = (cell["predicted"] for cell in found["cells"])
     assert alone == pytest.approx(100e6 * 8 / 20e6 * 1514 / 1448, rel=0.05)
@@ -199,14 +201,15 @@ def test_a_cell_has_the_limit_and_remarks_of_its_plan_once(
 ) -> None:
     """Workers that share hosts, coding, rounds that never end, the median of three measurements, and a wrong unit."""
     monkeypatch.chdir(tmp_path)
-    cells = "{what: f, measured: [715, 720, 712]}, {what: g, measured: 0.001}"
+    cells = "{what: f, measured: [715, 720, 712]}, {what: g, measured: 0.001}, {what: h, measured: 7e6}"
     Path("my.yaml").write_text(
         f"{HEAD}groups:\n  - {{network: two-datacenters, {PLANNED}, cells: [{cells}]}}\n"
     )
     assert main(["reproduce", "my.yaml"]) == 0
-    first, *notes, second, _ = capsys.readouterr().out.splitlines()[5:]
+    first, *notes, second, third, _ = capsys.readouterr().out.splitlines()[5:]
     assert "measured 715 (712 to 720) (-" in first
     assert second.endswith("is the unit right?")
+    assert third.endswith("is the unit right?")
     starts = (
         "workers: east",
         "limited by",
@@ -258,6 +261,36 @@ def test_a_cell_has_the_limit_and_remarks_of_its_plan_once(
         (
             f"groups:\n  - {{network: lan, {PLANNED},\n     cells: [{{what: f, set: {{workers.cont: 2}}}}]}}\n",
             "my.yaml:8: groups[0].cells[0].set.workers.cont: workers.cont: unknown key 'cont'",
+        ),
+        (f"{ONE}bytes: 1 KB}}]}}\n", "my.yaml:8: groups[0].cells[0].bytes: unknown unit 'KB'"),
+        (
+            f"{ONE}bytes: 1, hosts: [x]}}]}}\n",
+            "my.yaml:8: groups[0].cells[0]: all_reduce: ranks: unknown host 'x'",
+        ),
+        (f"{ONE}bytes: 1, regions: [x]}}]}}\n", "my.yaml:8: groups[0].cells[0]: unknown region 'x'"),
+        (
+            f"{ONE}bytes: 1, network: {{line: x}}}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].network: links: has no 'x'",
+        ),
+        (
+            f"{ONE}bytes: 1, network: {{star: 3}}}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].network: expected {line: LINK}",
+        ),
+        (
+            f"{ONE}bytes: 1, unit: samples/s}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].unit: samples/s needs samples",
+        ),
+        (
+            f"{ONE}bytes: 1, unit: bit}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].unit: unknown figure 'parameters'",
+        ),
+        (
+            f"{ONE}bytes: 1, other: {{bytes: 2}}, cause: '{{x}}'}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].cause: write {other}",
+        ),
+        (
+            f"{ONE}flags: {{devices: 3}}}}]}}\n",
+            "my.yaml:8: groups[0].cells[0].flags.devices: unknown choice 'devices'",
         ),
         ("program: {file: a.py, part: b}\n", "my.yaml:6: program: only runs that ship with NetGym"),
         ("", "my.yaml:1: groups: is missing"),

@@ -27,8 +27,8 @@ from netgym.planning.setting import Known
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import Document, load_document
 from netsim.files.schemas import Schema, validate_document
-from netsim.topology.values import Duration
-from netsim.units import format_count, parse_bytes
+from netsim.topology.values import Bytes, Duration
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,8 +60,14 @@ BASES = {
 }
 
 Basis = Literal["before", "known", "fitted", "derived", "circular"]
-_WRONG_UNIT = 10.0  # error beyond which the unit of the figure may be another
+_WRONG_UNIT = 11.0  # times the measured figure, or a share of it, from which on the unit may be another
 _UNITS = {"s": 1.0, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "Mbit/s": 1e6, "Gbit/s": 1e9, "tokens/s": 1.0}
+_FIGURES = {
+    "MB": "payload_bytes",
+    "bit": "parameters",
+    "x": "parameters",
+    "tokens/s": "tokens_per_second",
+}  # else seconds
 Unit = Literal["s", "ms", "%", "samples/s", "tokens/s", "MB", "bit", "x", "Mbit/s", "Gbit/s"]
 
 
@@ -91,6 +97,20 @@ def _checked_shapes(parameters: _Parameters) -> _Parameters:
     return parameters
 
 
+_Positive: TypeAlias = Annotated[float, Field(gt=0)]
+_Names: TypeAlias = Annotated[list[str], Field(min_length=1)] | None
+_Flag: TypeAlias = Literal[
+    "sequence",
+    "tokens",
+    "devices_per_worker",
+    "batch_by_speed",
+    "utilisation",
+    "dollars_per_hour",
+    "memory",
+    "micro_batch",
+]
+
+
 class Simulated(Schema):
     """A simulated figure: of a collective (`op`) or of a plan (`experiment`).
 
@@ -118,10 +138,10 @@ class Simulated(Schema):
     """
 
     network: str | dict[str, Any] | None = None
-    regions: list[str] | None = None
-    hosts: list[str] | None = None
+    regions: _Names = None
+    hosts: _Names = None
     op: str | None = None
-    bytes: int | str | None = None
+    bytes: Bytes | None = None
     algorithm: str | None = None
     protocol: str | dict[str, Any] | None = None
     repeat: int = Field(1, ge=1)
@@ -130,14 +150,11 @@ class Simulated(Schema):
     experiment: str | dict[str, Any] | None = None
     parameters: Annotated[_Parameters, AfterValidator(_checked_shapes)] | None = None
     set: dict[str, Any] = Field({})
-    flags: dict[str, Any] = Field({})
+    flags: dict[_Flag, Any] = Field({})
     figure: str | None = None
-    samples: float | None = None
-    samples_per_second: float | None = None
+    samples: _Positive | None = None
+    samples_per_second: _Positive | None = None
     unit: Unit | None = None
-
-
-_Positive: TypeAlias = Annotated[float, Field(gt=0)]
 
 
 class Cell(Simulated):
@@ -267,7 +284,14 @@ def reproduce(
     simulation = _Simulation(run, document, known or Known(), with_limits)
     for place, group in enumerate(run.groups):
         for number, own in enumerate(group.cells):
-            yield simulation.cell(("groups", place), ("groups", place, "cells", number), group, own)
+            of_cell: KeyPath = ("groups", place, "cells", number)
+            try:
+                found = simulation.cell(("groups", place), of_cell, group, own)
+            except InputError as error:  # of a call or a plan, which do not know the file
+                if str(error).startswith(f"{document.where}:"):
+                    raise
+                raise document.error(of_cell, str(error)) from error
+            yield found
 
 
 def _module(path: Path) -> Any:
@@ -326,13 +350,20 @@ class _Simulation:
         predicted = self._sum(cell, places)
         error = _error(predicted, measured)
         if cell.other:
-            of_other = Cell.model_validate({**given, **cell.other}, context={})
-            other = self._sum(of_other, ((*of_cell, "other"), (*of_group, "other"), *places))
-            cause = cause.format(
-                other=other,
-                other_error=_error(other, measured) or 0.0,
-                over_other=predicted / other - 1,
-            )
+            changed = Cell.model_validate({**given, **cell.other}, context={})
+            other = self._sum(changed, ((*of_cell, "other"), (*of_group, "other"), *places))
+            of_other = {
+                "other": other,
+                "other_error": _error(other, measured) or 0.0,
+                "over_other": predicted / other - 1,
+            }
+            try:
+                cause = cause.format(**of_other)
+            except (KeyError, IndexError, ValueError):
+                raise self._document.error(
+                    (*of_cell, "cause"),
+                    "write {other}, {other_error:+.1%} or {over_other:+.1%}, and {{ for a brace",
+                ) from None
         values = {"measured": measured, "predicted": predicted, "error": error, "first": cell.first}
         about = {key: found.get(key) for key in ("placement", "limit", "remarks")}
         about["measured_range"] = [min(times), max(times)] if len(times) > 1 else None
@@ -372,20 +403,22 @@ class _Simulation:
         """Figure in the cell's unit."""
         found = self._found(cell, places)
         unit = str(cell.unit)
-        if unit in ("bit", "x"):  # of a parameter; as many times less than fp32
-            bits: float = found["payload_bytes"] * 8 / found["parameters"]
-            return bits if unit == "bit" else 32 / bits
-        name = cell.figure or ("payload_bytes" if unit == "MB" else "seconds")
+        name = cell.figure or _FIGURES.get(unit, "seconds")
         if not isinstance(found.get(name), int | float):
             known = [each for each, value in found.items() if isinstance(value, int | float)]
             raise self._document.error(
-                self._key(places, "figure"), unknown_name("figure of a plan", name, known)
+                self._key(places, "figure" if cell.figure else "unit"), unknown_name("figure", name, known)
             )
         value = float(found[name])
+        if unit in ("bit", "x"):  # of a parameter; as many times less than fp32
+            bits: float = found["payload_bytes"] * 8 / value
+            return bits if unit == "bit" else 32 / bits
         if unit == "samples/s":
-            assert cell.samples is not None
-            assert cell.samples_per_second is not None
-            return float(cell.samples / (cell.samples / cell.samples_per_second + value))
+            if cell.samples is None or cell.samples_per_second is None:
+                raise self._document.error(
+                    self._key(places, "unit"), "samples/s needs samples and samples_per_second"
+                )
+            return cell.samples / (cell.samples / cell.samples_per_second + value)
         if unit in ("Mbit/s", "Gbit/s"):
             value = found["payload_bytes"] * 8 / value
         return value / _UNITS[unit]
@@ -394,8 +427,7 @@ class _Simulation:
         document = self._on_network(Document(self._document.where, {}), cell, places)
         topology = self._topology(document)
         assert cell.op is not None
-        num_bytes = parse_bytes(cell.bytes) if isinstance(cell.bytes, str) else cell.bytes
-        if num_bytes is None:
+        if cell.bytes is None:
             raise self._document.error(
                 self._key(places, "bytes"), "is missing: add the size of the tensor, such as 100 MB"
             )
@@ -405,20 +437,27 @@ class _Simulation:
         result = netsim.collective(
             topology,
             cell.op,
-            num_bytes=num_bytes,
+            num_bytes=cell.bytes,
             ranks=_hosts(cell, topology),
             repeat=cell.repeat,
             pause_seconds=cell.pause,
             calls=cell.times,
             **given,
         )
-        return {"seconds": result.seconds, "payload_bytes": num_bytes, "parameters": num_bytes}
+        return {"seconds": result.seconds, "payload_bytes": cell.bytes}
 
     def _on_network(self, document: Document, cell: Simulated, places: _Places) -> Document:
         """Experiment's document with the cell's network, payload and changed keys."""
         changes: dict[KeyPath, tuple[str, Any]] = {}  # by place
         if cell.network is not None:
-            changes[self._key(places, "network")] = "topology", self._network(cell.network)
+            path = self._key(places, "network")
+            try:
+                changes[path] = "topology", self._network(cell.network)
+            except (KeyError, TypeError, AttributeError) as error:
+                message = "expected {line: LINK}, {star: HOSTS, link: LINK} or {mesh: {REGION: HOSTS}}"
+                if isinstance(error, KeyError):
+                    message = f"links: has no {error}: add it, or write the link here"
+                raise self._document.error(path, message) from None
         if cell.parameters is not None:
             payload = {"name": "payload", "shapes": _shapes(cell.parameters)}
             changes[self._key(places, "parameters")] = "model", payload
@@ -440,7 +479,8 @@ class _Simulation:
         if cell.hosts or cell.regions:
             hosts = _hosts(cell, self._topology(document))
             changes = {"placement": hosts, "workers.count": len(hosts)}
-            document = apply_values(document, changes, document.where, self._folder)
+            origin = self._origin(self._key(places, "hosts" if cell.hosts else "regions"))
+            document = apply_values(document, changes, origin, self._folder)
         experiment = Experiment.from_document(document, self._folder, Path(self._document.where).stem)
         request = Request.of(experiment, known=self._known, **cell.flags)
         strategy = experiment.build_strategy(experiment.strategies[0])
@@ -488,7 +528,10 @@ class _Simulation:
 
 
 def _hosts(cell: Simulated, topology: Topology) -> list[str]:
-    """Hosts that take part, in order."""
+    """Hosts that take part, in order; raises InputError for a region that does not exist."""
+    for region in cell.regions or ():
+        if region not in topology.regions:
+            raise unknown_name("region", region, topology.regions)
     return cell.hosts or [
         host.name
         for region in (cell.regions or (None,))
@@ -586,7 +629,8 @@ def _cell_line(cell: Mapping[str, Any]) -> str:
     line += f" {unit}, " + ("not measured" if cell["measured"] is None else f"measured {cell['measured']:g}")
     line += "" if (ends := cell.get("measured_range")) is None else f" ({ends[0]:g} to {ends[1]:g})"
     if (error := cell["error"]) is not None:
-        line += f" ({error:+.1%}, {cell['basis']})" + ": is the unit right?" * (error > _WRONG_UNIT)
+        is_far = error + 1 > _WRONG_UNIT or 0 < (error + 1) * _WRONG_UNIT < 1
+        line += f" ({error:+.1%}, {cell['basis']})" + ": is the unit right?" * is_far
     if "strategy" in cell:
         own = cell["strategy_gbit_per_second"]
         return f"{line}; {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
