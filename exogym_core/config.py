@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
@@ -31,7 +32,7 @@ from pydantic import (
 )
 
 from exogym_core.cost.compute import Compute
-from exogym_core.names import shown_value
+from exogym_core.names import file_name, shown_value
 from exogym_core.results.loggers import LoggerName
 from exogym_core.stages.options import Stages
 from exogym_core.workers.spec import WorkerSpec
@@ -198,6 +199,12 @@ def _collectives(value: Any) -> Any:
     return value
 
 
+def _label(value: str) -> str:
+    if re.search(r"\.seed-[0-9]+$", file_name(value), re.IGNORECASE):
+        raise InputError("a label cannot end in .seed-N, as files of a strategy's seeds do: choose another")
+    return value
+
+
 def open_device(value: Any) -> Any:
     """None for "" (EXO Gym leaves a device open with it) and "auto" (experiment files do), else `value`."""
     return None if isinstance(value, str) and value in ("", "auto") else value
@@ -256,7 +263,7 @@ class Named(Schema):
 class StrategySettings(Named):
     """A strategy's name, its arguments, and a label of one's own for tables and files."""
 
-    label: str | None = None
+    label: Annotated[str, AfterValidator(_label)] | None = None
 
     @property
     def own_code(self) -> list[str]:

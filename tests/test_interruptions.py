@@ -150,7 +150,9 @@ def test_a_sweep_shows_the_points_that_ended(
 def test_a_signal_after_the_last_step_leaves_table_and_digest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
-    signal_at(monkeypatch, RunFolder, "write_text", 1, counts=lambda folder, name, *given: name == "report.html")
+    signal_at(
+        monkeypatch, RunFolder, "write_text", 1, counts=lambda folder, name, *given: name == "report.html"
+    )
     assert main([*words.split(), "--out", "out"]) == 130
     printed = capsys.readouterr()
     assert printed.out.count("digest ") == 1

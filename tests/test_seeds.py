@@ -183,12 +183,19 @@ class TestCompare:
         begin = ["compare", "small.yaml", "--set", "checkpoint.every=3", "--jobs", "1"]
         assert main([*begin, "--set", "seed=1", "--out", "grown"]) == 0
         kept = {time for name, time in files("grown").items() if name.startswith(("metrics/", "models/"))}
-        shutil.copytree("grown", "killed")
-        stored = Experiment.load("killed/experiment.yaml")
-        add_seeds(RunFolder(Path("killed")), stored, [1, 2])
-        RunFolder(Path("killed")).write_text("experiment.yaml", stored.to_yaml())  # it is the last to change
-        assert main(["compare", "--resume", "killed", "--jobs", "1"]) == 0
-        assert results_of(Path("killed")) == results_of(Path("grown")), "with --seeds left out"
+        for name in ("killed", "early"):
+            shutil.copytree("grown", name)
+            killed = RunFolder(Path(name))
+            if name == "early":  # before the first strategy was finished
+                killed.write_summary([])
+            stored = Experiment.load(f"{name}/experiment.yaml")
+            add_seeds(killed, stored, [1, 2])
+            killed.write_text("experiment.yaml", stored.to_yaml())  # it is the last to change
+            assert main(["compare", "--resume", name, "--jobs", "1"]) == 0
+            assert results_of(killed.path) == results_of(Path("grown")), "with --seeds left out"
+            assert files(name).keys() == files("grown").keys(), (
+                "from the checkpoints, which have the former names"
+            )
         assert main(["compare", "--resume", "grown", "--seeds", "2,1", "--jobs", "1"]) == 0
         assert main([*begin, "--seeds", "2,1", "--out", "new"]) == 0
         assert results_of(Path("grown")) == results_of(Path("new"))

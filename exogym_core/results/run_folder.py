@@ -328,8 +328,9 @@ class RunFolder:
     def rename_run(self, name: str, other: str) -> None:
         """Give the files of a run another name, as `seeded_name` makes them; does nothing where they have it."""
         for place in (*RUN_FILES.values(), *_files_of_loggers("", ".rows")):
-            with contextlib.suppress(FileNotFoundError):
-                (self.path / place.format(name)).rename(self.path / place.format(other))
+            before, after = (self.path / place.format(each) for each in (name, other))
+            if before.exists() and not after.exists():
+                before.rename(after)
         if name in (retimed := self.read_retimed()):
             self.replace_sources({other if run == name else run: place for run, place in retimed.items()})
 

@@ -157,9 +157,9 @@ def compare(
     if resume:
         summary = folder.read_summary()
         tally.take_finished(summary, experiment.seeds[0])
-        if len(experiment.seeds) == 1 and any("by_seed" in entry for entry in summary):
-            # A process was killed while it added seeds, which are no longer asked for.
-            for label in sorted((str(each.label) for each in experiment.strategies), key=len):
+        if len(experiment.seeds) == 1:  # a process may have been killed while it added seeds
+            for entry in experiment.strategies:
+                label = str(entry.label)
                 folder.rename_run(seeded_name(label, experiment.seeds[0]), seeded_name(label, None))
         for label in judged_otherwise(experiment, summary):
             for seed in experiment.seeds:
@@ -214,7 +214,7 @@ def add_seeds(folder: RunFolder, stored: Experiment, seeds: Sequence[int]) -> Ex
     folder.record_tables(are_final=False)
     folder.write_summary(tally.summary())  # incomplete: no run that is finished
     if len(stored.seeds) == 1:  # whose files have no seed in their names
-        for label in sorted(labels, key=len, reverse=True):  # A.seed-0 before A
+        for label in labels:
             folder.rename_run(seeded_name(label, None), seeded_name(label, stored.seeds[0]))
     # Last: what a killed process leaves can be done again, or undone.
     folder.write_text("experiment.yaml", more.to_yaml())
