@@ -21,6 +21,7 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.results.disk import RefusedError
 from exogym_core.run.loop import take_step
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import AllReduceStrategy
@@ -417,6 +418,18 @@ def _first(lines: queue.SimpleQueue[str], words: str) -> str:
     while words not in (line := lines.get(timeout=30)):
         pass
     return line
+
+
+def test_every_process_of_a_site_is_refused_with_its_rank(tmp_path: Path) -> None:
+    def body(at: RendezvousService, place: int) -> str:
+        with pytest.raises(RefusedError) as caught, process(at, 2, place, tmp_path / "inside"):
+            pass
+        return str(caught.value)
+
+    with meeting(2) as at:
+        first, second = checked(together(*(partial(body, at, place) for place in range(SIZE))))
+    assert "there is no site 2: they are numbered 0 to 1" in first
+    assert second == f"rank 1 of this site: {first}"
 
 
 def test_what_would_wait_for_all_sites_is_refused() -> None:

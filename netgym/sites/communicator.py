@@ -20,6 +20,7 @@ from exogym_core.communicator.gloo.rendezvous import (
 )
 from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
+from exogym_core.results.disk import RefusedError
 from netgym.sites.groups import BROKEN, CONNECTING_SECONDS, HurriedGroup, SiteGroups, moved
 from netgym.sites.link import SiteLeader, SiteLink
 from netgym.sites.pairs import PairTests
@@ -504,7 +505,8 @@ def site_link(
         patience_seconds: how long the rendezvous may not be there yet.
 
     Raises:
-        InputError: the rendezvous has no place for the site, or another secret; on all its processes.
+        RefusedError: the rendezvous has no place for the site; raised on all its processes, with their ranks.
+        InputError: the secrets differ; raised on all its processes.
     """
     first, failure = None, None
     if inside.rank == 0:
@@ -514,8 +516,12 @@ def site_link(
             failure = error
     patient = inside.patient(patience_seconds + 60.0)
     with patient.off_clock():
-        about = None if first is None else first.identity.site, failure and str(failure)
-        known, refused = patient.broadcast_object(about)
-    if refused:
-        raise failure or InputError(refused)
+        found = None if first is None else first.identity.site
+        failed = None if failure is None else (isinstance(failure, RefusedError), str(failure))
+        known, failed = patient.broadcast_object((found, failed))
+    if failed is not None:
+        is_refused, text = failed
+        raise failure or (RefusedError if is_refused else InputError)(
+            f"rank {inside.rank} of this site: {text}"
+        )
     return first if first is not None else link(known, local_rank=inside.rank)

@@ -466,7 +466,8 @@ class SiteLeader:
             with self._inside.off_clock():
                 answer = self._inside.broadcast_object(answer)
         if "refused" in answer:
-            raise RefusedError(f"rendezvous: {visible(answer['refused'], 300)}")
+            who = "" if self._inside is None or self._leads else f"rank {self._inside.rank} of this site: "
+            raise RefusedError(f"{who}rendezvous: {visible(answer['refused'], 300)}")
         return answer  # type: ignore[no-any-return]
 
     def gather(self, mine: Any) -> list[Any]:
