@@ -60,11 +60,12 @@ def test_a_silent_rank_is_reported_once_with_its_place_and_may_continue(
     assert start + 3 <= line <= start + 4
 
 
-def test_a_silence_is_a_warning_at_the_place() -> None:
-    with pytest.warns(
-        UserWarning, match=r"^rank 2 has made no call for 31 s .* in forward at mine.py:7 "
-    ) as got:
-        Silence(2, 31.4, 5, ("/somewhere/mine.py", 7, "forward"), True).warn()
+@pytest.mark.parametrize(
+    ("function", "where"), [("forward", "forward at mine.py:7"), ("<module>", "mine.py:7")]
+)
+def test_a_silence_is_a_warning_at_the_place(function: str, where: str) -> None:
+    with pytest.warns(UserWarning, match=rf"^rank 2 has made no call for 31 s .* it is in {where} ") as got:
+        Silence(2, 31.4, 5, ("/somewhere/mine.py", 7, function), True).warn()
     assert (got[0].filename, got[0].lineno) == ("/somewhere/mine.py", 7)
 
 

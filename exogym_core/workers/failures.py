@@ -27,6 +27,7 @@ __all__ = [
     "own_frames",
     "place_in",
     "place_of_rank",
+    "place_text",
     "reported_error",
 ]
 
@@ -131,8 +132,14 @@ def place_of_rank() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return ""
-    path, line, function = place_in(frame)
-    return f"{function} at {os.path.basename(path)}:{line}"
+    return place_text(place_in(frame))
+
+
+def place_text(place: tuple[str, int, str]) -> str:
+    """A place as `function at file:line`; of a module's own code, as while it is imported, `file:line`."""
+    path, line, function = place
+    where = f"{os.path.basename(path)}:{line}"
+    return where if function == "<module>" else f"{function} at {where}"
 
 
 def place_in(frame: FrameType) -> tuple[str, int, str]:

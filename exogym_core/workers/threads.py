@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from exogym_core.workers.failures import Aborted, is_own, place_in, reported_error
+from exogym_core.workers.failures import Aborted, is_own, place_in, place_text, reported_error
 from exogym_core.workers.host import Runner, SimulatedHost, run_rank
 from exogym_core.workers.journal import join
 from exogym_core.workers.rng import RandomStates, seed_process
@@ -78,8 +78,8 @@ class Silence(NamedTuple):
 
     def warn(self) -> None:
         """Warn the user in a line."""
-        path, line, function = self.place
-        where = f"in {function} at {os.path.basename(path)}:{line}" if is_own(path) else "inside of netgym"
+        path, line, _ = self.place
+        where = f"in {place_text(self.place)}" if is_own(path) else "inside of netgym"
         text = (
             f"rank {self.rank} has made no call for {self.seconds:.0f} s while others wait for it: it is {where} "
             "(if it is computing, wait; if it hangs, stop the run)"
