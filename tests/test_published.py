@@ -146,7 +146,7 @@ PLANNED = (
     "codec: int8}]}, parameters: [25M], figure: exposed_seconds_per_round, unit: s"
 )
 HEAD = "what: a\nnetwork: b\nmeasured_by: c\nsource: d\nunknown: e\n"
-ONE = "groups:\n  - {network: {line: {bandwidth: 1 Gbit/s, rtt: 1 ms}}, unit: s, op: all_reduce,\n     cells: [{what: f, "
+ONE = "groups:\n  - {network: lan, unit: s, op: all_reduce,\n     cells: [{what: f, "
 
 
 def test_the_template_of_the_page_is_reproduced(
