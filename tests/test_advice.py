@@ -517,6 +517,19 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
     assert any("1.00 to 1.20 times data-parallel's steps (runs/mine)" in line for line in own["unknown"])
 
 
+@pytest.mark.parametrize("step", ["1 ms", "1 h"])
+def test_advice_says_where_coding_that_is_not_charged_may_change_the_order(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the words of a plan, and only where coding is much of a round."""
+    monkeypatch.setattr(advise_module, "CANDIDATES", (("DeMo", {}),))
+    unknown = advise(
+        replace(_setting(), topology=star(4, "100 Gbit/s", "10 us"), compute=Compute.parse(step))
+    )["unknown"]
+    line = "the order may change by coding that is not charged, at 2 GB/s more than 10% of a round: DeMo"
+    assert (line in unknown) == (step == "1 ms")
+
+
 def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -> None:
     """At 10B parameters it has DiLoCo need 0.93 times data-parallel's steps: that counts as 1, its range is printed."""
     law = law_ratio("DiLoCo", {"H": 30}, 10e9, 4, 200e9)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.stages.options import BoundaryCodecOptions, Stages
 from exogym_core.strategy import build_strategy
 from netgym.command_options import first_line
+from netgym.planning.coding import uncharged_lines
 from netgym.planning.measure import (
-    CODING_SPEED,
     NETWORK_RANGE,
     Setting,
     least_days,
@@ -29,7 +29,7 @@ from netgym.planning.step_ratio import Ratio, steps_range, with_coded_boundaries
 from netgym.planning.sweep import is_sooner
 from netsim import HostEvent
 from netsim.errors import DeadlockError, InputError
-from netsim.units import format_bytes, format_count, format_seconds
+from netsim.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -802,21 +802,12 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "long in eight of ten measured runs) and, without --utilisation, the reached share of devices' peak (38 to 46 "
         "% in published trainings): bands have both",
     ]
-    most: dict[str, tuple[float, str]] = {}  # of each strategy the largest share of a round
     by_strategy: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         name, ratio = row["strategy"], row["steps_ratio"]
-        if row["coding"] == "not charged":
-            seconds, of_round = row["coding_bytes"] / CODING_SPEED, row["seconds_per_round"]
-            text = f"{name} {format_seconds(seconds)} of a round of {format_seconds(of_round)}"
-            most[name] = max(most.get(name, (0.0, "")), (seconds / of_round, text))
         if ratio["low"] != ratio["high"] or name in (ratios or ()):
             by_strategy.setdefault(name, []).append(ratio)
-    if most:
-        lines.append(
-            "the time of coding, which is not charged: at 2 GB/s of fp32 values a worker it would add, at the most, "
-            f"{', '.join(text for _, text in most.values())}; --set compute.coding='2 GB/s' charges it"
-        )
+    lines += uncharged_lines(rows)
     for name, found in by_strategy.items():
         low, ends = min(each["low"] for each in found), [each["high"] for each in found]
         high = "any number of" if None in ends else f"{max(ends):.2f}"

@@ -16,6 +16,7 @@ from exogym_core.run.recording import run_alone
 from exogym_core.run.request import by_speed_conflict, with_servers
 from exogym_core.stages.options import refuse_with_stages
 from netgym.command_options import first_line
+from netgym.planning.coding import coding_remark
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
 from netgym.planning.stages import boundary_bytes, bubble, stage_rows
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from netgym.planning.rounds import RoundFigures
 
 __all__ = [
-    "CODING_SPEED",
     "NETWORK_RANGE",
     "SECONDS_A_DAY",
     "Measured",
@@ -63,10 +63,6 @@ SECONDS_A_DAY = 86_400
 #: Measured over predicted times of communication between which eight of ten measured runs of others lie, those that
 #: nothing was fitted to; docs/measured_runs.py writes them into docs/accuracy.md.
 NETWORK_RANGE = 0.9, 1.43
-
-
-#: Bytes of fp32 values a second at which a remark names the time of coding: that of examples/strategies.yaml.
-CODING_SPEED = 2e9
 
 
 @dataclass(frozen=True)
@@ -482,7 +478,7 @@ class Measured:
         coding = "charged" if coding_bytes else None
         if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
             coding = "not charged"
-            remarks += (_coding_remark(coding_bytes),)
+            remarks += (coding_remark(coding_bytes),)
         return Plan(
             strategy=name,
             seconds_per_step=pace.seconds / period,
@@ -998,17 +994,6 @@ def _short_remark(steps: int, period: int, is_silent: bool, is_changing: bool) -
     )
     of_round = "step, round, MFU" if is_changing else "step, round, utilisation, MFU"
     return f"{nothing}; days, dollars and tokens/s are those of {given}; {of_round} and bytes those of a whole round"
-
-
-def _coding_remark(coding_bytes: float) -> str:
-    """Remark on coding that is not charged, with the time that it would take."""
-    if not coding_bytes:
-        return "coding is not charged: it sends encoded values, and calls neither `charged` nor `charge`"
-    return (
-        f"coding is not charged: a worker encodes and decodes {format_bytes(round(coding_bytes))} of fp32 values a "
-        f"round, which takes {format_seconds(coding_bytes / CODING_SPEED)} at 2 GB/s; --set compute.coding='2 GB/s' "
-        "charges it, or the speed of your codec and device"
-    )
 
 
 def _over(each: Sequence[float], num_rounds: float, span: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
 from exogym_core.results.report.table import ResultTable, short_count
-from netgym.planning.measure import CODING_SPEED, NETWORK_RANGE
+from netgym.planning.coding import is_large, order_may_change, uncharged_seconds
+from netgym.planning.measure import NETWORK_RANGE
 from netgym.planning.sweep import (
     concerns,
     is_axis,
@@ -56,7 +56,6 @@ OWN_BACKENDS = (
 )
 _FEW_DAYS, _SHORT_DAYS = 10, 0.01  # shorter ones are shown in minutes and less
 _MOST_NAMED = 3
-_LARGE_SHARE = 0.1  # of a round: uncharged coding that may change the order
 _MOST_SITES = 8
 _WIDEST = 22  # characters of a page's cell
 
@@ -120,17 +119,11 @@ def _dollars(row: Mapping[str, Any]) -> str:
     return _banded(row, "cost", _whole) + of_traffic
 
 
-def _uncharged_share(row: Mapping[str, Any]) -> float:
-    """Share of a round that coding would add at 2 GB/s; 0 where it is charged."""
-    seconds = row["coding_bytes"] / CODING_SPEED if row["coding"] == "not charged" else 0.0
-    return seconds / (row["seconds_per_round"] or math.inf)
-
-
 def _coding(row: Mapping[str, Any]) -> str:
     """Coding that is not charged, with its time where that is a large share of a round."""
-    if _uncharged_share(row) <= _LARGE_SHARE:
-        return "not charged" if row["coding"] == "not charged" else "-"
-    return f"not charged (+{format_seconds(row['coding_bytes'] / CODING_SPEED)} a round)"
+    if is_large(row):
+        return f"not charged (+{format_seconds(uncharged_seconds(row))} a round)"
+    return "not charged" if row["coding"] == "not charged" else "-"
 
 
 def _is_traffic_only(row: Mapping[str, Any]) -> bool:
@@ -261,11 +254,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
             f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "
             f"their bands of {'tokens' if is_of_money else 'days'} overlap"
         )
-    if uncharged := dict.fromkeys(_name(row) for row in every if _uncharged_share(row) > _LARGE_SHARE):
-        notes.append(
-            f"the order may change by coding that is not charged, at 2 GB/s more than {_LARGE_SHARE:.0%} of a round: "
-            + ", ".join(uncharged)
-        )
+    if large := [_name(row) for row in every if is_large(row)]:
+        notes.append(order_may_change(large))
     if any(row["protocol"].startswith("linux-tcp") for row in rows):
         notes.append(OWN_BACKENDS)
     if is_of_money:
