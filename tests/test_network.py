@@ -18,6 +18,7 @@ import netsim
 from netsim import Clock, Network, Protocol, Topology
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import call_at
+from netsim.network.network import BackgroundConnection
 from netsim.topology.protocol import PRESETS
 from netsim.transfers import time_flows
 
@@ -313,7 +314,34 @@ def test_a_process_limits_what_its_hosts_links_carry() -> None:
     network.send(A, B, MEGABYTE, log.on("slow"))
     env.run()
     assert log.lines == [(pytest.approx(8 + LATENCY), "limited"), (pytest.approx(24 + 2 * LATENCY), "slow")]
-    assert Protocol.parse(protocol).payload_bytes_per_second(TOPOLOGY) == [125_000] * 6
+
+
+def triangle(rate: str) -> Topology:
+    ends = ["a", "b"], ["a", "c"], ["b", "c"]
+    return Topology.from_mapping(
+        {
+            "hosts": list("abc"),
+            "links": [{"between": two, "bandwidth": rate, "latency": "0 s"} for two in ends],
+        }
+    )
+
+
+def test_a_process_sends_no_more_over_two_links_and_others_traffic_is_not_its(clock: Clock, log: Log) -> None:
+    """15 Gbit/s in all over links of 25, beside 10 Gbit/s of other processes on one of them."""
+    network = Network(clock, triangle("25 Gbit/s"), {"preset": "ideal", "core": "30 Gbit/s"})
+    others = BackgroundConnection(0, 0)
+    network.send(0, 1, 2.5e9, log.on("others"), connection=others, most_bytes_per_second=1.25e9)
+    for target in (1, 2):
+        network.send(0, target, 1.875e9, log.on("own"))
+    clock.run()
+    assert log.lines == [(pytest.approx(2.0), name) for name in ("others", "own", "own")]
+
+
+def test_a_collective_takes_as_long_as_processes_with_several_links() -> None:
+    """Each of three sends 1.875 GB to each other, over links of 25 Gbit/s, at 15 Gbit/s in all."""
+    protocol = {"preset": "ideal", "core": "30 Gbit/s"}
+    times = netsim.collective(triangle("25 Gbit/s"), "all_to_all", num_bytes=1.875e9 * 3, protocol=protocol)
+    assert times.seconds == pytest.approx(2.0)
 
 
 def test_each_rank_of_a_host_has_a_process() -> None:

@@ -54,26 +54,39 @@ def _pad(routes: Sequence[Sequence[int]]) -> Ranks:
 class MessageRoutes:
     """Routes between members of a collective, in arrays of link indices; -1 pads shorter routes.
 
+    Where the protocol limits processes, those of each host that send and those that receive are links of a route, too.
+
     Args:
         hosts: the host of each member.
         topology: the network, without weather.
         protocol: how transfers use it.
 
     Attributes:
-        capacity: payload bytes per second of each link.
+        capacity: payload bytes per second of each link, then of each host's processes that send, and that receive.
     """
 
     def __init__(self, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> None:
         self._hosts, self._topology = np.asarray(hosts, np.int64), topology
         self._software_seconds = protocol.software_seconds
-        self.capacity = np.asarray(protocol.payload_bytes_per_second(topology))
+        limits = protocol.process_limits(topology)
+        processes = [*limits, *limits] if min(limits) < np.inf else []
+        self.capacity = np.array([*protocol.payload_bytes_per_second(topology), *processes])
 
     def links(self, src: Ranks, dst: Ranks) -> Ranks:
-        """Links of the route of each pair of members; shape (pairs, most links).
+        """Links of the route of each pair of members; shape (pairs, most links)."""
+        sources, targets = self._hosts[src], self._hosts[dst]
+        links, num_links = self._wires(src, sources, targets), len(self._topology.links)
+        if len(self.capacity) == num_links:
+            return links
+        processes = np.column_stack([sources, targets + len(self._topology.hosts)]) + num_links
+        processes[sources == targets] = -1
+        return np.column_stack([links, processes])
+
+    def _wires(self, src: Ranks, sources: Ranks, targets: Ranks) -> Ranks:
+        """Links of the topology on each route.
 
         Hosts with one link each share the route between their routers, which is looked up once.
         """
-        sources, targets = self._hosts[src], self._hosts[dst]
         is_few = len(src) <= _FEW
         out, into, router = self._only_links if not is_few else (sources, sources, sources)
         if is_few or (router[sources] < 0).any() or (router[targets] < 0).any():
@@ -106,7 +119,9 @@ class MessageRoutes:
             links: of the routes.
             of_links: latency of each link; None: the topology's.
         """
-        table = np.append(self._topology.latency_seconds if of_links is None else of_links, 0.0)
+        seconds = self._topology.latency_seconds if of_links is None else of_links
+        table = np.zeros(len(self.capacity) + 1)  # of processes, and of no link: 0
+        table[: len(seconds)] = seconds
         total = np.zeros(len(links))
         for place in links.T:  # in their order, as sums round
             total += table[place]

@@ -274,10 +274,9 @@ class Estimator:
 
     def _busiest(self, schedule: Schedule, hosts: Sequence[int]) -> float:
         """Seconds in which the busiest link, and the narrowest window, let through what a schedule sends."""
-        load = np.array(link_bytes(schedule, hosts, self._topology, self._protocol))
-        busiest = (load / np.asarray(self._protocol.payload_bytes_per_second(self._topology))).max(
-            initial=0.0
-        )
+        routes = MessageRoutes(hosts, self._topology, self._protocol)
+        src, dst, each = schedule.pairs
+        busiest = (routes.carried(routes.links(src, dst), each) / routes.capacity).max(initial=0.0)
         if self._protocol.connections == "per-transfer":  # each message has a window of its own
             return float(busiest)
         num_bytes, _, round_trips, window = self._pairs(schedule, hosts)
@@ -395,7 +394,8 @@ class _Crowds:
         )
         first: dict[object, int] = {}  # link with these figures
         alike = [first.setdefault(link.figures, link.index) for link in topology.links]
-        self._alike = np.array([*alike, -1])
+        processes = [-1] * (2 * len(topology.hosts) + 1)  # and no link
+        self._alike = np.array([*alike, *processes])
 
     def times(
         self, schedule: Schedule, hosts: Sequence[int], early: Sequence[float] = ()
@@ -408,7 +408,7 @@ class _Crowds:
             early: seconds by which each member starts before the last one; empty: all start at once.
         """
         routes = MessageRoutes(hosts, self._topology, self._protocol)
-        done, total = np.zeros(schedule.num_ranks), np.zeros(len(self._topology.links))
+        done, total = np.zeros(schedule.num_ranks), np.zeros(len(routes.capacity))
         done[: len(early)] -= np.array(early)
         for phase in schedule.phases:
             for index in range(phase.num_steps):
@@ -425,7 +425,7 @@ class _Crowds:
                 else:
                     done[:] = delivered.max(initial=last)  # all begin the next step when this one ends
                 total += load
-        return np.maximum(done, 0.0), total
+        return np.maximum(done, 0.0), total[: len(self._topology.links)]
 
     def windows(self, routes: MessageRoutes, links: Ranks) -> tuple[FloatArray, FloatArray | float]:
         """Round trip of each route, and the bytes in flight that windows allow."""
@@ -454,7 +454,8 @@ class _Crowds:
     ) -> FloatArray:
         """Seconds until each message of a step is delivered, by the busiest link of its route."""
         protocol, rate = self._protocol, routes.capacity
-        acks = load[self._back] * protocol.ack_share * protocol.payload_share
+        acks = np.zeros(len(load))
+        acks[: len(self._back)] = load[self._back] * protocol.ack_share * protocol.payload_share
         round_trips, window = self.windows(routes, links)
         starts = latency - early[step.src] if len(early) else latency
         slowest = starts + step.num_bytes * round_trips / window

@@ -231,5 +231,5 @@ def link_bytes(made: Schedule, hosts: Sequence[int], topology: Topology, protoco
     """Payload of a collective across each link."""
     routes = MessageRoutes(hosts, topology, protocol)
     src, dst, num_bytes = made.pairs
-    carried: list[float] = routes.carried(routes.links(src, dst), num_bytes).tolist()
+    carried: list[float] = routes.carried(routes.links(src, dst), num_bytes)[: len(topology.links)].tolist()
     return carried

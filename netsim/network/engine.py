@@ -143,10 +143,10 @@ class Engine:
     Args:
         protocol: a `netsim.Protocol`.
         payload: bytes per second of payload that each link carries.
+        processes: bytes per second that the processes of each host send, and that they receive.
         ack_share: payload that a byte's acknowledgements displace on the opposite route.
         queues: bytes that each link's queue holds; infinity: any window.
         drops_at_source: each link drops its own host's data as well.
-        num_hosts: number of hosts.
         find_route: as of `Connections`.
         show_time: called with the instant before code above the network is, and with the last one of `advance`.
 
@@ -167,18 +167,19 @@ class Engine:
         self,
         protocol: Any,
         payload: list[float],
+        processes: list[float],
         ack_share: float,
         queues: list[float],
         drops_at_source: list[bool],
-        num_hosts: int,
         find_route: Callable[[int, int, int], Route],
         show_time: Callable[[float], None],
     ) -> None:
         self.now = 0.0
         tcp = TcpSettings(protocol) if protocol.has_windows else None
         is_per_transfer = protocol.connections == "per-transfer"
-        self.connections = Connections(num_hosts, is_per_transfer, tcp, int(protocol.channels), find_route)
-        self.rates = Rates(payload, ack_share)
+        num_channels = int(protocol.channels)
+        self.connections = Connections(len(processes), is_per_transfer, tcp, num_channels, find_route)
+        self.rates = Rates(payload, processes, ack_share)
         self.queues = Queues(
             self.connections, payload, queues, drops_at_source, tcp is not None and tcp.rendezvous
         )

@@ -169,14 +169,14 @@ class Network:
         self._is_up = [True] * len(self._stated)
         self._moving: Transfer | None = None  # last seen to move
         self._share = self.protocol.link_shares(topology)
-        self._most = self.protocol.process_limits(topology)
+        self._limits = self.protocol.process_limits(topology)
         self.engine = Engine(
             self.protocol,
-            self.protocol.payload_bytes_per_second(topology),
+            [rate * share for rate, share in zip(self._stated, self._share, strict=True)],
+            self._limits,
             self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
             [link.queue_packets is not None for link in topology.links],
-            len(topology.hosts),
             self._find_route,
             env.show,
         )
@@ -314,10 +314,10 @@ class Network:
         """Undelivered payload of transfers that were ended by force."""
         return self.engine.counts.dropped_bytes
 
-    @property
-    def payload_bytes_per_second(self) -> Sequence[float]:
-        """Payload that each link carries at present; zero while it is down."""
-        return self.engine.rates.payload
+    def route_bytes_per_second(self, source: int, target: int) -> float:
+        """Payload that a route carries at present, and the processes of its hosts send and receive; 0 if it is down."""
+        widths = [self.engine.rates.payload[link] for link in self.topology.route(source, target)]
+        return min(*widths, self._limits[source], self._limits[target]) if widths else math.inf
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
         """Count `pair_bytes` between members on `hosts` as sent: (source, target, bytes), by position."""
@@ -392,7 +392,7 @@ class Network:
 
     def _resize(self, link: int) -> None:
         rate = self._stated[link] if self._is_up[link] else 0.0
-        self.engine.resize(link, min(rate * self._share[link], self._most[link]))
+        self.engine.resize(link, rate * self._share[link])
         for observer in self.engine.observers:
             observer.capacity_changed(link, rate * 8)
 

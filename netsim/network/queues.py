@@ -214,8 +214,11 @@ class Queues:
         narrowest = route.narrowest
         if narrowest.revision != self.revision:
             self.measure(route)
-        if narrowest.follows_source and transfer.rate > 0.0 and own.gross is not None:
-            narrowest.is_held = own.gross.links[0].is_full
+        gross = own.gross
+        if transfer.rate > 0.0 and gross is not None:
+            narrowest.is_held = narrowest.follows_source and gross.links[0].is_full
+            for i in range(len(route.links), len(gross.links)):  # processes
+                narrowest.is_held = narrowest.is_held or gross.links[i].is_full
         window = transfer.window
         if not isinstance(window, BurstyWindow):
             return None

@@ -5,6 +5,7 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, final
 
 from netsim.network.connections import Connection, Transfer, transfer_of
@@ -23,17 +24,22 @@ class Rates:
 
     Args:
         payload: bytes per second of payload that each link carries.
+        processes: bytes per second that the processes of each host send, and that they receive.
         ack_share: payload that acknowledgements of a byte displace on the opposite route.
 
     Attributes:
         gross, net: shares of the first and the second pass; the same if there are no acknowledgements.
     """
 
-    def __init__(self, payload: list[float], ack_share: float) -> None:
+    def __init__(self, payload: list[float], processes: list[float], ack_share: float) -> None:
         self.payload = payload
         self.ack_share = ack_share
-        self.gross = FairShares(payload)
-        self.net = FairShares(payload) if ack_share else self.gross
+        self._processes = processes if min(processes, default=inf) < inf else []
+        capacities = (
+            payload + self._processes + self._processes
+        )  # of links, of processes that send, that receive
+        self.gross = FairShares(capacities)
+        self.net = FairShares(capacities) if ack_share else self.gross
         self._ack_links = [AckLink(link) for link in self.net.links] if ack_share else []
         self._stale: list[AckLink] = []
 
@@ -42,13 +48,17 @@ class Rates:
         return self.gross.is_settled and self.net.is_settled and not self._stale
 
     def admit(self, connection: Connection) -> None:
-        """Give a new connection its claims; none within a host."""
+        """Give a new connection its claims, on its links and then on its ranks' processes; none within a host."""
         route = connection.route
         if not route.links:
             return
-        gross = net = Claim(tuple([self.gross.links[i] for i in route.links]), route.weight)
+        shared = route.links
+        if self._processes and not connection.is_background:
+            sends = len(self.payload) + route.source
+            shared = [*shared, sends, sends - route.source + len(self._processes) + route.target]
+        gross = net = Claim(tuple([self.gross.links[i] for i in shared]), route.weight)
         if self.ack_share:
-            net = Claim(tuple([self.net.links[i] for i in route.links]), route.weight)
+            net = Claim(tuple([self.net.links[i] for i in shared]), route.weight)
             gross.ack_links = tuple([self._ack_links[i] for i in route.back])
         connection.gross, connection.net = gross, net
 

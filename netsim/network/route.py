@@ -18,7 +18,7 @@ class NarrowestLink:
         feed: payload bytes per second that the links before it carry; 0 where it is the first.
         queue: bytes that its queue holds; infinity: any window.
         follows_source: it follows the sender's own line, which drops nothing: while that is full, data wait in sockets.
-        is_held: the sender's own line was full as data last drained.
+        is_held: the sender's own line was full as data last drained, or a process.
         bursts_at: its index if bursts may overrun the queue and small frames wait in it (under a rendezvous); else -1.
         revision: of the links' rates, when this was measured.
     """

@@ -84,9 +84,9 @@ class Protocol:
             has none.
         socket_threads: of a connection (NCCL_SOCKET_NTHREADS).
         sockets_per_thread: streams of a thread (NCCL_NSOCKS_PERTHREAD).
-        core_bits_per_second: payload that the process of a rank sends and receives, together: half of it each way on
-            each of its host's links.
+        core_bits_per_second: payload that the process of a rank sends and receives, together: half of it each way.
         card_bits_per_second: speed of the hosts' network cards, by which NCCL chooses algorithms.
+        rank_hosts: host of each rank's process; a host without any has one.
     """
 
     name: str = "ideal"
@@ -113,6 +113,7 @@ class Protocol:
     sockets_per_thread: int = 1
     core_bits_per_second: float = math.inf
     card_bits_per_second: float = 10e9  # NCCL's where the kernel reports none, as on AWS and Google Cloud
+    rank_hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _read_one_of(_CONNECTIONS, self.connections)
@@ -220,7 +221,7 @@ class Protocol:
 
     def to_mapping(self) -> dict[str, Any]:
         """Every setting by name, as plain values for records."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rank_hosts"}
 
     @property
     def segment_bytes(self) -> float:
@@ -255,25 +256,27 @@ class Protocol:
         Returns:
             Bytes per second, one a link.
         """
-        shares, most = self.link_shares(topology), self.process_limits(topology)
-        return [
-            min(link.bits_per_second / 8 * share, limit)
-            for link, share, limit in zip(topology.links, shares, most, strict=True)
-        ]
+        shares = self.link_shares(topology)
+        return [link.bits_per_second / 8 * share for link, share in zip(topology.links, shares, strict=True)]
 
     def for_ranks(self, hosts: Iterable[int]) -> Protocol:
-        """Return the protocol with a core for each rank of the host that has most of them; `hosts` has each rank's.
-
-        >>> Protocol.parse("gloo").for_ranks([0, 0, 1]).core_bits_per_second
-        60000000000.0
-        """
-        most = max(Counter(hosts).values(), default=1)
-        return self if most == 1 else replace(self, core_bits_per_second=self.core_bits_per_second * most)
+        """Return the protocol with a process for each rank; `hosts` has each rank's."""
+        if self.core_bits_per_second == math.inf:
+            return self
+        return replace(self, rank_hosts=tuple(hosts))
 
     def process_limits(self, topology: Topology) -> list[float]:
-        """Payload that the processes of hosts allow on each link of `topology`, in bytes per second."""
-        hosts, rate = {host.name for host in topology.hosts}, self.core_bits_per_second / 2 / 8
-        return [rate if {link.source, link.target} & hosts else math.inf for link in topology.links]
+        """Payload that the processes of each host send, and as much that they receive, in bytes per second.
+
+        >>> from netsim import Topology
+        >>> protocol = Protocol.parse("gloo").for_ranks([0, 0, 1])
+        >>> protocol.process_limits(Topology.from_mapping({"hosts": ["a", "b"]}))
+        [3750000000.0, 1875000000.0]
+        """
+        each, counts = self.core_bits_per_second / 2 / 8, Counter(self.rank_hosts)
+        return [
+            each * (counts[host.index] or 1) if host.store is None else math.inf for host in topology.hosts
+        ]
 
     def link_shares(self, topology: Topology) -> list[float]:
         """Payload that each link of `topology` carries per byte of its bandwidth, in frames as long as it allows."""
@@ -454,7 +457,7 @@ class WindowLimit:
         source, target: names of hosts.
         round_trip_seconds: of the route.
         window_bits_per_second: payload that the windows of all streams let through.
-        link_bits_per_second: payload that the narrowest link carries.
+        link_bits_per_second: payload that the narrowest link carries, and the processes at its ends.
         streams: number of streams that would fill it with the present window.
         window_bytes: window that would fill it with the present number of streams.
         loss: share of packets lost, where it and not the protocol's window is the limit; else 0.
@@ -517,7 +520,7 @@ def window_limit(
     """
     if not protocol.has_windows:
         return None
-    rates = protocol.payload_bytes_per_second(topology)
+    rates = protocol.payload_bytes_per_second(topology), protocol.process_limits(topology)
     kinds, limits = topology.host_kinds, []
     untouched: dict[tuple[int, int], float] = {}  # bytes that no window limits, by kinds of the two hosts
     for src, dst, num_bytes in messages:
@@ -547,7 +550,7 @@ def enough_streams(
     """
     if not protocol.has_windows:
         return None
-    rates = protocol.payload_bytes_per_second(topology)
+    rates = protocol.payload_bytes_per_second(topology), protocol.process_limits(topology)
     of_store = set(stores)
     alike: dict[tuple[int, bool], list[int]] = {}
     for host in dict.fromkeys((*hosts, *of_store)):
@@ -608,9 +611,12 @@ def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]
 
 
 def _limit_between(
-    src: int, dst: int, topology: Topology, protocol: Protocol, rates: Sequence[float]
+    src: int, dst: int, topology: Topology, protocol: Protocol, rates: tuple[Sequence[float], Sequence[float]]
 ) -> tuple[float, WindowLimit]:
-    """Bytes that the window lets through at once between two hosts, and how it limits longer messages, if it does."""
+    """Bytes that the window lets through at once between two hosts, and how it limits longer messages, if it does.
+
+    `rates` are those of links, and of hosts' processes.
+    """
     route = topology.route(src, dst)
     links = [topology.links[index] for index in route]
     round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
@@ -620,7 +626,8 @@ def _limit_between(
     if lost and (kept := MEAN_WINDOWS[protocol.congestion](lost, round_trip) * segments) < window:
         window, loss = kept, lost  # loss keeps it below what the protocol allows
     untouched = max(window, segments / loss if loss else 0.0)
-    link = min(rates[index] for index in route) * 8
+    of_links, of_processes = rates
+    link = min(of_processes[src], of_processes[dst], *(of_links[index] for index in route)) * 8
     needed = link / 8 * round_trip
     return untouched, WindowLimit(
         topology.hosts[src].name,

@@ -179,11 +179,10 @@ class Reach:
         return dead.isdisjoint(self._both_directions(one, other))
 
     def _width(self, source: int, target: int) -> float:
-        """Payload bytes per second of the narrowest link on the route."""
+        """Payload bytes per second that the route carries."""
         if self._network is None:
             return math.inf
-        widths = self._network.payload_bytes_per_second
-        return min((widths[link] for link in self._route(source, target)), default=math.inf)
+        return self._network.route_bytes_per_second(self._hosts[source], self._hosts[target])
 
     def _distance(self, source: int, target: int, dead: frozenset[int]) -> tuple[bool, float, float, int]:
         assert self._network is not None
