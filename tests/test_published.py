@@ -102,7 +102,7 @@ def test_a_grid_of_plans() -> None:
     assert summary.first_largest == pytest.approx(0.4677, abs=1e-4)
     utilisations = sorted(abs(cell["error"]) for cell in cells if "utilisation" in cell["what"])
     assert utilisations[16] < 0.07
-    assert utilisations[-1] < 0.26
+    assert utilisations[-1] < 0.29  # the window of 80 s has one synchronisation: 50 Mbit/s, H = 128
 
 
 @pytest.mark.parametrize("name", run_names())
