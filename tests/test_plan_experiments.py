@@ -210,6 +210,39 @@ def test_a_table_names_the_ends_of_many_slow_sites_and_marks_large_uncharged_cod
     )
 
 
+_REMEDIES = {
+    "window": ("AllReduce", "two-datacenters --workers 2 --device h100", "--set protocol.streams=2"),
+    "core": (
+        "AllReduce",
+        "net.yaml --protocol hivemind --set protocol.software=0s",
+        "--set protocol.preset=linux-tcp",
+    ),
+    "software": (
+        "AllReduce",
+        "net.yaml --protocol hivemind --sequence 64",
+        "--set protocol.preset=linux-tcp",
+    ),
+    "compute": ("DeMo", "net.yaml --sequence 64 --batch-size 100000", "--without a --without b"),
+}
+
+
+@pytest.mark.parametrize("name", _REMEDIES)
+def test_options_of_a_limits_remedy_can_be_typed(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = {"a": "a100", "b": "a100", "c": "h100", "d": "h100"}
+    regions = {each: {"hosts": 1, "nic": "100 Gbit/s", "device": device} for each, device in devices.items()}
+    wan = [{"between": ["d", each], "bandwidth": "100 Gbit/s", "rtt": "1 ms"} for each in "abc"]
+    (tmp_path / "net.yaml").write_text(json.dumps({"regions": regions, "wan": wan}))
+    monkeypatch.chdir(tmp_path)
+    strategy, network, option = _REMEDIES[name]
+    words = f"plan --model llama-150m --strategy {strategy} --topology {network}".split()
+    (row,) = json_of([*words, "--json"], capsys)
+    assert row["limit"]["by"].startswith(name)
+    assert f"{option} (" in row["limit"]["remedy"]
+    assert main([*words, *option.split()]) == 0
+
+
 def test_an_interrupted_plan_keeps_what_it_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,13 @@ import copy
 import json
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from worlds import regions_form
+from worlds import regions_form, star
 
 from exogym_core import Trainer
 from exogym_core.cost.compute import Compute
@@ -31,6 +31,9 @@ from netgym.planning.tables import PLANNED_MODELS
 from netsim import Topology
 from netsim.collectives import estimate
 from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NETWORK = regions_form({"a": 2, "b": 2}, latency="1 ms", wan="10 Mbit/s", protocol="ideal")
 
@@ -524,6 +527,47 @@ def test_the_limit_counts_steps_that_are_not_simulated() -> None:
     found = plan(build_strategy("DiLoCo", H=50, ranks_per_worker=2), slow)
     assert found.limit["by"].startswith("4 links of about 50 Mbit/s")
     assert found.limit["shortens_by"] > 0.3
+
+
+_FAST = star(4, "1 Gbit/s", "0 s")
+
+
+@pytest.mark.parametrize(
+    ("by", "protocol", "eased"),
+    [
+        ("core of 4 hosts (h0, h1 and 2 more)", {"core": "20 Mbit/s"}, {"core": "40 Mbit/s"}),
+        ("software of ideal", {"software": "1 s"}, {"software": "500 ms"}),
+    ],
+)
+def test_the_limit_names_what_a_protocol_limits(
+    by: str, protocol: Mapping[str, str], eased: Mapping[str, str]
+) -> None:
+    """And saves what a plan with the protocol's limit eased takes less: faster links would save nothing."""
+    where = replace(setting("10 ms"), topology=_FAST, model=planned_model("llama-2m", 64), tokens=None)
+    strategy = build_strategy("AllReduce")
+    found, less = (
+        plan(strategy, replace(where, protocol={"preset": "ideal", **each})) for each in (protocol, eased)
+    )
+    assert found.limit["by"] == by
+    saved = found.seconds_per_round - less.seconds_per_round
+    assert found.limit["saves_seconds_per_round"] == pytest.approx(saved, rel=1e-3)
+
+
+def test_the_limit_names_a_short_queue_of_hosts_that_refuses_packets() -> None:
+    """Three sockets of a host want six packets in a queue of four, and wait for their timers."""
+    short, long = (
+        replace(_FAST, links=tuple(replace(link, queue_packets=packets) for link in _FAST.links))
+        for packets in (4, 8)
+    )
+    model = planned_model("llama-2m", 64)
+    where = replace(
+        setting("10 ms"), topology=short, model=model, tokens=None, protocol="linux-tcp", collectives="direct"
+    )
+    found, less = (plan(build_strategy("AllReduce"), replace(where, topology=each)) for each in (short, long))
+    assert found.limit["by"].startswith("queue of 4 links of about 1 Gbit/s")
+    saved = found.seconds_per_round - less.seconds_per_round
+    assert found.limit["saves_seconds_per_round"] == pytest.approx(saved, rel=1e-3)
+    assert not any("queue" in each["by"] for each in less.limit["tried"])
 
 
 def test_published_dimensions() -> None:

@@ -13,20 +13,19 @@ from exogym_core.names import strategy_name, visible
 from exogym_core.run.request import by_speed_conflict
 from netgym.planning.measure import Measured
 from netgym.planning.rounds import other_algorithms
-from netgym.planning.setting import with_links
 from netgym.planning.step_ratio import law_ratio
 from netsim.collectives.choice import parse_collectives
 from netsim.collectives.schedules.direct import STORE
 from netsim.errors import NetsimError
+from netsim.topology.limits import transfer_limits
 from netsim.topology.protocol import unlimited_cores
-from netsim.units import format_bits_per_second, format_seconds
+from netsim.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.strategy.base import Strategy
     from netgym.planning.measure import Plan, Setting
-    from netsim.topology.graph import Link
 
 __all__ = ["plan"]
 
@@ -37,7 +36,6 @@ _WORTH_IT = 0.01  # of a round: a remedy must save this share
 _MANY_RANKS = 16  # beyond, simulating a round takes so long that fewer links are tried
 _MOST_LINKS, _FEW_LINKS = 4, 2
 _MOST_NAMED = 2
-_LIKE = 1.25  # times the rate: links that differ by less are doubled together
 _UNLIKE = 1.01  # times as slow as others: then they wait
 
 
@@ -138,8 +136,8 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
         "by": by,
         "shortens_by": share,
         "saves_seconds_per_round": share * of_round,
-        "remedy": f"{remedy}: shortens a round by {share:.1%}, {format_seconds(share * of_round)} of "
-        + format_seconds(of_round),
+        "remedy": f"{remedy} (shortens a round by {share:.1%}, {format_seconds(share * of_round)} of "
+        f"{format_seconds(of_round)})",
         "tried": [
             {"by": by, "saves_seconds_per_round": share * of_round}
             for by, share in sorted(saved.items(), key=lambda item: -item[1])
@@ -148,45 +146,26 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
 
 
 def _networks(of: Measured, setting: Setting) -> Iterator[_Doubling]:
-    """Doublings of the network, the cheapest remedy first."""
-    protocol = setting.resolved_protocol
-    groups = _busiest_links(of, setting)
-    waiting = of.plan.exposed_seconds_per_round
-    if of.strategy.is_synchronous:  # a line takes as long for its bytes whatever the latency and the streams
-        waiting = min(waiting, of.plan.seconds_per_round - max((busy for *_, busy in groups), default=0.0))
-    if protocol.has_windows:
-        streams = protocol.streams * 2
-        wider = setting.with_streams(streams)
-        remedy = f"{streams} streams a transfer instead of {protocol.streams}"
-        yield _Doubling("window", remedy, waiting, partial(of.later_round, wider))
-    for name, links, busy in groups:
-        faster = with_links(
+    """Doublings of the network: of each of its limits, the cheapest remedy first."""
+    num_rounds = len(of.figures.round_seconds)
+    found = list(
+        transfer_limits(
             setting.topology,
-            lambda link, links=links: (  # type: ignore[misc]
-                replace(link, bits_per_second=link.bits_per_second * _FASTER) if link in links else link
-            ),
+            setting.resolved_protocol.for_ranks(setting.hosts),
+            [num_bytes / num_rounds for num_bytes in of.figures.link_bytes],
+            _MOST_LINKS if setting.num_ranks <= _MANY_RANKS else _FEW_LINKS,
         )
-        yield _Doubling(
-            name,
-            f"twice the bandwidth on {name}",
-            busy / _FASTER,
-            partial(of.later_round, replace(setting, topology=faster)),
-        )
-    nearer = with_links(
-        setting.topology, lambda link: replace(link, latency_seconds=link.latency_seconds / _FASTER)
     )
-    remedy = "sites half as far, or fewer and larger messages"
-    yield _Doubling("latency", remedy, waiting, partial(of.later_round, replace(setting, topology=nearer)))
-    hosts = [
-        host
-        if host.store is None
-        else replace(host, store=replace(host.store, latency_seconds=host.store.latency_seconds / _FASTER))
-        for host in setting.topology.hosts
-    ]
-    if hosts != list(setting.topology.hosts):
-        prompt = replace(setting, topology=replace(setting.topology, hosts=tuple(hosts)))
-        remedy = "a store that answers in half the time, or fewer and larger objects"
-        yield _Doubling("latency of stores", remedy, waiting, partial(of.later_round, prompt))
+    waiting = of.plan.exposed_seconds_per_round
+    if (
+        of.strategy.is_synchronous
+    ):  # bytes take a link or a process as long whatever the latency and the streams
+        busiest = max((each.busy_seconds or 0.0 for each in found), default=0.0)
+        waiting = min(waiting, of.plan.seconds_per_round - busiest)
+    for each in found:
+        there = replace(setting, topology=each.topology, protocol=each.protocol)
+        at_most = waiting if each.busy_seconds is None else each.busy_seconds / _FASTER
+        yield _Doubling(each.by, each.remedy, at_most, partial(of.later_round, there))
 
 
 def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
@@ -201,15 +180,13 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
         slow = [each * _UNLIKE >= slowest for each in seconds]
         there = dict.fromkeys(host for host, is_slow in zip(setting.hosts, slow, strict=True) if is_slow)
         names = list(dict.fromkeys(setting.topology.region_of(host) for host in there))
-        sites = " and ".join(names)
         device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
-        remedy = f"devices there twice as fast, or --without {sites}"
+        remedy = f"devices there twice as fast, or {' '.join(f'--without {name}' for name in names)}"
         takes_speed = not setting.batch_by_speed and by_speed_conflict(of.strategy, setting.stages) is None
         if setting.compute.flops is not None and takes_speed:
-            remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
+            remedy = "--batch-by-speed (sequences shared out by speed), or devices there twice as fast"
         factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
-        if len(names) > _MOST_NAMED:
-            sites = f"{names[0]} ... {names[-1]}"
+        sites = " and ".join(names) if len(names) <= _MOST_NAMED else f"{names[0]} ... {names[-1]}"
         by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")
         yield _Doubling(by, remedy, at_most, partial(of.later_round, setting, factors))
     if of.strategy.is_synchronous and not is_steady:
@@ -219,33 +196,3 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
         yield _Doubling("stragglers", remedy, at_most, later)
     later = partial(of.later_round, setting, [1 / _FASTER] * len(seconds))
     yield _Doubling("compute", "devices twice as fast", at_most, later)
-
-
-def _busiest_links(of: Measured, setting: Setting) -> list[tuple[str, Sequence[Link], float]]:
-    """Groups of links of about one rate with their busy seconds a round, the busiest first."""
-    num_rounds = len(of.figures.round_seconds)
-    busy = [
-        (8 * num_bytes / link.bits_per_second / num_rounds, link)
-        for num_bytes, link in zip(of.figures.link_bytes, setting.topology.links, strict=True)
-        if num_bytes and link.bits_per_second
-    ]
-    groups: list[tuple[float, list[Link]]] = []
-    for seconds, link in sorted(busy, key=lambda each: -each[0]):
-        rate = link.bits_per_second
-        like = (group for _, group in groups if 1 / _LIKE < rate / group[0].bits_per_second < _LIKE)
-        group = next(like, None)
-        if group is not None:
-            group.append(link)
-        else:
-            groups.append((seconds, [link]))
-    most = _MOST_LINKS if setting.num_ranks <= _MANY_RANKS else _FEW_LINKS
-    return [(_name_of_links(group), group, seconds) for seconds, group in groups[:most]]
-
-
-def _name_of_links(links: Sequence[Link]) -> str:
-    pairs = dict.fromkeys(" - ".join(sorted((link.source, link.target))) for link in links)
-    if len(pairs) == 1:
-        return f"link {next(iter(pairs))}"
-    named = ", ".join(list(pairs)[:_MOST_NAMED])
-    more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
-    return f"{len(pairs)} links of about {format_bits_per_second(links[0].bits_per_second)} ({named}{more})"

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from exogym_core.stages.options import Stages
     from netgym.planning.models import SequenceModel
     from netsim import Topology
-    from netsim.topology.graph import Link
 
-__all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
+__all__ = ["Crashes", "Known", "Setting", "with_wan_bandwidth"]
 
 T = TypeVar("T")
 
@@ -89,11 +88,6 @@ class Known:
         return len(self._seen) - 1
 
 
-def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
-    """Network with each link replaced by `change(link)`."""
-    return replace(topology, links=tuple(change(link) for link in topology.links))
-
-
 def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
     """Network with this bandwidth on each link between sites, in each direction.
 
@@ -110,9 +104,10 @@ def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
             f"wan.bandwidth: {topology.name} has no links between sites, only those of hosts: {links}{more}; leave it "
             "out, or change them in the topology"
         )
-    return with_links(
-        topology, lambda link: replace(link, bits_per_second=bits_per_second) if link in between else link
+    changed = (
+        replace(link, bits_per_second=bits_per_second) if link in between else link for link in topology.links
     )
+    return replace(topology, links=tuple(changed))
 
 
 @dataclass(frozen=True)

@@ -269,8 +269,8 @@ class Protocol:
         """Payload that the processes of each host send, and as much that they receive, in bytes per second.
 
         >>> from netsim import Topology
-        >>> protocol = Protocol.parse("gloo").for_ranks([0, 0, 1])
-        >>> protocol.process_limits(Topology.from_mapping({"hosts": ["a", "b"]}))
+        >>> topology = Topology.load("lan")
+        >>> Protocol.parse("gloo").for_ranks([0, 0, 1]).process_limits(topology)[:2]
         [3750000000.0, 1875000000.0]
         """
         each, counts = self.core_bits_per_second / 2 / 8, Counter(self.rank_hosts)
