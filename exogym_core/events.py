@@ -294,4 +294,6 @@ def from_record(record: Any) -> Any:
 
 def step_of(row: Any) -> int | None:
     """Step of an event or of a program's row; None where it has none."""
-    return row.get("step") if isinstance(row, Mapping) else getattr(row, "step", None)
+    if isinstance(row, Mapping):
+        return row.get("step")
+    return row.step if isinstance(row, StepDone | Absent | Saved | EvaluationTaken) else None

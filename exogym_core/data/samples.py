@@ -479,7 +479,7 @@ class SharedData(_IndexedData):
     def is_readable_for(self, sources: Sequence[Source]) -> bool:
         """True if `sources` are those of all ranks, in their order, and this one can read for all."""
         ranks = [each._reading.rank for each in sources]
-        alike = [getattr(each, "_order", None) is self._order for each in sources]
+        alike = [isinstance(each, SharedData) and each._order is self._order for each in sources]
         places = {(each.epoch, each.step) for each in sources}
         is_plain = self._reader.is_plain and not self._reading.batches
         is_read_here = is_plain and self.has_whole_steps and not self._reading.loader

@@ -298,13 +298,14 @@ class RunFolder:
     def write_model(self, label: str, state: Mapping[str, Any], *, seed: int | None = None) -> None:
         """The tensors of a model's state; a warning names what else is in it."""
         from safetensors.torch import save
+        from torch import is_tensor
 
         name = seeded_name(label, seed)
         # Cloned, because tied weights share memory and the format refuses that.
         tensors = {
             key: value.detach().cpu().clone().contiguous()
             for key, value in sorted(state.items())
-            if hasattr(value, "detach")
+            if is_tensor(value)
         }
         path = self.write_text(RUN_FILES["model"].format(name), save(tensors))
         if others := [visible(key) for key in state if key not in tensors]:

@@ -238,7 +238,7 @@ def planned_rank(
     if comm.rank < comm.world_size - mine.num_servers:
         return PlannedRank(comm, model, mine, computing, max_steps, coding, seed)
     mine.setup(model, comm, 1, seed)
-    for name in getattr(mine, "arithmetic", ()):
+    for name in mine.arithmetic:
         setattr(mine, name, _nothing)
     mine.serve(_nothing)  # until no worker sends anything any more
     mine.finish()

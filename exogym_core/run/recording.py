@@ -602,8 +602,10 @@ def _lengthened(stream: Stream, num_marks: int) -> Stream:
 
 def _without_numbers(request: Request | Computing) -> Hashable:
     """A request without step, row and number of the call, which differ from round to round."""
-    if isinstance(request, Computing | Mark):
-        return type(request), getattr(request, "share", None)
+    if isinstance(request, Mark):
+        return Mark
+    if isinstance(request, Computing):
+        return Computing, request.share
     if isinstance(request, Post | Wait):
         goes_on = isinstance(request.key.number, int)
         return request._replace(key=request.key._replace(number=None)) if goes_on else object()

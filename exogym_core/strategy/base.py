@@ -238,6 +238,7 @@ class Strategy(Stateful):
         workers: membership of rounds.
         outer: global model of strategies with rounds; else None.
         num_rounds: completed rounds, of strategies that count them.
+        modules: members of a chain; empty for all others.
         goes_first: it acts before the others in a chain, wherever it is listed.
         takes_complex: it exchanges complex parameters; otherwise they are refused.
         takes_sites: it may follow `Sites` in a chain; otherwise it exchanges between single ranks.
@@ -271,6 +272,7 @@ class Strategy(Stateful):
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
         num_servers: number of ranks that `serve` instead of training: the last ones, which are no workers.
         accepted_servers: smallest and largest number of servers.
+        arithmetic: names of a server's methods that only change values: plans, which have no values, skip them.
         is_synchronous: all ranks do the same number of steps; otherwise each ends at its own time.
         registry: classes by the names that experiment files give them.
         experimental: its rule could not be read in the paper or in code that its authors publish: `netgym list` names
@@ -309,8 +311,10 @@ class Strategy(Stateful):
 
     num_servers: int = 0
     accepted_servers: ClassVar[tuple[int, float]] = (1, math.inf)
+    arithmetic: ClassVar[tuple[str, ...]] = ()
     is_synchronous: ClassVar[bool] = True
 
+    modules: Sequence[Strategy] = ()
     goes_first: ClassVar[bool] = False
     takes_sites: ClassVar[bool] = True
     takes_complex: ClassVar[bool] = False

@@ -95,7 +95,7 @@ class CoCoDCStrategy(Strategy, name="CoCoDC", experimental=True):
     @property
     def round_steps(self) -> int | None:  # type: ignore[override]
         """Steps in which each fragment is sent once, in order, as in plans; known after `setup`."""
-        if not hasattr(self, "fragments"):
+        if self.outer is None:
             return None
         return self.every * max(len(self.fragments), -(-self.tau // self.every))
 

@@ -130,7 +130,7 @@ class OptimSpec:
             if not _is_torchs(self.cls):
                 raise
             remedy = ""
-            if self.cls is getattr(torch.optim, "Muon", None):
+            if self.cls is torch.optim.Muon:
                 remedy = (
                     "; MuLoCoStrategy, and OptimSpec(TorchMuon, params=split_by_shape) of strategy.parts.muon, give "
                     "matrices to Muon and the others to AdamW"

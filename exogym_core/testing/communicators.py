@@ -147,11 +147,8 @@ def check_communicator(
             f"check_communicator: {type(factory).__name__} is no transport, and no function of a communicator that "
             "returns one"
         )
-    has_clock = (
-        transport_named(factory).has_clock
-        if isinstance(factory, str)
-        else getattr(factory, "has_clock", True)
-    )
+    transport = transport_named(factory) if isinstance(factory, str) else factory
+    has_clock = transport.has_clock if isinstance(transport, Transport) else True
     exact = has_clock if exact is None else exact
     trial = Trial(factory, options, exact, has_clock, num_calls, num_sequences, on_case)
     if calls is not None:

@@ -16,10 +16,11 @@ import torch
 from exogym_core.names import file_name, visible
 from exogym_core.results.run_folder import RUN_FILES, RunFolder
 from netgym.experiment.experiment import Experiment
+from netgym.tasks import Decoder
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 __all__ = ["draw_tokens", "model_of_run", "sampled_text"]
 
@@ -28,7 +29,7 @@ _NUM_BYTES = 256
 
 @torch.no_grad()
 def draw_tokens(
-    model: nn.Module,
+    model: Decoder,
     tokens: Tensor,
     num_tokens: int,
     temperature: float = 1.0,
@@ -37,18 +38,17 @@ def draw_tokens(
     """Extend `tokens` (samples, length) by `num_tokens` drawn ones.
 
     Args:
-        model: has `logits(tokens)`, (samples, length, vocabulary), and `block_size`, its longest sequence.
+        model: computes logits, (samples, length, vocabulary).
         tokens: at least one a sample.
         num_tokens: number to draw.
         temperature: logits are divided by it; 0 takes the likeliest.
         generator: draws; torch's own if None.
     """
-    block_size: int = model.block_size  # type: ignore[assignment]
     was_training = model.training
     model.eval()
     try:
         for _ in range(num_tokens):
-            logits = model.logits(tokens[:, -block_size:])[:, -1]  # type: ignore[operator]
+            logits = model.logits(tokens[:, -model.block_size :])[:, -1]
             if temperature == 0:
                 chosen = logits.argmax(dim=-1, keepdim=True)
             else:
@@ -60,8 +60,8 @@ def draw_tokens(
     return tokens
 
 
-def model_of_run(path: str | Path, strategy: str | None = None, *, trust: bool = False) -> nn.Module:
-    """Load the judged model of a run's strategy: a GPT, a Llama, or another with `logits` and `block_size`.
+def model_of_run(path: str | Path, strategy: str | None = None, *, trust: bool = False) -> Decoder:
+    """Load the judged model of a run's strategy: a GPT, a Llama, or another `Decoder`.
 
     Args:
         path: a run folder, or one of the files in its `models/`.
@@ -81,9 +81,10 @@ def model_of_run(path: str | Path, strategy: str | None = None, *, trust: bool =
     if not trust:
         experiment.require_trusted(folder.path)
     model = experiment.build_model(experiment.build_task())
-    if not hasattr(model, "logits") or not hasattr(model, "block_size"):
+    if not isinstance(model, Decoder):
         raise InputError(
-            f"{visible(path)}: {type(model).__name__} is no language model; sample from a gpt or llama"
+            f"{visible(path)}: {type(model).__name__} is no language model: sample from a gpt, a llama or a model "
+            "derived from netgym.tasks.Decoder"
         )
     from safetensors.torch import load_model
 
@@ -92,12 +93,12 @@ def model_of_run(path: str | Path, strategy: str | None = None, *, trust: bool =
 
 
 def sampled_text(
-    model: nn.Module, prompt: str, num_tokens: int = 200, temperature: float = 0.8, seed: int | None = None
+    model: Decoder, prompt: str, num_tokens: int = 200, temperature: float = 0.8, seed: int | None = None
 ) -> str:
     """Continue a prompt; returns it with the continuation.
 
     Args:
-        model: a language model with an embedding called `tokens`.
+        model: a language model.
         prompt: text, or token numbers; see the module.
         num_tokens: number to draw.
         temperature: 0 takes the likeliest token each time.
@@ -113,7 +114,7 @@ def sampled_text(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    known: int = model.tokens.num_embeddings  # type: ignore[union-attr, assignment]
+    known = model.tokens.num_embeddings
     if known == _NUM_BYTES:
         tokens = list(prompt.encode())
     elif all(word.isascii() and word.isdigit() for word in prompt.split()):

@@ -15,6 +15,7 @@ from exogym_core.run.planned_rank import PlannedRounds, planned_rank
 from exogym_core.run.recording import run_alone
 from exogym_core.run.request import by_speed_conflict, with_servers
 from exogym_core.stages.options import refuse_with_stages
+from exogym_core.strategy import MODULES, STRATEGIES, Chain, CommunicateOptimizeStrategy
 from netgym.command_options import first_line
 from netgym.planning.coding import coding_remark
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
@@ -28,6 +29,7 @@ from netgym.planning.weather import (
     rounds_remarks,
     with_failures,
 )
+from netgym.tasks import Decoder
 from netsim import Weather
 from netsim.cli.signals import raise_lost_interrupt
 from netsim.collectives.estimate import Estimator
@@ -365,8 +367,8 @@ class Measured:
         """
         first, number, most = self.rounds, self.rounds.num_rounds, self.setting.max_steps // period
         late: list[int] = []
-        parts = (self.strategy, *getattr(self.strategy, "modules", ()))
-        is_shipped = all(type(part).__module__.startswith("exogym_core.") for part in parts)
+        verified = {Chain, CommunicateOptimizeStrategy, *STRATEGIES.values(), *MODULES.values()}
+        is_shipped = all(type(each) in verified for each in (self.strategy, *self.strategy.modules))
         if not (first.runs_together or is_shipped):
             calls, steps = max(first.calls_a_round // self.setting.num_ranks, 1), _most_steps(self.setting)
             number = max(number, min(steps // period, _MOST_CALLS // calls, most - start // period))
@@ -871,7 +873,8 @@ def _more_devices(setting: Setting, states: Sequence[Mapping[str, int]]) -> list
 
 def _fewer_layers(setting: Setting, states: Sequence[Mapping[str, int]]) -> list[str]:
     """Most layers whose states fit, with the whole model's activations, as at most one line."""
-    blocks = getattr(setting.model.model, "blocks", ())
+    model = setting.model.model
+    blocks = model.blocks if isinstance(model, Decoder) else ()
     size = every = setting.model.num_parameters
     for layers in range(len(blocks) - 1, 0, -1):
         size -= sum(each.numel() for each in blocks[layers].parameters())

@@ -15,7 +15,7 @@ from torch import nn
 
 from exogym_core.data.partition import Partition
 from exogym_core.successors import refuse_unknown_options
-from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
+from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Decoder, Llama
 from netgym.tasks.images import CNN, MLP, Classifier, classification_accuracy, digits, mnist
 from netgym.tasks.task import Task
 from netgym.tasks.text import TokenFile, TokenWindows, text
@@ -33,6 +33,7 @@ __all__ = [
     "MODELS",
     "TASKS",
     "Classifier",
+    "Decoder",
     "Llama",
     "Task",
     "TokenFile",

@@ -61,9 +61,16 @@ class Decoder(Classifier):
     """A language model; subclasses compute `logits` of at most `block_size` tokens.
 
     A batch is `(tokens, targets)`, both (samples, length) of integers; the output is the mean cross-entropy.
+
+    Attributes:
+        block_size: longest sequence.
+        tokens: embedding of the vocabulary.
+        blocks: its layers, `num_layers` of them.
     """
 
     block_size: int
+    tokens: nn.Embedding
+    blocks: nn.ModuleList
 
     def _checked_length(self, tokens: Tensor) -> int:
         length = tokens.shape[1]

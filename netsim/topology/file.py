@@ -167,7 +167,7 @@ class _Pipe(_EachWay):
         """One direction; `up` leads from the first name in `between`, or from a region's host to its router."""
         seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
         streams = None if self.measured is None else self.measured.value(is_up)
-        egress = getattr(self, "egress", 0.0)
+        egress = self.egress if isinstance(self, LinkEntry) else 0.0
         stream = None if self.stream is None else self.stream.value(is_up)
         figures = self.loss, self.queue, egress, streams, self.mtu, stream
         return Link(index, source, target, self.value(is_up), seconds, *figures)

@@ -574,7 +574,8 @@ def _sort(entries: Iterable[Any]) -> tuple[Any, ...]:
     """Sort by kind, then by time if any, then in an order that does not depend on the file's."""
 
     def order(entry: Entry) -> tuple[bool, float, str]:
-        return isinstance(entry, HostEvent), getattr(entry, "at", 0.0), repr(entry)
+        at = entry.at if isinstance(entry, LinkEvent | HostEvent) else 0.0
+        return isinstance(entry, HostEvent), at, repr(entry)
 
     return tuple(sorted(entries, key=order))
 

@@ -90,7 +90,6 @@ class ServedStrategy(Strategy):
         num_arrived: displacements that the server has applied.
         answers_box: the mailbox in which its senders await answers.
         num_sharing: servers that share the workers among them.
-        arithmetic: names of a server's methods that only change values: plans, which have no values, skip them.
     """
 
     H: int = option(50, positive_int)

@@ -27,6 +27,7 @@ from exogym_core.strategy.parts.gradients import (
     clip_norm_across,
     received_gradient,
 )
+from exogym_core.strategy.parts.muon import OfMatrices
 from exogym_core.strategy.parts.state import Stateful
 from netsim.errors import InputError, unknown_name
 
@@ -326,9 +327,6 @@ class Everyone(Stateful):
 #: PyTorch's names of sharding strategies, which OpenDiLoCo's `--sharding-strategy` takes.
 SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
-# Their update of a value needs other values of the same matrix, which lie on other ranks.
-_NEED_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
-
 
 class Division(Options):
     """Options of ranks that form sites, in which gradients are averaged and a replica may be sharded.
@@ -575,10 +573,9 @@ class ShardedReplica(GradientAverager):
             InputError: it is one of those that need whole matrices.
         """
         factory = spec.cls.func if isinstance(spec.cls, partial) else spec.cls
-        name = getattr(factory, "__name__", "")
-        if name in _NEED_WHOLE_MATRICES:
+        if isinstance(factory, type) and issubclass(factory, OfMatrices):
             raise InputError(
-                f"sharding={self.sharding!r}: {name} needs whole matrices and shards cut them; take an "
+                f"sharding={self.sharding!r}: {factory.__name__} needs whole matrices and shards cut them; take an "
                 "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'"
             )
         return spec.build(model, self._in_pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +21,24 @@ __all__ = [
     "DirectionsAndAdamW",
     "Lion",
     "MuLoCoMuon",
+    "OfMatrices",
     "Together",
     "TorchMuon",
     "hidden_matrices",
     "orthogonalized",
     "split_by_shape",
 ]
+
+
+class OfMatrices(ABC):  # noqa: B024
+    """Declares an optimizer whose update of a value needs others of the same matrix, which shards would cut.
+
+    Derive an optimizer of your own from it too, or register its class: `@OfMatrices.register`.
+    """
+
+
+for _each in (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon):
+    OfMatrices.register(_each)
 
 
 class Lion(Optimizer):
@@ -187,6 +200,7 @@ class _PapersMuon(Optimizer):
                 p.add_(direction.to(p.dtype), alpha=-group["lr"] * (p.shape[0] / p.shape[1]) ** 0.5)
 
 
+@OfMatrices.register
 class MuLoCoMuon(Together):
     """Muon as in MuLoCo's code for hidden matrices, AdamW for the rest.
 

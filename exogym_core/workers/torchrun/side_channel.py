@@ -268,9 +268,11 @@ class SideChannel:
 
 
 def _at_row(pulse: Pulse, row: Marked | Mapping[str, Any]) -> Pulse:
-    step, place = step_of(row), getattr(row, "place", None)
-    pulse = pulse if step is None else pulse._replace(step=step)
-    return pulse if place is None else pulse._replace(round=place.round)
+    if (step := step_of(row)) is not None:
+        pulse = pulse._replace(step=step)
+    if isinstance(row, StepDone) and row.place is not None:
+        pulse = pulse._replace(round=row.place.round)
+    return pulse
 
 
 _SECONDS = 5.0
