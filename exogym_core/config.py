@@ -174,9 +174,11 @@ def _seconds(name: str | None, value: Any) -> float:
     except TypeError:
         pass
     except ValueError as error:
-        raise InputError(f"fit: {name} is {shown_value(value)}: {error}") from None
+        raise InputError(f"fit: {name} is {shown_value(value)}: {error}", about=(name,)) from None
     if not 0 < seconds < math.inf:
-        raise InputError(f"fit: {name} is {shown_value(value)}; give a positive duration such as '2 h'")
+        raise InputError(
+            f"fit: {name} is {shown_value(value)}; give a positive duration such as '2 h'", about=(name,)
+        )
     return seconds
 
 
@@ -187,7 +189,8 @@ def _duration(value: object, info: ValidationInfo) -> float:
 def _failures(value: object, info: ValidationInfo) -> Mapping[str, float]:
     if not isinstance(value, Mapping) or "mtbf" not in value or set(value) - {"mtbf", "repair"}:
         raise InputError(
-            f"fit: {info.field_name} is {shown_value(value)}; give {{mtbf: 8 h, repair: 10 min}}"
+            f"fit: {info.field_name} is {shown_value(value)}; give {{mtbf: 8 h, repair: 10 min}}",
+            about=("failures",),
         )
     given = {"repair": "10 min", **value}
     return {key: _seconds(f"{info.field_name}.{key}", each) for key, each in given.items()}
@@ -472,7 +475,9 @@ def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
             raise cause from None
         expected = _expected(name)
         assert expected is not None
-        raise InputError(f"fit: {name} is {shown_value(given[name])}; give {expected.text}") from None
+        raise InputError(
+            f"fit: {name} is {shown_value(given[name])}; give {expected.text}", about=(name,)
+        ) from None
 
 
 def _expected(name: str) -> Expected | None:

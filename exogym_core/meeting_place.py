@@ -15,6 +15,7 @@ except ImportError:  # Windows
 
 __all__ = [
     "SERVICE",
+    "LauncherError",
     "MeetingPlace",
     "allow_many_files",
     "is_at_rendezvous",
@@ -32,6 +33,10 @@ SERVICE = "netgym rendezvous"
 
 _MOST_FILES = 1 << 20
 _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
+
+
+class LauncherError(InputError):
+    """Variables of the environment, which a launcher sets, are wrong or missing: no option is."""
 
 
 def under_torchrun() -> bool:
@@ -59,7 +64,7 @@ def whole_number_of(variable: str, default: int | None = None) -> int:
     """
     value = os.environ.get(variable, "" if default is None else str(default))
     if not value.isdecimal():
-        raise InputError(
+        raise LauncherError(
             f"environment: {variable}={value!r} is no whole number: set it as torchrun does, or unset it"
         )
     return int(value)

@@ -163,7 +163,7 @@ def unknown_arguments(
     lines = [f"unknown argument of {where} '{name}': {successors[name]}" for name in gone]
     if others:
         lines.append(str(unknown_names(f"argument of {where}", others, known)))
-    return UnknownNameError("; ".join(lines))
+    return UnknownNameError("; ".join(lines), about=names)
 
 
 def refuse_unknown_options(
@@ -177,7 +177,7 @@ def refuse_unknown_options(
     accepted = [each.name for each in parameters]
     unknown = [name for name in options if name not in accepted]
     if unknown and all(each.kind is not each.VAR_KEYWORD for each in parameters):
-        raise unknown_names(kind, unknown, accepted)
+        raise UnknownNameError(str(unknown_names(kind, unknown, accepted)), about=unknown)
 
 
 def unknown_attribute(owner: str, name: str) -> AttributeError:

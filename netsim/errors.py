@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "BrokenCallError",
@@ -18,6 +18,7 @@ __all__ = [
     "NetsimError",
     "RankError",
     "UnknownNameError",
+    "about_option",
     "locate_errors",
     "unknown_name",
     "unknown_names",
@@ -36,7 +37,34 @@ class NetsimError(Exception):
 
 
 class InputError(NetsimError, ValueError):
-    """Something a user wrote is wrong; the first line names the file, field, rank or call, and what to do."""
+    """Something a user wrote is wrong; the first line names the file, field, rank or call, and what to do.
+
+    Args:
+        message: the text.
+        about: names of the options that are wrong, those first that are named first.
+
+    Attributes:
+        about: as given.
+        inside: keys and positions of the options that hold these, outermost first.
+    """
+
+    def __init__(self, message: object = "", *, about: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.about = tuple(about)
+        self.inside: tuple[str | int, ...] = ()
+        self._parts: tuple[InputError, ...] = ()
+
+    @property
+    def parts(self) -> tuple[InputError, ...]:
+        """The errors that it lists, a line each; itself where it is one."""
+        return self._parts or (self,)
+
+    @classmethod
+    def of_all(cls, errors: Sequence[InputError]) -> Self:
+        """Error that lists all `errors`, a line each."""
+        made = cls("\n".join(map(str, errors)))
+        made._parts = tuple(errors)
+        return made
 
 
 class UnknownNameError(InputError, TypeError):
@@ -78,8 +106,8 @@ class RankError(NetsimError, RuntimeError):
 
 
 @contextmanager
-def locate_errors(where: str) -> Iterator[None]:
-    """Begin the InputErrors of the block with the place of the wrong value, such as an option.
+def locate_errors(where: str, about: Sequence[str] = ()) -> Iterator[None]:
+    """Begin the InputErrors of the block with the place of the wrong value, such as an option that they are `about`.
 
     >>> with locate_errors("--bytes 5Mb"):
     ...     raise InputError("unknown unit 'Mb'")
@@ -89,7 +117,26 @@ def locate_errors(where: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise type(error)(f"{where}: {error}") from None
+        raise type(error)(f"{where}: {error}", about=about or error.about) from None
+
+
+@contextmanager
+def about_option(name: str | int) -> Iterator[None]:
+    """Have the InputErrors of the block be about an option, or an entry of one, or options inside it.
+
+    >>> try:
+    ...     with about_option("optimizer"), about_option("lr"):
+    ...         raise InputError("must be a number")
+    ... except InputError as error:
+    ...     error.inside, error.about
+    (('optimizer', 'lr'), ())
+    """
+    try:
+        yield
+    except InputError as error:
+        for each in error.parts:
+            each.inside = (name, *each.inside)
+        raise
 
 
 _ALIKE = 0.5  # how alike two names are for one to be listed before others,

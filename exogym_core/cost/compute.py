@@ -35,7 +35,17 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
     from torch.optim import Optimizer
 
-__all__ = ["NO_DEVICE", "VALUE_BYTES", "BothWays", "Coding", "Compute", "Flops", "StepDurations", "Updates"]
+__all__ = [
+    "NO_DEVICE",
+    "VALUE_BYTES",
+    "BothWays",
+    "Coding",
+    "Compute",
+    "Flops",
+    "MissingSpeedError",
+    "StepDurations",
+    "Updates",
+]
 
 #: Error of a host without a device, where a step's seconds depend on it.
 NO_DEVICE = (
@@ -149,6 +159,10 @@ class _Speeds(_TextToo, RootModel[Any]):
         return self.root or {}
 
 
+class MissingSpeedError(InputError):
+    """Codecs or optimizers have speeds, and one that is used has none."""
+
+
 class Coding(_Speeds):
     """Speeds of codecs; without any, coding is free.
 
@@ -172,7 +186,10 @@ class Coding(_Speeds):
         found = self.speeds.get(self.for_all, self.speeds.get(codec))
         if found is None:
             known = ", ".join(self.speeds)
-            raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
+            raise MissingSpeedError(
+                f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one",
+                about=("compute.coding",),
+            )
         return num_values * VALUE_BYTES / (found.encode if way == "encode" else found.decode)  # type: ignore[no-any-return]
 
 
@@ -201,8 +218,9 @@ class Updates(_Speeds):
         speed = self.speeds.get(name, self.speeds.get(self.for_all))
         if speed is None:
             known = ", ".join(self.speeds)
-            raise InputError(
-                f"compute.updates: has no speed for {name}, only for {known}; add one, or one for other"
+            raise MissingSpeedError(
+                f"compute.updates: has no speed for {name}, only for {known}; add one, or one for other",
+                about=("compute.updates",),
             )
         num_values: int = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
         return num_values * VALUE_BYTES / speed  # type: ignore[no-any-return]
@@ -355,7 +373,9 @@ class Compute(_TextToo, Schema):
         if self.fixed is not None:
             return self.fixed
         if self.flops is None:
-            raise InputError("compute: 'measured' has no seconds before the measurement; use fixed")
+            raise InputError(
+                "compute: 'measured' has no seconds before the measurement; use fixed", about=("compute",)
+            )
         name = self.flops.device or device
         if name is None:
             raise InputError(f"{where}{NO_DEVICE}")

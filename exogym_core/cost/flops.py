@@ -49,7 +49,10 @@ class FlopCount:
         names = ", ".join(self.uncounted)
         if not self.total:
             what = f"{names} cannot be counted" if names else "it multiplies no matrices"
-            raise InputError(f"fit: compute by flops finds no operations in this model: {what}; {remedy}")
+            raise InputError(
+                f"fit: compute by flops finds no operations in this model: {what}; {remedy}",
+                about=("compute",),
+            )
         if names:
             warnings.warn(
                 f"fit: compute by flops cannot count {names}, which will take no time; {remedy}",

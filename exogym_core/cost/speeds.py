@@ -126,7 +126,10 @@ def with_measured_speeds(
         InputError: ranks are to share cores, and compute on a GPU.
     """
     if compute.shared_cores is not None and device.type != "cpu":
-        raise InputError(f"compute.shared_cores: ranks compute on {device.type}, not on cores; leave it out")
+        raise InputError(
+            f"compute.shared_cores: ranks compute on {device.type}, not on cores; leave it out",
+            about=("compute.shared_cores",),
+        )
 
     def seconds(work: Callable[[], Any]) -> float:
         return seconds_of(work, compute.shared_cores, device)

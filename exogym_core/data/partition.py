@@ -62,10 +62,15 @@ class Partition:
         if (dirichlet is None) == (labels_per_client is None):
             raise InputError("partition: give either dirichlet or labels_per_client, as in {dirichlet: 0.3}")
         if dirichlet is not None and not (_is_number(dirichlet) and 0 < dirichlet < float("inf")):
-            raise InputError(f"partition: dirichlet={dirichlet!r} must be a number above 0, such as 0.3")
+            raise InputError(
+                f"partition: dirichlet={dirichlet!r} must be a number above 0, such as 0.3",
+                about=("dirichlet",),
+            )
         for name, value, least in (("labels_per_client", labels_per_client, 1), ("seed", seed, 0)):
             if value is not None and not (isinstance(value, int) and _is_number(value) and value >= least):
-                raise InputError(f"partition: {name}={value!r} must be a whole number of at least {least}")
+                raise InputError(
+                    f"partition: {name}={value!r} must be a whole number of at least {least}", about=(name,)
+                )
         self.dataset, self._alpha, self._count, self._seed = dataset, dirichlet, labels_per_client, seed
         self._labels = _labels_of(dataset)
         self._shares: dict[int, Sequence[NDArray[np.int64]]] = {}  # by number of workers
@@ -139,7 +144,8 @@ class Partition:
         if self._count > len(kinds):
             raise InputError(
                 f"partition: labels_per_client={self._count}, but the data set has {len(kinds)} labels; "
-                "give at most those"
+                "give at most those",
+                about=("labels_per_client",),
             )
         if self._count * num_clients < len(kinds):
             raise InputError(

@@ -337,7 +337,7 @@ class MLflowLogger:
         except MlflowException as error:
             reason = visible(str(error).partition("\n")[0], 300)
             raise InputError(
-                f"loggers: mlflow: {reason} (its server is that of MLFLOW_TRACKING_URI)"
+                f"loggers: mlflow: {reason} (its server is that of MLFLOW_TRACKING_URI)", about=("loggers",)
             ) from error
         self._waiting: list[Any] = []
 

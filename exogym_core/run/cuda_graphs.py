@@ -149,4 +149,6 @@ class GraphedPass:
 
 
 def _refusal(reason: str) -> InputError:
-    return InputError(f"workers: cuda_graphs is not for this model: {reason}; leave it out")
+    return InputError(
+        f"workers: cuda_graphs is not for this model: {reason}; leave it out", about=("workers",)
+    )

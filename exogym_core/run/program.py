@@ -212,12 +212,15 @@ class DataSets:
         if request.batch_by_speed and (not self.is_shared or isinstance(train_dataset, IterableDataset)):
             raise InputError(
                 "fit: batch_by_speed deals one data set with a length out to all workers, not streams, a Partition or "
-                "the data sets of a factory: leave it out"
+                "the data sets of a factory: leave it out",
+                about=("batch_by_speed",),
             )
         if request.sampler == "torch" and (not self.is_shared or isinstance(train_dataset, IterableDataset)):
             raise InputError(
                 "fit: sampler 'torch' deals one dataset with a length out to all ranks, but "
-                f"{'ranks read a stream' if self.is_shared else 'a factory makes each rank its own'}; leave sampler out"
+                f"{'ranks read a stream' if self.is_shared else 'a factory makes each rank its own'}; leave sampler "
+                "out",
+                about=("sampler",),
             )
         if isinstance(train_dataset, Partition):
             if request.num_epochs is not None:
@@ -490,7 +493,8 @@ class Program:
             if request.waits_for_some and not self.data.has_places:
                 raise InputError(
                     "fit: stages with waiting times need one training set with a length for all workers, of which a "
-                    "rank reads an absent one's samples: pass a torch Dataset, or leave the waiting times out"
+                    "rank reads an absent one's samples: pass a torch Dataset, or leave the waiting times out",
+                    about=("stages",),
                 )
         by_flops = self.compute is not None and self.compute.flops is not None
         measured = self.compute is not None and self.compute.measured is not None

@@ -66,7 +66,8 @@ def with_servers(
     if num_named != num_workers:
         raise InputError(
             f"placement: expected {num_workers} host names, one a worker, or {num_workers + num_servers} with those of "
-            f"{format_count(num_servers, 'server')}, got {num_named}"
+            f"{format_count(num_servers, 'server')}, got {num_named}",
+            about=("placement",),
         )
     hosts = list(topology.place(num_workers, placement))
     for number in groups:
@@ -114,7 +115,8 @@ class FitRequest(RunConfig):
         if stages is not None:
             if given == "auto":
                 raise InputError(
-                    "fit: stages: minibatch_size 'auto' looks at whole models: give a number, or leave it out"
+                    "fit: stages: minibatch_size 'auto' looks at whole models: give a number, or leave it out",
+                    about=("stages",),
                 )
             given = batch_size // stages.settle_microbatches(batch_size, given)
         values["finds_minibatch"] = given == "auto"
@@ -122,7 +124,8 @@ class FitRequest(RunConfig):
         if batch_size % size:
             raise InputError(
                 f"fit: minibatch_size {size} does not divide batch_size {batch_size}; "
-                f"use {nearest_divisor(batch_size, size)}"
+                f"use {nearest_divisor(batch_size, size)}",
+                about=("minibatch_size",),
             )
         autocast = values["autocast"]
         if autocast is None or isinstance(autocast, bool):
@@ -139,7 +142,8 @@ class FitRequest(RunConfig):
         if request.target_loss is not None and not request.val_size:
             raise InputError(
                 f"fit: target_loss={request.target_loss:g} is judged in evaluations, and val_size=0 makes none: "
-                "leave one of them out"
+                "leave one of them out",
+                about=("target_loss",),
             )
         if request.workers.cuda_graphs:
             request._check_graphs()
@@ -184,7 +188,8 @@ class FitRequest(RunConfig):
                 if getattr(self, name) is not None:
                     raise InputError(
                         f"fit: transport {self.transport!r} has no virtual time and no {name}; "
-                        f"drop {name} or use 'netsim'"
+                        f"drop {name} or use 'netsim'",
+                        about=("transport",),
                     )
             if self.strategy.arguments.get("exchange", "direct") != "direct":
                 raise InputError(
@@ -206,16 +211,21 @@ class FitRequest(RunConfig):
             kind = MissingDeviceError if self.device is None else InputError
             raise kind(
                 f"workers: cuda_graphs is for CUDA, and ranks compute on {others.pop()}; "
-                "leave it out, or set device: cuda"
+                "leave it out, or set device: cuda",
+                about=("workers",),
             )
         if self.autocast == "fp16":
-            raise InputError("workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16")
+            raise InputError(
+                "workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16",
+                about=("workers",),
+            )
 
     def _check_batches(self) -> None:
         if self.topology is None or self.compute is None or self.compute.flops is None:
             raise InputError(
                 "fit: batch_by_speed needs devices' speeds: pass topology= with devices and leave compute.fixed and "
-                "compute.measured out, or leave batch_by_speed out"
+                "compute.measured out, or leave batch_by_speed out",
+                about=("batch_by_speed",),
             )
         others = {
             "workers.kind: stacked": self.workers.kind == "stacked",
@@ -223,7 +233,9 @@ class FitRequest(RunConfig):
         }
         conflict = by_speed_conflict(self.strategy, self.stages, others)
         if conflict is not None:
-            raise InputError(f"fit: batch_by_speed does not go with {conflict}: leave it out")
+            raise InputError(
+                f"fit: batch_by_speed does not go with {conflict}: leave it out", about=("batch_by_speed",)
+            )
 
     def _check_stages(self) -> None:
         assert self.stages is not None
@@ -253,7 +265,8 @@ class FitRequest(RunConfig):
             for name in (name for name, each in OPTIONS.items() if each.is_timed):
                 if getattr(self, name) not in (None, "auto"):
                     raise InputError(
-                        f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'"
+                        f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'",
+                        about=(name,),
                     )
 
     def _settle_places(self) -> None:
@@ -270,9 +283,12 @@ class FitRequest(RunConfig):
         hosts = self.hosts
         if self.failures is not None:
             if self.until is None:
-                raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
+                raise InputError(
+                    "fit: failures need until=, the virtual time until which hosts may fail",
+                    about=("failures",),
+                )
             names, given = sorted(set(hosts), key=topology.host_index), self.failures
-            with locate_errors("fit: failures"):
+            with locate_errors("fit: failures", ("failures",)):
                 crashes = random_crashes(names, given["mtbf"], given["repair"], self.until, self.seed)
             self.crashes = tuple(crashes)
             self.topology = replace(topology, weather=topology.weather.with_events(crashes))
@@ -351,7 +367,8 @@ class FitRequest(RunConfig):
         choice = list(self.devices) if self.devices is not None else list(range(torch.cuda.device_count()))
         if not choice:
             raise MissingDeviceError(
-                "fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'"
+                "fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'",
+                about=("device",),
             )
         chosen = choice[rank % len(choice)]
         return (
@@ -400,7 +417,8 @@ def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> 
     started = whole_number_of("WORLD_SIZE") if by_torchrun else None
     if started is not None and given not in (None, started):
         raise InputError(
-            f"fit: num_nodes is {given}, but torchrun has started {format_count(started, 'process')}; make them equal"
+            f"fit: num_nodes is {given}, but torchrun has started {format_count(started, 'process')}; make them equal",
+            about=("num_nodes",),
         )
     if given is not None:
         return given
@@ -408,7 +426,7 @@ def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> 
         return started
     if topology is not None:
         return len(topology.rank_hosts)
-    raise InputError("fit: num_nodes is missing; pass how many workers there are")
+    raise InputError("fit: num_nodes is missing; pass how many workers there are", about=("num_nodes",))
 
 
 def _refuse_missing(device: torch.device) -> None:
@@ -420,12 +438,15 @@ def _refuse_missing(device: torch.device) -> None:
                 f"there are only {', '.join(f'cuda:{i}' for i in range(count))}" if count else "there is none"
             )
             raise MissingDeviceError(
-                f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is"
+                f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is",
+                about=("device",),
             )
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise MissingDeviceError("fit: device 'mps' is not here; pass device='cpu'")
+        raise MissingDeviceError("fit: device 'mps' is not here; pass device='cpu'", about=("device",))
     elif device.type not in ("cpu", "mps"):
-        raise InputError(f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'")
+        raise InputError(
+            f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'", about=("device",)
+        )
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
@@ -448,7 +469,8 @@ def parse_device(given: Any, where: str) -> torch.device:
         return torch.device(given)
     except (RuntimeError, TypeError, ValueError):
         raise InputError(
-            f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
+            f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'",
+            about=("device",),
         ) from None
 
 

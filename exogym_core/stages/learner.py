@@ -379,7 +379,8 @@ class StageLearner(TorchLearner):
                 texts = [", ".join(f"{a} {list(b)}" for a, b in each) for each in (found, expected)]
                 raise InputError(
                     f"fit: stages: stage {action.stage} returns {texts[0]} for {samples} samples, where "
-                    f"{texts[1]} follows from the first batch: pad samples to one length"
+                    f"{texts[1]} follows from the first batch: pad samples to one length",
+                    about=("stages",),
                 )
             return 0.0
         loss, count = loss_and_count(
@@ -387,7 +388,8 @@ class StageLearner(TorchLearner):
         )
         if count is not None:
             raise InputError(
-                "fit: stages: the model returns a count with its loss: return the mean over samples"
+                "fit: stages: the model returns a count with its loss: return the mean over samples",
+                about=("stages",),
             )
         self._left[key] = (loss,)
         return loss.item()

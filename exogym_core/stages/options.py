@@ -165,16 +165,19 @@ class Stages(Schema):
         if given is not None and wanted != given:
             raise InputError(
                 f"fit: stages.microbatches is {wanted}, but minibatch_size {minibatch_size} makes {given} of "
-                f"batch_size {batch_size}: leave one of them out"
+                f"batch_size {batch_size}: leave one of them out",
+                about=("stages",),
             )
         if batch_size % wanted:
             raise InputError(
                 f"fit: stages: {wanted} micro-batches do not divide batch_size {batch_size}: take one of "
-                f"{', '.join(str(each) for each in range(1, batch_size + 1) if batch_size % each == 0)}"
+                f"{', '.join(str(each) for each in range(1, batch_size + 1) if batch_size % each == 0)}",
+                about=("stages",),
             )
         if self.schedule == "interleaved" and wanted % self.count:
             raise InputError(
-                f"fit: stages: the interleaved schedule takes a multiple of {self.count} micro-batches, not {wanted}"
+                f"fit: stages: the interleaved schedule takes a multiple of {self.count} micro-batches, not {wanted}",
+                about=("stages",),
             )
         return wanted
 
@@ -288,7 +291,7 @@ def refuse_with_stages(
         }
     for what, is_given in {**refused, **others}.items():
         if is_given:
-            raise InputError(f"{where}: stages do not go with {what}")
+            raise InputError(f"{where}: stages do not go with {what}", about=("stages",))
 
 
 _MOST_PERMUTED = 7  # hosts of a chain whose orders are all compared

@@ -58,7 +58,7 @@ from exogym_core.strategy.sparseloco import SparseLoCoCommunicator, SparseLoCoSt
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTADiLoCoStrategy, SPARTAStrategy
 from exogym_core.strategy.streaming import StreamingDiLoCoCommunicator, StreamingDiLoCoStrategy
 from exogym_core.successors import dropped_function
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 __all__ = [
     "MODULES",
@@ -211,10 +211,15 @@ def build_strategy(name: str, **options: Any) -> Strategy:
 
 def _modules(given: Any) -> list[Any]:
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise InputError(f"Chain: modules={given!r} must be a list such as [{{name: DiLoCo, H: 500}}]")
+        raise InputError(
+            f"Chain: modules={given!r} must be a list such as [{{name: DiLoCo, H: 500}}]", about=("modules",)
+        )
     modules = []
-    for each in given:
-        if isinstance(each, Mapping) and "name" not in each:
-            raise InputError(f"Chain: module {dict(each)!r}: say which one, as in {{name: DiLoCo, H: 500}}")
-        modules.append(build_module(**each) if isinstance(each, Mapping) else each)
+    for place, each in enumerate(given):
+        with about_option("modules"), about_option(place):
+            if isinstance(each, Mapping) and "name" not in each:
+                raise InputError(
+                    f"Chain: module {dict(each)!r}: say which one, as in {{name: DiLoCo, H: 500}}"
+                )
+            modules.append(build_module(**each) if isinstance(each, Mapping) else each)
     return modules

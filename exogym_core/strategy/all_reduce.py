@@ -55,7 +55,8 @@ class AllReduceStrategy(Strategy, name="AllReduce"):
         if self.broadcast_buffers and self.patience.patience(self.where) is not None:
             raise InputError(
                 f"{self.where}: time-outs need ranks that do without others between exchanges; leave out "
-                "broadcast_buffers="
+                "broadcast_buffers=",
+                about=("broadcast_buffers",),
             )
 
     def step(self) -> None:

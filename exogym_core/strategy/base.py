@@ -44,7 +44,7 @@ from exogym_core.strategy.parts.codecs import ChargedCodec
 from exogym_core.strategy.parts.flat import buckets
 from exogym_core.strategy.parts.outer import GlobalModel
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError
+from netsim.errors import InputError, about_option
 from netsim.units import plain_numbers
 
 if TYPE_CHECKING:
@@ -376,7 +376,8 @@ class Strategy(Stateful):
         if positional and isinstance(positional[0], nn.Module):
             raise InputError(
                 f"{self.where}: the first argument is a model; the Trainer gives it to the strategy, "
-                "leave it out and pass the optimizer as optim_spec="
+                "leave it out and pass the optimizer as optim_spec=",
+                about=("optim_spec",),
             )
         options, others = checked_options(cls, positional, given)
         refuse_unknown(cls, others)
@@ -384,13 +385,15 @@ class Strategy(Stateful):
         take(self, options)
         self.shared_state.update_options = [name for name in cls.common if getattr(options, name) is not None]
         default: OptimSpec = set_before or self.default_optim
-        self.optim_spec = ensure_optim_spec(
-            options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
-        )
+        with about_option("optim_spec"):
+            self.optim_spec = ensure_optim_spec(
+                options.optim_spec, default, **({} if options.lr is None else {"lr": options.lr})
+            )
         self.lr_scheduler_kwargs = plain_numbers(dict(options.lr_scheduler_kwargs or {}))
         if self.lr_scheduler_kwargs and not options.lr_scheduler:
             raise InputError(
-                f"{self.where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'"
+                f"{self.where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'",
+                about=("lr_scheduler",),
             )
         self.lr_scheduler = options.lr_scheduler and resolve_scheduler(
             options.lr_scheduler, self.lr_scheduler_kwargs
@@ -402,7 +405,8 @@ class Strategy(Stateful):
         if has_shards and waits and self.patience.patience(self.where) is not None:
             raise InputError(
                 f"{self.where}: a lost rank would take its shard of the optimizer's state with it; leave out sharding= "
-                "or the time-outs"
+                "or the time-outs",
+                about=("sharding",),
             )
 
     # --- called by the loop --------------------------------------------------------------------------------
@@ -756,7 +760,8 @@ class Strategy(Stateful):
         self.enter_site()
         # As in EXO Gym, a subclass may have set `optim_spec` after this constructor, to any form of it.
         spec = ensure_optim_spec(self.optim_spec)
-        self.shared_state.optim = self.site.build(spec, self.model)
+        with about_option("optim_spec"):
+            self.shared_state.optim = self.site.build(spec, self.model)
 
     def enter_site(self) -> None:
         """Connect this rank to its site and to other sites."""

@@ -11,7 +11,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import options_of
 from exogym_core.strategy.participation.site import Everyone, SitesOptions
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,14 +132,18 @@ class Chain(Strategy):
         is_list = not isinstance(modules, Strategy | CommunicationModule | str)
         if not is_list or not all(isinstance(each, Strategy | CommunicationModule) for each in modules):
             raise InputError(
-                f"{self.where}: {modules!r} must be a list of modules, as in [DiLoCoCommunicator(H=500)]"
+                f"{self.where}: {modules!r} must be a list of modules, as in [DiLoCoCommunicator(H=500)]",
+                about=("modules",),
             )
         members = [_Adapter(each) if isinstance(each, CommunicationModule) else each for each in modules]
-        for each in members:
+        for place, each in enumerate(members):
             if names := each.shared_state.update_options:
-                raise InputError(
-                    f"{self.where}: {each.where}: {names[0]}= is the chain's, which updates: give it to {self.where}"
-                )
+                with about_option("modules"), about_option(place):
+                    raise InputError(
+                        f"{self.where}: {each.where}: {names[0]}= is the chain's, which updates: give it to "
+                        f"{self.where}",
+                        about=names[:1],
+                    )
             kind = type(each)
             acts, updates = (
                 any(getattr(kind, name) is not getattr(Strategy, name) for name in names)

@@ -70,16 +70,21 @@ class DeMoStrategy(Strategy, name="DeMo"):
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
         if self.compression_decay >= 1:
-            raise InputError(f"{self.where}: compression_decay={self.compression_decay!r} must be below 1")
+            raise InputError(
+                f"{self.where}: compression_decay={self.compression_decay!r} must be below 1",
+                about=("compression_decay",),
+            )
         if self.compression_chunk**2 - 1 > torch.iinfo(WIRE[self.codec][0]).max:
             raise InputError(
-                f"{self.where}: compression_chunk={self.compression_chunk} needs codec='released'"
+                f"{self.where}: compression_chunk={self.compression_chunk} needs codec='released'",
+                about=("compression_chunk", "codec"),
             )
         if isinstance(self.optim_spec.cls, type) and not issubclass(self.optim_spec.cls, torch.optim.SGD):
             name, lr = self.optim_spec.cls.__name__, self.optim_spec.kwargs.get("lr", 1e-3)
             raise InputError(
                 f"{self.where}: optim_spec={name} would take DeMo's signs for gradients, which is another "
-                f"algorithm; DeMo steps along the sign: write lr={lr!r} (and weight_decay=) instead of optim_spec"
+                f"algorithm; DeMo steps along the sign: write lr={lr!r} (and weight_decay=) instead of optim_spec",
+                about=("optim_spec", "lr", "weight_decay"),
             )
 
     def prepare(self) -> None:

@@ -63,9 +63,14 @@ class EDiTStrategy(DiLoCoStrategy, name="EDiT"):
     def __init__(self, *positional: Any, **given: Any) -> None:
         super().__init__(*positional, **given)
         if self.averaging.aggregate != "mean":
-            raise InputError(f"{self.where}: weighs pseudo-gradients by their norms; leave out aggregate=")
+            raise InputError(
+                f"{self.where}: weighs pseudo-gradients by their norms; leave out aggregate=",
+                about=("aggregate",),
+            )
         if self.sites.sharding != "NO_SHARD":
-            raise InputError(f"{self.where}: needs the norms of whole tensors; leave out sharding=")
+            raise InputError(
+                f"{self.where}: needs the norms of whole tensors; leave out sharding=", about=("sharding",)
+            )
 
     def prepare(self) -> None:
         """Begin with the same theta on every worker, and no norms seen."""

@@ -64,14 +64,19 @@ class FedAvgStrategy(Strategy, name="FedAvg"):
             self.judged = "own"  # islands have means of their own
         if self.averaging.error_feedback and self.island_size is not None:
             raise InputError(
-                f"{self.where}: error_feedback=True goes with one group that stays; leave out island_size="
+                f"{self.where}: error_feedback=True goes with one group that stays; leave out island_size=",
+                about=("error_feedback", "island_size"),
             )
         if self.clients.are_drawn and self.island_size is not None:
-            raise InputError(f"{self.where}: drawn clients average among themselves; leave out island_size=")
+            raise InputError(
+                f"{self.where}: drawn clients average among themselves; leave out island_size=",
+                about=("island_size",),
+            )
         if self.island_size is not None and self.patience.patience(self.where) is not None:
             raise InputError(
                 f"{self.where}: time-outs for absent ranks go with one mean over all that are present; leave out "
-                "island_size="
+                "island_size=",
+                about=("island_size",),
             )
 
     def prepare(self) -> None:

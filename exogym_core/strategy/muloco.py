@@ -110,5 +110,6 @@ class MuLoCoCommunicator(MuLoCoStrategy, part="MuLoCo"):
         super().__init__(**given)
         if not self.bits:
             raise InputError(
-                f"{self.where}: bits=0 quantises nothing; write DiLoCoCommunicator(H={self.H}) instead"
+                f"{self.where}: bits=0 quantises nothing; write DiLoCoCommunicator(H={self.H}) instead",
+                about=("bits",),
             )

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from exogym_core.strategy.options import flag, number, positive_int
 from exogym_core.strategy.parts.muon import Lion
 from exogym_core.successors import refuse_unknown_options
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 from netsim.units import format_count, plain_numbers
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class OptimSpec:
     ) -> None:
         known: dict[str, Factory] = {each.lower(): made for each, made in OPTIMIZERS.items()}
         if isinstance(cls, str) and cls.lower() not in known:
-            raise unknown_name("optimizer", cls, known)
+            with about_option("name"):
+                raise unknown_name("optimizer", cls, known)
         self.cls = known[cls.lower()] if isinstance(cls, str) else cls
         if not callable(self.cls) or (isinstance(self.cls, type) and not issubclass(self.cls, Optimizer)):
             raise InputError(f"OptimSpec: {cls!r} is not an optimizer class, name or factory")
@@ -137,7 +138,7 @@ class OptimSpec:
                 )
             wrong = _culprit(lambda options: self.cls(groups, **options), self.kwargs)
             given = f"{_name_of(self.cls)}: {wrong}={self.kwargs[wrong]!r}" if wrong else repr(self)
-            raise InputError(f"optimizer {given}: {error}{remedy}") from error
+            raise InputError(f"optimizer {given}: {error}{remedy}", about=[wrong] if wrong else ()) from error
         if self.params is None and _is_torchs(self.cls):  # which takes all that it is given
             return built  # type: ignore[no-any-return]
         if not isinstance(built, Optimizer):
@@ -223,7 +224,7 @@ def ensure_optim_spec(
     spec = optim if isinstance(optim, OptimSpec) else OptimSpec(optim)
     for name, value in kwargs.items():
         if spec.kwargs.get(name, value) != value:
-            raise InputError(f"{spec!r}: {name}={value!r} is given as well; give one of them")
+            raise InputError(f"{spec!r}: {name}={value!r} is given as well; give one of them", about=(name,))
     return spec.with_options(**kwargs) if kwargs else spec
 
 
@@ -293,7 +294,7 @@ def _check_types(where: str, factory: Any, options: Mapping[str, Any]) -> None:
         if isinstance(value, str) and value.startswith("("):
             remedy = f"; in YAML write a list: [{value.strip('()')}]"
         if wanted:
-            raise InputError(f"{where}: {name}={value!r} must be {wanted}{remedy}")
+            raise InputError(f"{where}: {name}={value!r} must be {wanted}{remedy}", about=(name,))
 
 
 # What files hold; the rest is torch's to check.
@@ -377,34 +378,42 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
     """
     where = "lr_scheduler_kwargs"
     if scheduler == "lambda_cosine":
-        refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
-        given = {name: value for name, value in options.items() if value is not None}
-        for name in ("warmup_steps", "max_steps"):
-            if given.get(name):
-                positive_int(where, name, given[name])
-        if number(where, "floor", given.get("floor", 0)) > 1:
-            raise InputError(
-                f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1"
-            )
-        flag(where, "cosine_anneal", given.get("cosine_anneal", False))
+        with about_option(where):
+            refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
+            given = {name: value for name, value in options.items() if value is not None}
+            for name in ("warmup_steps", "max_steps"):
+                with about_option(name):
+                    if given.get(name):
+                        positive_int(where, name, given[name])
+            with about_option("floor"):
+                if number(where, "floor", given.get("floor", 0)) > 1:
+                    raise InputError(
+                        f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1"
+                    )
+            with about_option("cosine_anneal"):
+                flag(where, "cosine_anneal", given.get("cosine_anneal", False))
         return scheduler
-    if isinstance(scheduler, str):
-        classes = {name: getattr(lr_scheduler, name) for name in lr_scheduler.__all__}
-        if scheduler not in classes:
-            raise unknown_name("lr_scheduler", scheduler, ["lambda_cosine", *classes])
-        scheduler = classes[scheduler]
-    if scheduler is ReduceLROnPlateau:
-        raise InputError("lr_scheduler: ReduceLROnPlateau needs a metric; use a schedule that counts steps")
-    if not callable(scheduler):
-        raise InputError(f"lr_scheduler={scheduler!r} must be 'lambda_cosine' or a torch scheduler class")
-    refuse_unknown_options(f"option of {_name_of(scheduler)}", scheduler, options, skipped=1)
-    try:
-        inspect.signature(scheduler).bind(None, **options)
-    except TypeError as error:
-        raise InputError(f"{where}: {_name_of(scheduler)}: {error}") from None
-    except ValueError:  # no signature to look at
-        pass
-    _check_types(f"{where}: {_name_of(scheduler)}", scheduler, options)
+    with about_option("lr_scheduler"):
+        if isinstance(scheduler, str):
+            classes = {name: getattr(lr_scheduler, name) for name in lr_scheduler.__all__}
+            if scheduler not in classes:
+                raise unknown_name("lr_scheduler", scheduler, ["lambda_cosine", *classes])
+            scheduler = classes[scheduler]
+        if scheduler is ReduceLROnPlateau:
+            raise InputError(
+                "lr_scheduler: ReduceLROnPlateau needs a metric; use a schedule that counts steps"
+            )
+        if not callable(scheduler):
+            raise InputError(f"lr_scheduler={scheduler!r} must be 'lambda_cosine' or a torch scheduler class")
+    with about_option(where):
+        refuse_unknown_options(f"option of {_name_of(scheduler)}", scheduler, options, skipped=1)
+        try:
+            inspect.signature(scheduler).bind(None, **options)
+        except TypeError as error:
+            raise InputError(f"{where}: {_name_of(scheduler)}: {error}") from None
+        except ValueError:  # no signature to look at
+            pass
+        _check_types(f"{where}: {_name_of(scheduler)}", scheduler, options)
     return scheduler
 
 
@@ -466,12 +475,16 @@ def try_schedule(
             wrong = _culprit(attempt, options)
             if wrong is None:
                 given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-                raise InputError(f"lr_scheduler={_name_of(scheduler)}({given}): {fault}") from error
+                raise InputError(
+                    f"lr_scheduler={_name_of(scheduler)}({given}): {fault}", about=("lr_scheduler",)
+                ) from error
             if isinstance(error, ZeroDivisionError):
                 fault = "must be at least 1"
-            raise InputError(
-                f"lr_scheduler_kwargs: {_name_of(scheduler)}: {wrong}={options[wrong]!r}: {fault}"
-            ) from error
+            with about_option("lr_scheduler_kwargs"):
+                raise InputError(
+                    f"lr_scheduler_kwargs: {_name_of(scheduler)}: {wrong}={options[wrong]!r}: {fault}",
+                    about=(wrong,),
+                ) from error
 
 
 @contextmanager
@@ -494,5 +507,6 @@ def require_plain_sgd(strategy: Strategy) -> None:
     if not accepted or spec.kwargs.get("momentum"):
         raise InputError(
             f"{type(strategy).__name__}: optim_spec={given.__name__} would take {strategy.applies} for gradients, "
-            "which is another algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)"
+            "which is another algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)",
+            about=("optim_spec", "lr"),
         )

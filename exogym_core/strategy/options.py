@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 from netsim.units import plain_numbers
 
 if TYPE_CHECKING:
@@ -110,11 +110,12 @@ class Options:
             if value is not None:
                 name = (called or {}).get(field.name, field.name)
                 try:
-                    values[field.name] = value if check is None else check(where, name, value)
+                    with about_option(name):
+                        values[field.name] = value if check is None else check(where, name, value)
                 except InputError as error:
                     errors.append(error)
         if errors:
-            raise type(errors[0])("\n".join(map(str, errors))) from errors[0]
+            raise type(errors[0]).of_all(errors) from errors[0]
         options = cls(**values)
         for kind in reversed(cls.__mro__):
             if "check" in vars(kind):
@@ -246,7 +247,8 @@ def resolved_synonyms(
         for other in used[1:]:
             if present[other] != value:
                 raise InputError(
-                    f"{where}: {used[0]}={value!r} and {other}={present[other]!r} are one argument; give one of them"
+                    f"{where}: {used[0]}={value!r} and {other}={present[other]!r} are one argument; give one of them",
+                    about=(used[0], other),
                 )
         present = {key: kept for key, kept in present.items() if key not in group} | {name: value}
         called[name] = used[0]

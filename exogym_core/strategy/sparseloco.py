@@ -84,10 +84,13 @@ class SparseLoCoStrategy(Strategy, name="SparseLoCo"):
         super().__init__(*positional, **given)
         if self.chunk > 64:
             raise InputError(
-                f"{self.where}: chunk={self.chunk} must be at most 64: a place in a block has 12 bits"
+                f"{self.where}: chunk={self.chunk} must be at most 64: a place in a block has 12 bits",
+                about=("chunk",),
             )
         if self.bits not in range(9) or isinstance(self.bits, bool):
-            raise InputError(f"{self.where}: bits={self.bits!r} must be 0 (values as they are) to 8")
+            raise InputError(
+                f"{self.where}: bits={self.bits!r} must be 0 (values as they are) to 8", about=("bits",)
+            )
 
     def prepare(self) -> None:
         """Begin with the same phi on every rank, without errors."""

@@ -31,7 +31,7 @@ from exogym_core.config import (
     resolved_protocol,
     yaml_text,
 )
-from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
+from exogym_core.meeting_place import LauncherError, is_at_rendezvous, under_torchrun
 from exogym_core.names import PROGRAM_TASK, unique_labels, visible
 from exogym_core.results.reading import value_text
 from exogym_core.results.run_folder import code_folder_of, is_own
@@ -279,7 +279,8 @@ class Experiment:
             key = "dataset" if "dataset" in task.options else "paths"
             raise MissingDataError(str(self.document.error(("task", key), error))) from error
         except InputError as error:
-            raise self.document.error(_blamed(("task",), task.options, str(error)), error) from error
+            place = _place_of(error, ("task",), task.options)
+            raise self.document.error(place, error) from error
 
     def build_model(self, task: Task) -> nn.Module:
         """The model with its initial parameters, drawn from the seed."""
@@ -295,17 +296,22 @@ class Experiment:
             raise self.blame_model(error) from error
 
     def blame_model(self, error: InputError) -> InputError:
-        """`error` with the place of the model's option that it names first."""
+        """`error` with the place of the model's option that it is about."""
         model = self.settings.model
         if model is None:
             return self.document.error(("task",), error)
-        return self.document.errors([self._of_option(("model",), model.options, str(error), error)])
+        return self._of_options(("model",), model.options, error)
 
-    def _of_option(
-        self, path: KeyPath, options: Mapping[str, Any], line: str, error: InputError
-    ) -> ConfigError:
-        """Problem of a `line` about `options` under `path`; says where the name was replaced alone."""
-        place, is_unknown = _blamed(path, options, line), isinstance(error, UnknownNameError)
+    def _of_options(self, path: KeyPath, options: Mapping[str, Any], error: InputError) -> InputError:
+        """Lines of an `error`, each at the option that it is about; says where a name was replaced alone."""
+        return self.document.errors([self._of_option(path, options, each) for each in error.parts])
+
+    def _of_option(self, path: KeyPath, options: Mapping[str, Any], error: InputError) -> ConfigError:
+        place, line, is_unknown = (
+            _place_of(error, path, options),
+            str(error),
+            isinstance(error, UnknownNameError),
+        )
         origin = self.document.lines.get((*path, "name"))
         if is_unknown and place != path and isinstance(origin, str):
             whole = ".".join(map(str, path))
@@ -421,6 +427,7 @@ class Experiment:
         from torch import cuda
         from torch.backends import mps
 
+        from exogym_core.cost.compute import MissingSpeedError
         from exogym_core.run.request import FitRequest, MissingDeviceError
         from exogym_core.workers.run import transport_named
         from netgym.experiment.rehearsal import rehearse
@@ -444,9 +451,9 @@ class Experiment:
                     try:
                         rehearse(strategy, settings.workers.count, settings.steps, updates, on_cpu=on_cpu)
                     except InputError as error:
-                        line = InputError(str(error).partition("\n")[0])
-                        is_of_compute = str(line).startswith("compute.")
-                        raise (self.placed(line) if is_of_compute else self._blame(entry, line)) from error
+                        error.args = (str(error).partition("\n")[0],)
+                        is_of_compute = isinstance(error, MissingSpeedError)
+                        raise (self.placed(error) if is_of_compute else self._blame(entry, error)) from error
         if under_torchrun() or is_at_rendezvous():
             return None
         unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
@@ -472,20 +479,14 @@ class Experiment:
 
     def placed(self, error: InputError) -> InputError:
         """Error of `fit`, with the place of the key that causes it."""
-        text = str(error)
-        if text.startswith(("environment: ", "rendezvous")):
+        if error.about:
+            name = error.about[0]
+            key = str(OPTIONS[name].key) if name in OPTIONS else name
+            text = str(error).removeprefix("fit: ").removeprefix(f"{key}: ")
+            return self.document.error(tuple(key.split(".")), text)
+        if is_at_rendezvous() or isinstance(error, LauncherError):
             return error  # no key of the file causes it
-        named = re.match(r"fit: (\w+)|([\w.]+): ", text)
-        if (named is None or named[1] is None) and is_at_rendezvous():
-            return error
-        if named is not None and named[1] is not None:
-            option = OPTIONS.get("device" if named[1] == "devices" else named[1])
-            if option is not None and option.key is not None:
-                text = text.removeprefix("fit: ").removeprefix(f"{option.key}: ")
-                return self.document.error(tuple(option.key.split(".")), text)
-        elif named is not None and named[2].split(".")[0] in type(self.settings).model_fields:
-            return self.document.error(tuple(named[2].split(".")), text[named.end() :])
-        return type(error)(f"{self.document.where}: {text}")
+        return type(error)(f"{self.document.where}: {error}")
 
     def _check_speeds(self) -> None:
         """Refuse speeds of codecs and optimizers that do not exist, unless the user's code may have them."""
@@ -503,10 +504,9 @@ class Experiment:
                     raise self.document.error(("compute", key, name), unknown_name(what, name, known))
 
     def _blame(self, entry: StrategySettings, error: InputError) -> InputError:
-        """`error`, each line of it with the place of the strategy's option that it names first."""
+        """`error`, each line of it with the place of the strategy's option that it is about."""
         path = "strategies", [other.label for other in self.strategies].index(entry.label)
-        lines = str(error).splitlines()
-        return self.document.errors([self._of_option(path, entry.options, line, error) for line in lines])
+        return self._of_options(path, entry.options, error)
 
     def _check_options(self) -> None:
         """Check each option as `fit` does, devices and the micro-batch, before data are read."""
@@ -582,30 +582,27 @@ class Experiment:
                 _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
 
 
-def _blamed(path: KeyPath, options: Mapping[str, Any], text: str) -> KeyPath:
-    """`path`, continued to the option or the value, however deep, that the error's text names first."""
-    found = [
-        (place, option)
-        for option, names in _names_of(path, options)
-        if (place := min((text.find(name) for name in names if name in text), default=-1)) >= 0
-    ]
-    return min(found, key=lambda each: (each[0], -len(each[1])), default=(0, path))[1]
+def _place_of(error: InputError, path: KeyPath, options: Mapping[str, Any]) -> KeyPath:
+    """`path`, continued to the first of `options` under it, however deep, that an error is about and that was given."""
+    inner, given = path, options
+    for name in error.inside:
+        if (key := _key_of(given, name)) is not None:
+            inner, given = (*inner, key), given[key]  # type: ignore[index]
+    for place, held in ((inner, given), (path, options)):
+        for name in error.about:
+            if (key := _key_of(held, name)) is not None:
+                return (*place, key)
+    return inner
 
 
-def _names_of(path: KeyPath, options: Mapping[str, Any]) -> Iterator[tuple[KeyPath, tuple[str, ...]]]:
-    """Path of each option, nested ones too, and the forms in which errors name it."""
+def _key_of(given: object, name: str | int) -> str | int | None:
+    """Key under which an option is `given`, by any of its names, or its position; None: it was not."""
     from exogym_core.strategy.options import SYNONYMS
 
-    for key, value in options.items():
-        forms = [repr(value)] if isinstance(value, str) else []
-        for name in next((group for group in SYNONYMS if key in group), (key,)):
-            forms += [f"'{name}'", f"{name}="]
-        yield (*path, key), tuple(forms)
-        if isinstance(value, Mapping):
-            yield from _names_of((*path, key), value)
-        for place, each in enumerate(value) if isinstance(value, list) else ():
-            if isinstance(each, Mapping):
-                yield from _names_of((*path, key, place), each)
+    if isinstance(given, list):
+        return name if isinstance(name, int) and name < len(given) else None
+    names = next((group for group in SYNONYMS if name in group), (name,))
+    return next((each for each in names if isinstance(given, Mapping) and each in given), None)
 
 
 def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:

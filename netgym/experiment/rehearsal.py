@@ -62,7 +62,8 @@ def rehearse(
                 if on_cpu or "capturable" not in str(error):
                     option = "optim_spec" if optimizer is own.optim else "outer_optim_spec"
                     kind = type(optimizer).__name__
-                    raise InputError(f"{name}: {option}={kind} cannot step: {error}") from error
+                    what = f"{name}: {option}={kind} cannot step: {error}"
+                    raise InputError(what, about=(option,)) from error
         own.close()
 
     with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Decoder, Llam
 from netgym.tasks.images import CNN, MLP, Classifier, classification_accuracy, digits, mnist
 from netgym.tasks.task import Task
 from netgym.tasks.text import TokenFile, TokenWindows, text
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,7 +93,7 @@ def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], give
         if maker not in [*TASKS.values(), *MODELS.values()]:
             raise
         listed = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "no options"
-        raise InputError(f"{what} cannot be made with {listed}: {error}") from error
+        raise InputError(f"{what} cannot be made with {listed}: {error}", about=[*given]) from error
 
 
 def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
@@ -115,7 +115,8 @@ def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
     task = _made(f"task {name}", maker, options, options)
     if not isinstance(task, Task):
         raise InputError(f"task '{name}': returned {type(task).__name__}; return a netgym.tasks.Task")
-    return task if partition is None else replace(task, train=Partition.of(task.train, partition))
+    with about_option("partition"):
+        return task if partition is None else replace(task, train=Partition.of(task.train, partition))
 
 
 def build_model(

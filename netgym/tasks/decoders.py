@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from exogym_core.stages.split import StagePart
 from netgym.tasks.images import Classifier
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 __all__ = ["GPT", "GPT_PRESETS", "LLAMA_PRESETS", "Decoder", "Llama", "TokenEmbedding", "rotated"]
 
@@ -53,7 +53,8 @@ def _sizes(
 ) -> dict[str, int]:
     """Sizes of a model: those given, else the preset's, else defaults."""
     if preset not in presets:
-        raise unknown_name(f"{model} preset", preset, presets)
+        with about_option("preset"):
+            raise unknown_name(f"{model} preset", preset, presets)
     return defaults | presets[preset] | {name: value for name, value in given.items() if value is not None}
 
 

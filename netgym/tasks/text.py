@@ -186,13 +186,19 @@ def text(
         InputError: a file cannot be read as said, or one side has no window of `block_size`.
     """
     if not 0 < validation_fraction < 1:
-        raise InputError(f"task text: validation_fraction={validation_fraction} must be between 0 and 1")
+        raise InputError(
+            f"task text: validation_fraction={validation_fraction} must be between 0 and 1",
+            about=("validation_fraction",),
+        )
     try:
         counts = np.dtype(dtype).kind in "iu"
     except TypeError:
         counts = False
     if not counts:
-        raise InputError(f"task text: dtype={dtype!r} is no kind of whole number; use 'uint16' or 'uint32'")
+        raise InputError(
+            f"task text: dtype={dtype!r} is no kind of whole number; use 'uint16' or 'uint32'",
+            about=("dtype",),
+        )
     if dataset is not None:
         if paths is not None:
             raise InputError("task text: paths and dataset both name the text: leave one of them out")

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.gloo.wire import Wire
-from exogym_core.meeting_place import allow_many_files, whole_number_of
-from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
+from exogym_core.meeting_place import LauncherError, allow_many_files, whole_number_of
+from netsim.errors import DeadlockError, MismatchError, NetsimError, RankError, unknown_name
 from netsim.files.signed import shared_secret
 
 if TYPE_CHECKING:
@@ -236,7 +236,9 @@ class Rendezvous:
         needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in needed if name not in os.environ]
         if missing:
-            raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
+            raise LauncherError(
+                f"environment: {', '.join(missing)} not set; start this program with torchrun"
+            )
         allow_many_files()
         rank, num_ranks = whole_number_of("RANK"), whole_number_of("WORLD_SIZE")
         chosen = choose_backend(backend, whole_number_of("LOCAL_WORLD_SIZE", num_ranks))

@@ -395,7 +395,8 @@ class Rejoining(Absence):
         patience.check(strategy.where, comm, 1)
         if comm.members_change or strategy.site.between.world_size != comm.world_size:
             raise InputError(
-                f"{strategy.where}: rejoin='at_once' goes with simulated workers of one rank each; leave it out"
+                f"{strategy.where}: rejoin='at_once' goes with simulated workers of one rank each; leave it out",
+                about=("rejoin",),
             )
         super().__init__(strategy, patience)
         self._is_newest = comm.rank in self._present

@@ -11,7 +11,7 @@ from exogym_core.strategy.options import Options, flag, fraction, number, one_of
 from exogym_core.strategy.participation.absence import Absence, Rejoining, StepAbsence
 from exogym_core.strategy.participation.sampling import Sampling
 from exogym_core.strategy.participation.site import Everyone
-from netsim.errors import InputError, locate_errors, unknown_name
+from netsim.errors import InputError, about_option, locate_errors, unknown_name
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -67,24 +67,28 @@ class Patience:
         if comm.members_change and here != ranks_per_worker:
             raise InputError(
                 f"{where}: ranks_per_worker={ranks_per_worker}, but this site has "
-                f"{here} process{'es' if here > 1 else ''}: make them equal"
+                f"{here} process{'es' if here > 1 else ''}: make them equal",
+                about=("ranks_per_worker",),
             )
         if ranks_per_worker > 1 and not comm.members_change:
             raise InputError(
-                f"{where}: time-outs for absent ranks go with ranks_per_worker=1 in simulation; leave one of both out"
+                f"{where}: time-outs for absent ranks go with ranks_per_worker=1 in simulation; leave one of both out",
+                about=("ranks_per_worker",),
             )
         num_sites = comm.world_size // ranks_per_worker
         what = "ranks" if ranks_per_worker == 1 else "sites"
         if self.deadline.quorum > num_sites:
             raise InputError(
                 f"{where}: min_ranks={self.deadline.quorum}, but there are {num_sites} {what}: no round could begin; "
-                f"give {num_sites} at most"
+                f"give {num_sites} at most",
+                about=("min_ranks",),
             )
         late = [site for site in self.join_at if not 0 <= site < num_sites]
         if late or len(self.join_at) == num_sites:
             raise InputError(
                 f"{where}: join_at={dict(self.join_at)} must name some of the {what} 0 to {num_sites - 1}, "
-                "and leave one that is there from the start"
+                "and leave one that is there from the start",
+                about=("join_at",),
             )
 
 
@@ -177,12 +181,14 @@ class PatienceOptions(Options):
         given, timeout = self.all_reduce_strategy, self.timeout_waiting_for_peers
         name = str(given or "wait_for_all").rsplit(".", maxsplit=1)[-1].lower()
         if name not in _STRATEGIES:
-            raise unknown_name("all_reduce_strategy", str(given), _STRATEGIES)
+            with about_option("all_reduce_strategy"):
+                raise unknown_name("all_reduce_strategy", str(given), _STRATEGIES)
         waits = name == "wait_for_all"
         if not waits and timeout is not None:
             raise InputError(
                 f"{where}: timeout_waiting_for_peers goes with all_reduce_strategy='wait_for_all'; "
-                "use matchmaking_time"
+                "use matchmaking_time",
+                about=("all_reduce_strategy",),
             )
         is_plain = self.averaging_timeout is None and timeout is None and not self.join_at
         is_plain = is_plain and (self.deadline, self.min_ranks, self.grace) == ("fixed", None, None)
@@ -255,7 +261,8 @@ class ClientOptions(Options):
             )
         if self.weigh_by not in (None, "worker", "samples", "steps"):
             raise InputError(
-                f"{where}: weigh_by={self.weigh_by!r} must be one of 'worker', 'samples', 'steps'"
+                f"{where}: weigh_by={self.weigh_by!r} must be one of 'worker', 'samples', 'steps'",
+                about=("weigh_by",),
             )
 
     @property
@@ -275,7 +282,8 @@ class ClientOptions(Options):
         if self.weigh_by not in (None, "worker") and (is_patient or not is_single):
             raise InputError(
                 f"{where}: weigh_by={self.weigh_by!r} goes neither with time-outs nor with ranks_per_worker; "
-                "leave it out"
+                "leave it out",
+                about=("weigh_by",),
             )
         if not (self.are_drawn or self.balance):
             return None
@@ -296,7 +304,8 @@ class ClientOptions(Options):
             num_drawn = self.clients_per_round or max(1, round((self.fraction or 0.0) * num_clients))
         if num_drawn > num_clients:
             raise InputError(
-                f"{where}: clients_per_round={num_drawn}, but there are {num_clients} workers; draw at most as many"
+                f"{where}: clients_per_round={num_drawn}, but there are {num_clients} workers; draw at most as many",
+                about=("clients_per_round",),
             )
         made = Sampling(strategy, num_drawn)
         is_plain = num_drawn == num_clients and len(set(made.num_steps.values())) == 1

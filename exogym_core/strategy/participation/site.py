@@ -29,7 +29,7 @@ from exogym_core.strategy.parts.gradients import (
 )
 from exogym_core.strategy.parts.muon import OfMatrices
 from exogym_core.strategy.parts.state import Stateful
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,8 @@ class Site:
         if comm.world_size % ranks_per_site:
             raise InputError(
                 f"{where}: {name}={ranks_per_site} does not divide the {comm.world_size} ranks; "
-                f"every {name.removeprefix('ranks_per_')} has as many"
+                f"every {name.removeprefix('ranks_per_')} has as many",
+                about=(name,),
             )
         place = comm.rank % ranks_per_site
         first = comm.rank - place
@@ -353,15 +354,20 @@ class Division(Options):
     def check(self, where: str) -> None:
         """Refuse an unknown sharding, and `ranks_per_node` where it is missing or unused."""
         if self.sharding not in SHARDINGS:
-            raise unknown_name("sharding", str(self.sharding), SHARDINGS)
+            with about_option("sharding"):
+                raise unknown_name("sharding", str(self.sharding), SHARDINGS)
         size = self.ranks_per_node
         if self.is_hybrid and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise InputError(
                 f"sharding={self.sharding!r} shards within machines: say how many ranks one has, as in "
-                f"ranks_per_node=8 (not {size!r})"
+                f"ranks_per_node=8 (not {size!r})",
+                about=("sharding", "ranks_per_node"),
             )
         if not self.is_hybrid and size is not None:
-            raise InputError(f"ranks_per_node={size!r} is for sharding='HYBRID_SHARD'; leave it out")
+            raise InputError(
+                f"ranks_per_node={size!r} is for sharding='HYBRID_SHARD'; leave it out",
+                about=("ranks_per_node", "sharding"),
+            )
 
     @property
     def is_hybrid(self) -> bool:
@@ -463,9 +469,10 @@ class GradientOptions(Division, Averaging):
     def check(self, where: str) -> None:
         """Refuse codecs and robust averages of sharded gradients."""
         if self.sharding != "NO_SHARD" and self.averaging() != Averaging():
-            name = "aggregate=" if self.codec is None else "codec="
+            name = "aggregate" if self.codec is None else "codec"
             raise InputError(
-                f"{where}: gradients in shards travel as they are; leave out {name} or sharding="
+                f"{where}: gradients in shards travel as they are; leave out {name}= or sharding=",
+                about=(name, "sharding"),
             )
 
     gradient_averaging = Averaging.averaging
@@ -576,7 +583,8 @@ class ShardedReplica(GradientAverager):
         if isinstance(factory, type) and issubclass(factory, OfMatrices):
             raise InputError(
                 f"sharding={self.sharding!r}: {factory.__name__} needs whole matrices and shards cut them; take an "
-                "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'"
+                "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'",
+                about=("sharding",),
             )
         return spec.build(model, self._in_pieces)
 
@@ -635,7 +643,8 @@ class ShardedReplica(GradientAverager):
             total = sum(map(_num_values, self._buckets))
             raise InputError(
                 f"sharding={self.sharding!r}: {total} trainable values cannot be cut into {num_ranks} "
-                "shards; use fewer ranks a site, or sharding='NO_SHARD'"
+                "shards; use fewer ranks a site, or sharding='NO_SHARD'",
+                about=("sharding",),
             )
 
 
@@ -667,7 +676,8 @@ def refuse_other_sites(
         return
     if sharding != "NO_SHARD":
         raise InputError(
-            f"{where}: fully_shard has cut the parameters already; leave out sharding={sharding!r}"
+            f"{where}: fully_shard has cut the parameters already; leave out sharding={sharding!r}",
+            about=("sharding",),
         )
     whole = [parameter for parameter in parameters if not cut_by_torch(parameter)]
     if whole:

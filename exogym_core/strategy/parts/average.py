@@ -16,7 +16,7 @@ from torch import Tensor
 from exogym_core.strategy.options import Options, flag, option
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.flat import plan_buckets
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 from netsim.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -274,9 +274,13 @@ class Averaging(Options):
     def check(self, where: str) -> None:
         """Refuse options that contradict each other."""
         if self.aggregate not in self.aggregates:
-            raise unknown_name("aggregate", str(self.aggregate), self.aggregates)
+            with about_option("aggregate"):
+                raise unknown_name("aggregate", str(self.aggregate), self.aggregates)
         if self.error_feedback and (self.codec is None or self.aggregate in ROBUST):
-            raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
+            raise InputError(
+                "error_feedback=True: needs a codec that rounds, and aggregate='mean'",
+                about=("error_feedback", "aggregate"),
+            )
 
     def averaging(self) -> Averaging:
         """Only these options, without those of a subclass."""

@@ -84,18 +84,23 @@ class Graph:
         if isinstance(self.given, str):
             return
         if len(self.given) != size:
-            raise InputError(f"{where}: graph= has {len(self.given)} lists; {size} ranks mix, one list each")
+            raise InputError(
+                f"{where}: graph= has {len(self.given)} lists; {size} ranks mix, one list each",
+                about=("graph",),
+            )
         for rank, to in enumerate(self.given):
             if rank in to or len(set(to)) < len(to) or not all(0 <= peer < size for peer in to):
                 raise InputError(
-                    f"{where}: graph= has {list(to)} for rank {rank}; name others of 0 to {size - 1}, each once"
+                    f"{where}: graph= has {list(to)} for rank {rank}; name others of 0 to {size - 1}, each once",
+                    about=("graph",),
                 )
         edges = {(rank, peer) for rank, to in enumerate(self.given) for peer in to}
         degrees = {len(to) for to in self.given} | {sum(p == r for _, p in edges) for r in range(size)}
         if balanced and len(degrees) > 1 and any((peer, rank) not in edges for rank, peer in edges):
             raise InputError(
                 f"{where}: graph= has edges of one direction and unequal degrees, on which this average drifts; SGP "
-                "corrects for it"
+                "corrects for it",
+                about=("graph",),
             )
 
     def edges(self, size: int, number: int, seed: int) -> Edges:

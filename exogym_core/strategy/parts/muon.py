@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from exogym_core.strategy.options import number
 from exogym_core.strategy.parts.flat import widened
-from netsim.errors import InputError
+from netsim.errors import InputError, about_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -64,12 +64,14 @@ class Lion(Optimizer):
         betas: Sequence[float] = (0.9, 0.99),
         weight_decay: float = 0.0,
     ) -> None:
-        number("optimizer Lion", "lr", lr)
-        number("optimizer Lion", "weight_decay", weight_decay)
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            with about_option(name):
+                number("optimizer Lion", name, value)
         are_two = isinstance(betas, list | tuple) and len(betas) == 2
         if not are_two or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
             raise InputError(
-                f"optimizer Lion: betas={betas!r} must be two numbers from 0 up to but without 1, such as [0.9, 0.99]"
+                f"optimizer Lion: betas={betas!r} must be two numbers from 0 up to but without 1, such as [0.9, 0.99]",
+                about=("betas",),
             )
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 

@@ -16,7 +16,7 @@ from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.parts.average import AGGREGATES, Flight, RoundAveraging
 from exogym_core.strategy.parts.flat import flatten, pack_plain, unflatten, unpack_plain, write_back
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError
+from netsim.errors import InputError, about_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,9 +74,9 @@ class OuterOptimizer(Options):
             lr, momentum = self.outer_lr, self.outer_momentum
             return nesterov(self.default_lr if lr is None else lr, 0.9 if momentum is None else momentum)
         given: dict[str, Any] = {"lr": self.outer_lr, "momentum": self.outer_momentum}
-        return ensure_optim_spec(
-            self.outer_optim_spec, **{name: value for name, value in given.items() if value is not None}
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        with about_option("outer_optim_spec"):
+            return ensure_optim_spec(self.outer_optim_spec, **given)
 
 
 class OuterAveraging(RoundAveraging):
@@ -97,7 +97,8 @@ class OuterAveraging(RoundAveraging):
         whole = zip(strategy.trainable, strategy.held, strict=True)
         if self.aggregate == "isotropic" and any(held.shape != each.shape for each, held in whole):
             raise InputError(
-                f"{strategy.where}: aggregate='isotropic' needs whole matrices, and sharding= cuts them; leave one out"
+                f"{strategy.where}: aggregate='isotropic' needs whole matrices, and sharding= cuts them; leave one out",
+                about=("aggregate", "sharding"),
             )
         return super().charged(strategy)
 
@@ -218,7 +219,8 @@ class OuterStep(SharedModel):
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
         views = zip(self.flats, self.buckets, strict=True)
         self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
-        self.optim = optim_spec.build(chain.from_iterable(self.anchors))
+        with about_option("outer_optim_spec"):
+            self.optim = optim_spec.build(chain.from_iterable(self.anchors))
 
     @property
     def theta(self) -> list[Tensor]:

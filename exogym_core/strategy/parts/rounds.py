@@ -12,7 +12,7 @@ from exogym_core.strategy.parts.average import Averaging, Flight
 from exogym_core.strategy.parts.flat import flatten
 from exogym_core.strategy.parts.outer import GlobalModel, OuterAveraging, OuterOptimizer, OuterStep
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError, unknown_names
+from netsim.errors import InputError, about_option, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -138,6 +138,20 @@ class FragmentOptimizer(OuterOptimizer):
     default_lr: ClassVar[float] = 0.4
 
 
+def _module_names(where: str, name: str, value: Any) -> Any:
+    """`value` as a list of names of modules, or of lists of them."""
+    lists = (
+        [[each] if isinstance(each, str) else each for each in value]
+        if isinstance(value, list | tuple)
+        else [value]
+    )
+    if not all(
+        isinstance(each, list | tuple) and all(isinstance(one, str) for one in each) for each in lists
+    ):
+        raise InputError(f"{where}: {name}={value!r} must be a list of modules' names, or of lists of them")
+    return value
+
+
 class FragmentOptions(Options):
     """Fragments of a model.
 
@@ -156,7 +170,7 @@ class FragmentOptions(Options):
     tau: ClassVar[Any] = 0
 
     num_fragments: int | None = option(None, positive_int)
-    fragments: Sequence[str | Sequence[str]] | None = option(None)
+    fragments: Sequence[str | Sequence[str]] | None = option(None, _module_names)
     pattern: str = option("strided", name_in("strided", "sequential"))
 
     def check(self, where: str) -> None:
@@ -168,10 +182,14 @@ class FragmentOptions(Options):
             )
         if self.tau >= self.H:
             raise InputError(
-                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must arrive before it is sent again"
+                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must arrive before it is sent again",
+                about=("tau", "H"),
             )
         if self.num_fragments is not None and self.num_fragments > self.H:
-            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")
+            raise InputError(
+                f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}",
+                about=("num_fragments", "H"),
+            )
         if self.num_fragments is not None and self.fragments is not None:
             raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
 
@@ -278,7 +296,8 @@ def fragments_of(
         cut = _named(names, named, where)
     elif count > len(layers):
         raise InputError(
-            f"{where}: num_fragments={count}, but the model has {len(layers)} layers; cut it into as many at most"
+            f"{where}: num_fragments={count}, but the model has {len(layers)} layers; cut it into as many at most",
+            about=("num_fragments",),
         )
     else:
         ends = [p * len(layers) // count for p in range(count + 1)]
@@ -316,9 +335,10 @@ def _named(names: Sequence[str], fragments: Sequence[str | Sequence[str]], where
         modules = [fragment] if isinstance(fragment, str) else list(fragment)
         members = [i for i in left if any(f"{names[i]}.".startswith(f"{module}.") for module in modules)]
         if not members:
-            raise unknown_names(
-                f"fragment of {where}", modules, {name.rpartition(".")[0] or name for name in names}
-            )
+            with about_option("fragments"):
+                raise unknown_names(
+                    f"fragment of {where}", modules, {name.rpartition(".")[0] or name for name in names}
+                )
         for index in members:
             del left[index]
         cut.append(members)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exogym_core.strategy.options import Options, fraction, option
 from exogym_core.strategy.parts.generators import shared_generator
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 __all__ = [
     "SELECTORS",
@@ -144,9 +144,10 @@ class SelectionOptions(Options):
             return given
         if isinstance(given, type) and issubclass(given, IndexSelector):
             return given(self.p_sparta)
-        if not isinstance(given, str):
-            raise InputError(f"index_selector={given!r} must be a name, an IndexSelector or its class")
-        name = given.lower().replace("-", "_")
-        if name not in SELECTORS:
-            raise unknown_name("index_selector", given, SELECTORS)
+        with about_option("index_selector"):
+            if not isinstance(given, str):
+                raise InputError(f"index_selector={given!r} must be a name, an IndexSelector or its class")
+            name = given.lower().replace("-", "_")
+            if name not in SELECTORS:
+                raise unknown_name("index_selector", given, SELECTORS)
         return SELECTORS[name](self.p_sparta)
