@@ -112,7 +112,6 @@ class Transfer(HeapItem):
         stop: it is due when `remaining` has come down to this.
         timer: it is due at this instant whatever its rate.
         drains: its first byte has arrived.
-        is_held: a dead link keeps it from starting, or its window from going on.
         tells_sent: its owner is to be called when it need not wait any more.
         was_refused: it has waited for the queue of its host's own line.
         was_dropped: its owner is to be called since it was ended by force.
@@ -132,7 +131,6 @@ class Transfer(HeapItem):
         self.timer = inf
         self.next: Transfer | None = None  # on its connection
         self.drains = False
-        self.is_held = False
         self.tells_sent = False
         self.was_refused = False
         self.was_dropped = False

@@ -440,7 +440,7 @@ class Engine:
             if transfer.key - (now * CLOCK_TOLERANCE + (now - transfer.begun) * DURATION_TOLERANCE) > now:
                 return
             self.counts.num_events += 1
-            if transfer.is_held:
+            if self.dead.held and transfer in self.dead.held:
                 self._give_up(transfer)
                 continue
             heap.move(transfer, inf)
@@ -527,9 +527,8 @@ class Engine:
         self.counts.num_in_flight -= 1
         if isinstance(owner, Outside):
             del self.singles[owner.id]
-        if transfer.is_held:
-            del self.dead.held[transfer]
-            transfer.is_held = False
+        if self.dead.held:
+            self.dead.held.pop(transfer, None)
         if self.paused.transfers:
             self.paused.transfers.pop(transfer, 0.0)
         if transfer.drains:
@@ -619,13 +618,12 @@ class Engine:
             is_finished = self._drain(transfer, now)
             window.end(now, transfer.remaining)
         window.follow()
-        if is_limited and transfer is not None and not is_finished and not transfer.is_held:
+        if is_limited and transfer is not None and not is_finished and transfer not in self.dead.held:
             window.again(now)
             self._accept(transfer, window, transfer.remaining, now)
 
     def _hold(self, transfer: Transfer, until: float) -> None:
         """Stop a transfer until it is released; it is due again at `until`."""
-        transfer.is_held = True
         self.has_called_out = True  # those above look whether anything moves yet
         self.dead.held[transfer] = None
         transfer.timer = until
@@ -640,7 +638,7 @@ class Engine:
     def _hold_if_cut(self, connection: Connection) -> None:
         """Hold a transfer with a window whose route is cut; without windows a rate of zero suffices."""
         transfer = connection.first
-        if transfer is None or transfer.is_held or transfer in self.paused.transfers:
+        if transfer is None or transfer in self.dead.held or transfer in self.paused.transfers:
             return
         if not self.dead.is_cut(connection.route):
             return
@@ -657,7 +655,6 @@ class Engine:
         if self.dead.is_cut(route):
             return
         del self.dead.held[transfer]
-        transfer.is_held = False
         window = transfer.window
         now = self.now
         if not transfer.drains:
@@ -678,7 +675,7 @@ class Engine:
         self.paused.hosts.add(host)
         for transfer in self.in_flight():
             connection = transfer.connection
-            is_under_way = connection.first is transfer and not transfer.is_held
+            is_under_way = connection.first is transfer and transfer not in self.dead.held
             if is_under_way and self.paused.stops(connection) and transfer not in self.paused.transfers:
                 self._stop(transfer)
 
@@ -734,7 +731,7 @@ class Engine:
 
     def is_stuck(self, transfer: Transfer) -> bool:
         """Return whether no byte of the first transfer of a connection moves, nor will as the links are now."""
-        if transfer.is_held or transfer in self.paused.transfers:
+        if transfer in self.dead.held or transfer in self.paused.transfers:
             return True
         return transfer.drains and (self.dead.is_cut(transfer.connection.route) or transfer.key == inf)
 

@@ -111,6 +111,32 @@ class _LinkBytes:
         return np.bincount(np.array(links, dtype=int), payload, self._num_links).astype(np.float64)
 
 
+class _Links:
+    """Figures of links as they are at present, by index.
+
+    Attributes:
+        latency_seconds: one way.
+        loss: share of packets that is lost at random; that of a measured link is in its rate and its windows.
+        bytes_per_second: as stated, whether they are up or not.
+    """
+
+    def __init__(self, topology: Topology, protocol: Protocol) -> None:
+        links = topology.links
+        self.latency_seconds: list[float] = [link.latency_seconds for link in links]
+        self.loss: list[float] = [0.0 if link.measured_streams else link.loss for link in links]
+        self.bytes_per_second = [link.bits_per_second / 8 for link in links]
+        self.is_up = [True] * len(links)
+        self._share = protocol.link_shares(topology)
+
+    def rate(self, link: int) -> float:
+        """Bytes per second at present; 0 while it is down."""
+        return self.bytes_per_second[link] if self.is_up[link] else 0.0
+
+    def payload_rate(self, link: int) -> float:
+        """Payload bytes per second at present."""
+        return self.rate(link) * self._share[link]
+
+
 class Network:
     """A topology in use: transfers in flight, their rates, and bytes by link.
 
@@ -162,17 +188,12 @@ class Network:
         self.lacks_weather = weather and bool(topology.weather)
         self.downtime = Downtime(env)
         self.on_give_up: Callable[[Waiting], None] = not_given_up
-        self._latency_seconds: list[float] = [link.latency_seconds for link in topology.links]
-        # The loss of a measured link is in its rate and its windows; what weather adds is not.
-        self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
-        self._stated = [link.bits_per_second / 8 for link in topology.links]
-        self._is_up = [True] * len(self._stated)
+        self._links = _Links(topology, self.protocol)
         self._moving: Transfer | None = None  # last seen to move
-        self._share = self.protocol.link_shares(topology)
         self._limits = self.protocol.process_limits(topology)
         self.engine = Engine(
             self.protocol,
-            [rate * share for rate, share in zip(self._stated, self._share, strict=True)],
+            [self._links.payload_rate(link) for link in range(len(topology.links))],
             self._limits,
             self.protocol.ack_share * self.protocol.payload_share,
             [self._queue_bytes(link) for link in topology.links],
@@ -182,7 +203,7 @@ class Network:
         )
         self.engine.dead.on_give_up = lambda transfer: self.on_give_up(self._waiting(transfer))
         env.attach(self.engine)
-        self._crossed = _LinkBytes(self.engine, len(self._stated))
+        self._crossed = _LinkBytes(self.engine, len(topology.links))
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -353,11 +374,11 @@ class Network:
 
     def _measure(self, route: Route) -> None:
         """Set a route's latency, weight and loss from its links at present."""
-        seconds_of = self._latency_seconds.__getitem__
+        seconds_of = self._links.latency_seconds.__getitem__
         route.latency = float(sum(map(seconds_of, route.links)))
         route.round_trip = route.latency + float(sum(map(seconds_of, route.back)))
         route.weight = share_weight(route.streams, self.protocol.rtt_bias, route.round_trip)
-        route.loss = 1.0 - math.prod([1.0 - self._loss[link] for link in route.links])
+        route.loss = 1.0 - math.prod([1.0 - self._links.loss[link] for link in route.links])
         if route.links:
             is_per_transfer = self.protocol.connections == "per-transfer"
             route.setup = self.protocol.software_seconds + (route.round_trip if is_per_transfer else 0.0)
@@ -378,7 +399,7 @@ class Network:
         """
         link = self._index("set_capacity", "link", link)
         _check(f"set_capacity of link {link}", "bits_per_second", bits_per_second)
-        self._stated[link] = bits_per_second / 8
+        self._links.bytes_per_second[link] = bits_per_second / 8
         self._resize(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
@@ -387,14 +408,13 @@ class Network:
         Raises InputError for a link that does not exist.
         """
         link = self._index("set_link_up", "link", link)
-        self._is_up[link] = up
+        self._links.is_up[link] = up
         self._resize(link)
 
     def _resize(self, link: int) -> None:
-        rate = self._stated[link] if self._is_up[link] else 0.0
-        self.engine.resize(link, rate * self._share[link])
+        self.engine.resize(link, self._links.payload_rate(link))
         for observer in self.engine.observers:
-            observer.capacity_changed(link, rate * 8)
+            observer.capacity_changed(link, self._links.rate(link) * 8)
 
     def set_latency(self, link: int, seconds: float) -> None:
         """Give a link (index) another latency, one way, in `seconds`: for what is sent from now on, and windows.
@@ -403,7 +423,7 @@ class Network:
         """
         link = self._index("set_latency", "link", link)
         _check(f"set_latency of link {link}", "seconds", seconds)
-        self._latency_seconds[link] = seconds
+        self._links.latency_seconds[link] = seconds
         self._follow(link)
 
     def set_loss(self, link: int, share: float) -> None:
@@ -415,7 +435,8 @@ class Network:
         _check(f"set_loss of link {link}", "share", share, below=1)
         stated = self.topology.links[link]
         is_included = stated.measured_streams and stated.loss
-        self._loss[link] = max(1.0 - (1.0 - share) / (1.0 - stated.loss), 0.0) if is_included else share
+        lost = max(1.0 - (1.0 - share) / (1.0 - stated.loss), 0.0) if is_included else share
+        self._links.loss[link] = lost
         self._follow(link)
 
     def _follow(self, link: int) -> None:
