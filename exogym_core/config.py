@@ -174,10 +174,10 @@ def _seconds(name: str | None, value: Any) -> float:
     except TypeError:
         pass
     except ValueError as error:
-        raise InputError(f"fit: {name} is {shown_value(value)}: {error}", about=(name,)) from None
+        raise InputError(f"fit: {name} is {shown_value(value)}: {error}", about=(str(name),)) from None
     if not 0 < seconds < math.inf:
         raise InputError(
-            f"fit: {name} is {shown_value(value)}; give a positive duration such as '2 h'", about=(name,)
+            f"fit: {name} is {shown_value(value)}; give a positive duration such as '2 h'", about=(str(name),)
         )
     return seconds
 
@@ -476,7 +476,7 @@ def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
         expected = _expected(name)
         assert expected is not None
         raise InputError(
-            f"fit: {name} is {shown_value(given[name])}; give {expected.text}", about=(name,)
+            f"fit: {name} is {shown_value(given[name])}; give {expected.text}", about=(str(name),)
         ) from None
 
 

@@ -64,7 +64,7 @@ from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import IN_ONE_PROCESS, num_cores
 from exogym_core.workers.threads import intra_op_threads
 from netsim.collectives.operations import OPERATIONS
-from netsim.errors import InputError, NetsimError
+from netsim.errors import InputError, NetsimError, about_option
 from netsim.units import format_count
 
 if TYPE_CHECKING:
@@ -489,7 +489,8 @@ class Program:
                 about = (self.model.to(device), move_batch(batch, device), samples, request.autocast)
                 other = self.data.sample_batch(samples - 1) if samples > 1 else None
                 other = other and (move_batch(other[0], device), other[1])
-                self.cut = Cut.of(request.stages, *about, other)
+                with about_option("stages"):
+                    self.cut = Cut.of(request.stages, *about, other)
             if request.waits_for_some and not self.data.has_places:
                 raise InputError(
                     "fit: stages with waiting times need one training set with a length for all workers, of which a "

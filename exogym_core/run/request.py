@@ -25,7 +25,7 @@ from exogym_core.stages.options import hosts_of, refuse_with_stages
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology
-from netsim.errors import InputError, locate_errors, unknown_name
+from netsim.errors import InputError, about_option, locate_errors, unknown_name
 from netsim.topology.weather import random_crashes
 from netsim.units import format_count
 
@@ -107,7 +107,8 @@ class FitRequest(RunConfig):
         """From options that are checked each by itself."""
         values = dict(vars(options))
         values["topology"] = loaded_topology(values["topology"])
-        values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
+        with about_option("num_nodes"):
+            values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         if values["compute"] is None and values["topology"] is not None:
             values["compute"] = Compute()
         batch_size, given = values["batch_size"], values["minibatch_size"]
@@ -205,27 +206,24 @@ class FitRequest(RunConfig):
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=6)
             self.compute = None
 
+    @about_option("workers")
     def _check_graphs(self) -> None:
         others = {self.device_of(rank).type for rank in range(self.num_nodes)} - {"cuda"}
         if others:
             kind = MissingDeviceError if self.device is None else InputError
             raise kind(
                 f"workers: cuda_graphs is for CUDA, and ranks compute on {others.pop()}; "
-                "leave it out, or set device: cuda",
-                about=("workers",),
+                "leave it out, or set device: cuda"
             )
         if self.autocast == "fp16":
-            raise InputError(
-                "workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16",
-                about=("workers",),
-            )
+            raise InputError("workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16")
 
+    @about_option("batch_by_speed")
     def _check_batches(self) -> None:
         if self.topology is None or self.compute is None or self.compute.flops is None:
             raise InputError(
                 "fit: batch_by_speed needs devices' speeds: pass topology= with devices and leave compute.fixed and "
-                "compute.measured out, or leave batch_by_speed out",
-                about=("batch_by_speed",),
+                "compute.measured out, or leave batch_by_speed out"
             )
         others = {
             "workers.kind: stacked": self.workers.kind == "stacked",
@@ -233,9 +231,7 @@ class FitRequest(RunConfig):
         }
         conflict = by_speed_conflict(self.strategy, self.stages, others)
         if conflict is not None:
-            raise InputError(
-                f"fit: batch_by_speed does not go with {conflict}: leave it out", about=("batch_by_speed",)
-            )
+            raise InputError(f"fit: batch_by_speed does not go with {conflict}: leave it out")
 
     def _check_stages(self) -> None:
         assert self.stages is not None
@@ -352,6 +348,7 @@ class FitRequest(RunConfig):
         """This process's number among those that torchrun has started for this run, or for its site of it."""
         return (torchrun_rank() or 0) if self.carrier.joins_launchers else 0
 
+    @about_option("device")
     def device_of(self, rank: int) -> torch.device:
         """Device of `rank`: the given one, one of `devices` in turn, else cuda, mps or cpu."""
         if self.device is not None:
@@ -367,8 +364,7 @@ class FitRequest(RunConfig):
         choice = list(self.devices) if self.devices is not None else list(range(torch.cuda.device_count()))
         if not choice:
             raise MissingDeviceError(
-                "fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'",
-                about=("device",),
+                "fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'"
             )
         chosen = choice[rank % len(choice)]
         return (
@@ -417,8 +413,7 @@ def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> 
     started = whole_number_of("WORLD_SIZE") if by_torchrun else None
     if started is not None and given not in (None, started):
         raise InputError(
-            f"fit: num_nodes is {given}, but torchrun has started {format_count(started, 'process')}; make them equal",
-            about=("num_nodes",),
+            f"fit: num_nodes is {given}, but torchrun has started {format_count(started, 'process')}; make them equal"
         )
     if given is not None:
         return given
@@ -426,9 +421,10 @@ def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> 
         return started
     if topology is not None:
         return len(topology.rank_hosts)
-    raise InputError("fit: num_nodes is missing; pass how many workers there are", about=("num_nodes",))
+    raise InputError("fit: num_nodes is missing; pass how many workers there are")
 
 
+@about_option("device")
 def _refuse_missing(device: torch.device) -> None:
     """Raise InputError where this machine has no such device."""
     if device.type == "cuda":
@@ -438,15 +434,12 @@ def _refuse_missing(device: torch.device) -> None:
                 f"there are only {', '.join(f'cuda:{i}' for i in range(count))}" if count else "there is none"
             )
             raise MissingDeviceError(
-                f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is",
-                about=("device",),
+                f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is"
             )
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise MissingDeviceError("fit: device 'mps' is not here; pass device='cpu'", about=("device",))
+        raise MissingDeviceError("fit: device 'mps' is not here; pass device='cpu'")
     elif device.type not in ("cpu", "mps"):
-        raise InputError(
-            f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'", about=("device",)
-        )
+        raise InputError(f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'")
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
@@ -469,8 +462,7 @@ def parse_device(given: Any, where: str) -> torch.device:
         return torch.device(given)
     except (RuntimeError, TypeError, ValueError):
         raise InputError(
-            f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'",
-            about=("device",),
+            f"{where} {shown_value(given)} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'"
         ) from None
 
 

@@ -130,8 +130,7 @@ class _Subspace(BoundaryCodec):
         size = like.shape[-1]
         if not self._width <= size:
             raise InputError(
-                f"fit: stages.codec: width {self._width} of the subspace exceeds the {size} features at a boundary",
-                about=("stages",),
+                f"fit: stages.codec: width {self._width} of the subspace exceeds the {size} features at a boundary"
             )
         key = (size, like.dtype, like.device)
         if key not in self._bases:
@@ -185,25 +184,19 @@ def kept_parameters(
     patterns: Any = [] if options is None else options.keep or []
     if patterns is True:
         if not hasattr(model, "stream_writers"):
-            raise InputError(
-                f"{where}: {kind} has no stream_writers: list patterns, as in ['*.down.weight']",
-                about=("stages",),
-            )
+            raise InputError(f"{where}: {kind} has no stream_writers: list patterns, as in ['*.down.weight']")
         patterns = model.stream_writers
     parameters = dict(model.named_parameters())
     widths = {each.shape[-1] for row in boundaries for each in row if each.dtype.is_floating_point}
     for pattern in patterns:
         names = matching(parameters, pattern)
         if not names:
-            raise InputError(f"{where}: no parameter of {kind} matches {pattern!r}", about=("stages",))
+            raise InputError(f"{where}: no parameter of {kind} matches {pattern!r}")
         for name in names:
             owner, shape = model.get_submodule(name.rpartition(".")[0]), list(parameters[name].shape)
             found[name] = 0 if isinstance(owner, nn.Linear) else len(shape) - 1
             if {*shape[found[name] :][:1]} != widths:
-                raise InputError(
-                    f"{where}: {name} of shape {shape} does not write {sorted(widths)} features",
-                    about=("stages",),
-                )
+                raise InputError(f"{where}: {name} of shape {shape} does not write {sorted(widths)} features")
     return found
 
 

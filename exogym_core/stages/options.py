@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from exogym_core.names import shown_value, strategy_name
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 from netsim.files.documents import Document
 from netsim.files.schemas import Schema, validate_document
 from netsim.units import parse_fraction
@@ -148,6 +148,7 @@ class Stages(Schema):
         passes = actions(self, position, self.microbatches or 1)
         return max(accumulate(1 if each.is_forward else -1 for each in passes))
 
+    @about_option("stages")
     def settle_microbatches(self, batch_size: int, minibatch_size: int | None) -> int:
         """Number of micro-batches of a step.
 
@@ -165,19 +166,16 @@ class Stages(Schema):
         if given is not None and wanted != given:
             raise InputError(
                 f"fit: stages.microbatches is {wanted}, but minibatch_size {minibatch_size} makes {given} of "
-                f"batch_size {batch_size}: leave one of them out",
-                about=("stages",),
+                f"batch_size {batch_size}: leave one of them out"
             )
         if batch_size % wanted:
             raise InputError(
                 f"fit: stages: {wanted} micro-batches do not divide batch_size {batch_size}: take one of "
-                f"{', '.join(str(each) for each in range(1, batch_size + 1) if batch_size % each == 0)}",
-                about=("stages",),
+                f"{', '.join(str(each) for each in range(1, batch_size + 1) if batch_size % each == 0)}"
             )
         if self.schedule == "interleaved" and wanted % self.count:
             raise InputError(
-                f"fit: stages: the interleaved schedule takes a multiple of {self.count} micro-batches, not {wanted}",
-                about=("stages",),
+                f"fit: stages: the interleaved schedule takes a multiple of {self.count} micro-batches, not {wanted}"
             )
         return wanted
 

@@ -76,8 +76,7 @@ def parts_of(model: nn.Module, split: Any, num_stages: int) -> Sequence[nn.Modul
         parts = list(split(model))
         if len(parts) != num_stages:
             raise InputError(
-                f"fit: stages.split returned {len(parts)} modules; return {num_stages}, one a stage",
-                about=("stages",),
+                f"fit: stages.split returned {len(parts)} modules; return {num_stages}, one a stage"
             )
     elif own is not None:
         parts = list(own())
@@ -87,8 +86,7 @@ def parts_of(model: nn.Module, split: Any, num_stages: int) -> Sequence[nn.Modul
     else:
         raise InputError(
             f"fit: stages: {name} does not say how it is cut: pass stages={{'count': ..., 'split': f}} with "
-            f"f(model) -> list of {num_stages} modules, or give it a method pipeline_parts()",
-            about=("stages",),
+            f"f(model) -> list of {num_stages} modules, or give it a method pipeline_parts()"
         )
     return parts
 
@@ -102,8 +100,7 @@ def tensors_of(value: Any) -> tuple[Tensor, ...]:
     tensors = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(each, Tensor) for each in tensors):
         raise InputError(
-            f"fit: stages: a part returned a {type(value).__name__}; parts hand on a tensor, or a tuple of tensors",
-            about=("stages",),
+            f"fit: stages: a part returned a {type(value).__name__}; parts hand on a tensor, or a tuple of tensors"
         )
     return tensors
 
@@ -206,15 +203,13 @@ class Cut:
         if count is not None or whole_count is not None:
             raise InputError(
                 f"fit: stages: {type(model).__name__} returns a count with its loss, which only the last stage knows: "
-                "return the mean loss over samples",
-                about=("stages",),
+                "return the mean loss over samples"
             )
         near = 1e-3 if autocast is None else 1e-2
         if not (whole.is_meta or torch.allclose(loss.detach(), whole, near, 1e-6, equal_nan=True)):
             raise InputError(
                 f"fit: stages: the parts of {type(model).__name__} have loss {loss.item():.6g} in a first batch, and "
-                f"the model {whole.item():.6g}: the parts must compute what its forward does, drawing in its order",
-                about=("stages",),
+                f"the model {whole.item():.6g}: the parts must compute what its forward does, drawing in its order"
             )
         if stages.split == "bytes" or not any(costs):
             costs = [float(sum(each.nbytes for each in part.parameters())) for part in parts]
@@ -225,8 +220,7 @@ class Cut:
         if len(trained) < number:
             raise InputError(
                 f"fit: stages: {len(trained)} parts of {type(model).__name__} have parameters to train, for {number} "
-                f"stages: take at most {len(trained)}",
-                about=("stages",),
+                f"stages: take at most {len(trained)}"
             )
         if callable(stages.split):
             edges = tuple(range(number + 1))
@@ -316,13 +310,10 @@ def _holders(model: nn.Module, stages: Sequence[Sequence[nn.Module]]) -> dict[st
     for name, value in named:
         holders[name] = tuple(stage for stage, ids in enumerate(held) if id(value) in ids)
         if not holders[name]:
-            raise InputError(
-                f"fit: stages: no stage holds {name!r}: the split leaves it out", about=("stages",)
-            )
+            raise InputError(f"fit: stages: no stage holds {name!r}: the split leaves it out")
     if set().union(*held) - {id(value) for _, value in named}:
         raise InputError(
-            "fit: stages: a stage holds parameters that are not the model's: split its own modules",
-            about=("stages",),
+            "fit: stages: a stage holds parameters that are not the model's: split its own modules"
         )
     return holders
 

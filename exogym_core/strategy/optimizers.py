@@ -381,17 +381,21 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
         with about_option(where):
             refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
             given = {name: value for name, value in options.items() if value is not None}
-            for name in ("warmup_steps", "max_steps"):
+            checks = {
+                "warmup_steps": positive_int,
+                "max_steps": positive_int,
+                "floor": number,
+                "cosine_anneal": flag,
+            }
+            for name in [name for name in checks if name in given]:
                 with about_option(name):
-                    if given.get(name):
-                        positive_int(where, name, given[name])
-            with about_option("floor"):
-                if number(where, "floor", given.get("floor", 0)) > 1:
-                    raise InputError(
-                        f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1"
-                    )
-            with about_option("cosine_anneal"):
-                flag(where, "cosine_anneal", given.get("cosine_anneal", False))
+                    if given[name] or checks[name] is not positive_int:  # no steps are none
+                        checks[name](where, name, given[name])
+            if given.get("floor", 0) > 1:
+                raise InputError(
+                    f"{where}: floor={given['floor']!r} must be a share of the learning rate, 0 to 1",
+                    about=("floor",),
+                )
         return scheduler
     with about_option("lr_scheduler"):
         if isinstance(scheduler, str):

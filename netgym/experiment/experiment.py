@@ -479,13 +479,13 @@ class Experiment:
 
     def placed(self, error: InputError) -> InputError:
         """Error of `fit`, with the place of the key that causes it."""
-        if error.about:
-            name = error.about[0]
-            key = str(OPTIONS[name].key) if name in OPTIONS else name
+        named = [*map(str, error.inside), *error.about]
+        if isinstance(error, LauncherError) or (is_at_rendezvous() and not named):
+            return error  # no key of the file causes it
+        if named:
+            key = str(OPTIONS[named[0]].key) if named[0] in OPTIONS else named[0]
             text = str(error).removeprefix("fit: ").removeprefix(f"{key}: ")
             return self.document.error(tuple(key.split(".")), text)
-        if is_at_rendezvous() or isinstance(error, LauncherError):
-            return error  # no key of the file causes it
         return type(error)(f"{self.document.where}: {error}")
 
     def _check_speeds(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from exogym_core.strategy.parts.average import Flight
 from exogym_core.strategy.parts.generators import shared_generator
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, about_option, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,6 +72,7 @@ class Graph:
 
     given: str | tuple[tuple[int, ...], ...]
 
+    @about_option("graph")
     def check(self, size: int, where: str, balanced: bool) -> None:
         """Refuse a graph that has not `size` ranks.
 
@@ -84,23 +85,18 @@ class Graph:
         if isinstance(self.given, str):
             return
         if len(self.given) != size:
-            raise InputError(
-                f"{where}: graph= has {len(self.given)} lists; {size} ranks mix, one list each",
-                about=("graph",),
-            )
+            raise InputError(f"{where}: graph= has {len(self.given)} lists; {size} ranks mix, one list each")
         for rank, to in enumerate(self.given):
             if rank in to or len(set(to)) < len(to) or not all(0 <= peer < size for peer in to):
                 raise InputError(
-                    f"{where}: graph= has {list(to)} for rank {rank}; name others of 0 to {size - 1}, each once",
-                    about=("graph",),
+                    f"{where}: graph= has {list(to)} for rank {rank}; name others of 0 to {size - 1}, each once"
                 )
         edges = {(rank, peer) for rank, to in enumerate(self.given) for peer in to}
         degrees = {len(to) for to in self.given} | {sum(p == r for _, p in edges) for r in range(size)}
         if balanced and len(degrees) > 1 and any((peer, rank) not in edges for rank, peer in edges):
             raise InputError(
                 f"{where}: graph= has edges of one direction and unequal degrees, on which this average drifts; SGP "
-                "corrects for it",
-                about=("graph",),
+                "corrects for it"
             )
 
     def edges(self, size: int, number: int, seed: int) -> Edges:
