@@ -715,13 +715,6 @@ def test_a_declared_attribute_that_is_missing_is_named(tmp_path: Path) -> None:
         fit(strategy=strategy, checkpoint_interval=1, save_dir=tmp_path / "saved", workers="threads")
 
 
-def test_a_state_that_lacks_an_attribute_is_refused_by_its_name() -> None:
-    with pytest.raises(
-        InputError, match=r"^Strategy: the saved state has no 'optim': resume with the version "
-    ):
-        Strategy().load_state_dict({"local_step": 3})
-
-
 COSINE = {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": {"cosine_anneal": True, "warmup_steps": 2}}
 
 

@@ -25,7 +25,6 @@ from exogym_core.strategy import (
     FedAvgStrategy,
     GPAStrategy,
     SNOOStrategy,
-    SPARTAStrategy,
     Strategy,
 )
 from exogym_core.strategy.participation.sampling import balanced_steps, draw_clients
@@ -33,7 +32,7 @@ from exogym_core.testing.bits import assert_same_bits
 from netgym import Trainer
 from netgym.experiment.experiment import Experiment
 from netgym.tasks import build_task
-from netsim.errors import InputError, NetsimError
+from netsim.errors import InputError
 
 MEGABIT = 10**6
 
@@ -258,20 +257,12 @@ def test_files_partition_any_labelled_task(tmp_path: Path) -> None:
     task = build_task("digits", partition={"labels_per_client": 2, "seed": 3})
     assert isinstance(task.train, Partition)
     assert sum(task.train.sizes(10)) == len(task.train.dataset)
-    with pytest.raises(InputError, match="labels_per_client=9, but the data set has 5 labels"):
-        Partition(samples(40), labels_per_client=9).shares(4)
-    with pytest.raises(InputError, match="2 workers with 2 labels each hold not all 5 labels"):
-        Partition(samples(40), labels_per_client=2).shares(2)
     path = tmp_path / "file.yaml"
     path.write_text(experiment(task="{name: digits, partition: {labels_per_client: 11}}"))
     with pytest.raises(
         InputError, match=r"file.yaml:\d+: task.partition.labels_per_client: .* has 10 labels"
     ):
         Experiment.load(path).build_task()
-    with pytest.raises(InputError, match="samples \\(input, label\\) with a whole number as label"):
-        Partition(TensorDataset(torch.zeros(4, 2)), dirichlet=1)
-    with pytest.raises(InputError, match="epochs of a Partition differ"):
-        trained(FedAvgStrategy(), data=Partition(samples(40), dirichlet=1), max_steps=None)
 
 
 def test_clients_pass_through_all_of_their_own_samples() -> None:
@@ -407,33 +398,3 @@ def test_samples_weigh_rounds_of_batches_by_speed(strategy: Strategy) -> None:
 
 
 # --- what does not go together --------------------------------------------------------------------------------
-
-EQUAL_BATCHES = BY_SPEED | {"batch_by_speed": True}
-
-
-@pytest.mark.parametrize(
-    ("make", "drawn", "options", "line"),
-    [
-        (FedAvgStrategy, {"clients_per_round": 2, "fraction": 0.5}, {}, "both say how many are drawn"),
-        (
-            FedAvgStrategy,
-            {"clients_per_round": 7},
-            {},
-            "clients_per_round=7, but there are 4 workers; draw at most",
-        ),
-        (FedAvgStrategy, {"clients_per_round": 2, "island_size": 2}, {}, "leave out island_size="),
-        (FedAvgStrategy, {"balance": True}, UNTIMED, "balance needs the time of each worker's step"),
-        (AllReduceStrategy, {}, EQUAL_BATCHES | {"compute": "10 ms"}, "batch_by_speed needs devices' speeds"),
-        (SPARTAStrategy, {}, EQUAL_BATCHES, "SPARTAStrategy, whose averages are not weighed by samples"),
-        (FedAvgStrategy, {"balance": True}, EQUAL_BATCHES, "does not go with balance"),
-        (
-            AllReduceStrategy,
-            {},
-            EQUAL_BATCHES | {"data": Partition(samples(40), dirichlet=1.0)},
-            "deals one data set with a length",
-        ),
-    ],
-)
-def test_contradictions_are_refused_in_a_line(make: Any, drawn: Any, options: Any, line: str) -> None:
-    with pytest.raises(NetsimError, match=line):
-        trained(make(**drawn), 4, **options)

@@ -115,25 +115,6 @@ def test_two_files_of_one_module_name_are_two_modules(here: Path) -> None:
     assert found == ["first", "second"]
 
 
-@pytest.mark.parametrize(
-    ("reference", "line"),
-    [
-        (
-            "nowhere_at_all:Thing",
-            "cannot import 'nowhere_at_all': there is no nowhere_at_all.py next to the file",
-        ),
-        ("../evil:Thing", "is no module:callable"),
-        ("torch.hub:urlopen", "is Python's own 'urllib'"),
-        ("numpy.f2py.diagnose:os", "'numpy.f2py.diagnose' has no callable 'os'"),
-        ("posix:system", "is Python's own library"),
-    ],
-)
-def test_code_neither_next_to_the_file_nor_installed_is_refused(reference: str, line: str) -> None:
-    with pytest.raises(InputError) as caught:
-        find_own_code(reference, "task", [Path()]).load()
-    assert line in str(caught.value)
-
-
 def test_installed_code_is_reported_with_its_distribution() -> None:
     code = find_own_code("netgym.tasks:MLP", "model", [Path()])
     assert str(code).startswith("netgym.tasks:MLP of netgym ")

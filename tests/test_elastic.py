@@ -24,7 +24,6 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.run.loop import take_step
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import (
-    ACCOStrategy,
     AllReduceStrategy,
     Chain,
     DeMoStrategy,
@@ -37,11 +36,9 @@ from exogym_core.strategy import (
     PowerSGDStrategy,
     SignSGDStrategy,
     SNOOStrategy,
-    SparseCommunicator,
     Strategy,
 )
 from exogym_core.strategy.base import StepContext
-from netsim.errors import InputError
 from netsim.ranks import Advance, Request
 
 HOSTS = ("a", "b", "c")
@@ -357,25 +354,6 @@ def test_rounds_of_every_family_learn_their_deadline() -> None:
 
 
 # --- what does not go together --------------------------------------------------------------------------------
-
-
-REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: AllReduceStrategy(sharding="SHARD_GRAD_OP", **WAITS), "a lost rank would take its shard"),
-    (lambda: GPAStrategy(sharding="FULL_SHARD", **WAITS), "leave out sharding="),
-    (lambda: AllReduceStrategy(broadcast_buffers=True, **WAITS), "leave out broadcast_buffers="),
-    (lambda: FedAvgStrategy(island_size=2, **WAITS), "leave out island_size="),
-    (lambda: Chain([LowRankGradients(**WAITS), SparseCommunicator()]), "Sparse.*, which waits for all"),
-    (lambda: ACCOStrategy(**WAITS), "ACCOStrategy.*averaging_timeout"),
-    (lambda: AllReduceStrategy(rejoin="at_once"), "rejoin"),
-    (lambda: AllReduceStrategy(deadline="soon"), r"deadline='soon' must be fixed, \{median: 1"),
-    (lambda: fit(AllReduceStrategy(min_ranks=4)), "min_ranks=4, but there are 3 ranks"),
-]
-
-
-@pytest.mark.parametrize(("make", "line"), REFUSED)
-def test_combinations_without_a_meaning_are_refused(make: Callable[[], Any], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        make()
 
 
 def test_a_time_out_shorter_than_a_round_is_warned_of_with_both_numbers() -> None:

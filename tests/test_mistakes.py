@@ -15,7 +15,7 @@ import simpy
 import strategy_reference as reference
 import torch
 from experiments import experiment, fit, mlp, samples
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from worlds import chain, chain_form, star_form
 
 import exogym_core
@@ -28,14 +28,17 @@ from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute
 from exogym_core.cost.devices import find_device
 from exogym_core.data.batches import collate_of
+from exogym_core.data.partition import Partition
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.workers.spec import WorkerSpec
 from netgym import tasks
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
+from netgym.experiment.own_code import find_own_code
 from netgym.planning.reproduce import load_run
 from netgym.planning.streaming_table import utilisation
+from netgym.planning.tables import published_share
 from netgym.studies.points import Sweep
 from netgym.tasks import MLP
 from netsim import Topology
@@ -45,7 +48,7 @@ from netsim.collectives.schedules.algorithms import Algorithm
 from netsim.errors import InputError, UnknownNameError, unknown_name
 from netsim.files.documents import parse_document
 from netsim.files.plain_files import input_file
-from netsim.topology.weather import Background, LinkEvent, Trace
+from netsim.topology.weather import Background, HostEvent, LinkEvent, Trace
 from netsim.weather.faults import simulate_weather
 
 TABLES = Path(__file__).with_name("mistakes")
@@ -128,7 +131,8 @@ for each in (
         mlp,
     ),
     *(load_run, optimizer, run_ranks, samples, trained, utilisation, watched_twice),
-    *(Algorithm, Background, LinkEvent, Trace, chain, late_fault, twice_faults),
+    *(Algorithm, Background, HostEvent, LinkEvent, Partition, TensorDataset, Trace, chain, late_fault),
+    *(Path, find_own_code, published_share, twice_faults),
     *(input_file, parse_collectives, simulate_weather),
 ):
     NAMES[each.__name__] = each

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import netsim
-from netsim import InputError, Protocol, Topology, schedule
+from netsim import Protocol, Topology, schedule
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.schedules.check import messages
 from netsim.collectives.start import time_collective
@@ -174,29 +174,6 @@ def test_sockets_are_threads_times_sockets_on_two_channels() -> None:
     given = Protocol.parse({"preset": "nccl-sockets", "streams": 16})
     assert (given.streams, given.channels) == (16, 2)
     assert Protocol.parse("nccl-sockets").card_bits_per_second == 10e9
-
-
-@pytest.mark.parametrize(
-    ("form", "line"),
-    [
-        (
-            {"socket_threads": 2},
-            "socket_threads: only nccl-sockets has it, and the preset is linux-tcp: leave it out",
-        ),
-        (
-            {"preset": "nccl-sockets", "socket_threads": 16, "sockets_per_thread": 8},
-            "16 x 8; NCCL takes at most 16",
-        ),
-        (
-            {"preset": "nccl-sockets", "sockets_per_thread": 8, "streams": 8},
-            "streams and sockets_per_thread both",
-        ),
-        ({"preset": "nccl-sockets", "card": 10}, "card: "),
-    ],
-)
-def test_wrong_sockets_are_refused(form: dict[str, object], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        Protocol.parse(form)
 
 
 def test_a_group_may_name_its_algorithm() -> None:

@@ -153,26 +153,12 @@ def test_a_sweep_has_a_row_a_point_and_the_command_gives_the_same(
         netgym.sweep(changed, out=tmp_path / "none")
 
 
-@pytest.mark.parametrize("function", [netgym.compare, netgym.run, netgym.sweep])
-def test_an_unknown_keyword_is_refused(function: Any) -> None:
-    """It was ignored, as if the experiment had been changed."""
-    name = function.__name__
-    with pytest.raises(
-        InputError, match=rf"unknown argument of netgym\.{name} 'seed': did you mean 'seeds'\?"
-    ):
-        function(EXPERIMENT, seed=3)
-
-
 def test_plans_come_as_objects() -> None:
     (row,) = netgym.plan(
         model="llama-7b", strategies=["DiLoCo"], topology="wan-4-regions", tokens="1B", device="h100"
     )
     assert row["name"] == "DiLoCo"
     assert row["days"] > 0
-    with pytest.raises(
-        InputError, match=r"unknown argument of netgym.plan 'strategy': did you mean 'strategies'\?"
-    ):
-        netgym.plan(model="llama-7b", strategy="DiLoCo", topology="wan-4-regions")  # type: ignore[call-arg]
 
 
 def test_a_missing_extra_is_reported(result: netgym.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import pytest
 from experiments import json_of
 
 from netgym.planning.tables import published_share
-from netsim.errors import InputError
 
 WORDS = [
     "plan",
@@ -34,19 +33,6 @@ def test_shares_are_the_median_and_range_of_models_of_nearly_this_size() -> None
     )
     assert share[:3] == (shares[6], shares[0], shares[-1])
     assert "TorchTitan" in share.text
-
-
-@pytest.mark.parametrize(
-    ("device", "size", "message"),
-    [
-        ("b200", 10**10, "no published training on b200 is listed, only on h100, a100"),
-        (None, 10**10, "no published training on hosts without a device"),
-        ("a100", 10**12, "no published training of 1e\\+03B parameters on a100 is listed, only of 0.125B"),
-    ],
-)
-def test_nothing_is_guessed(device: str | None, size: int, message: str) -> None:
-    with pytest.raises(InputError, match=f"plan: --utilisation published: {message}"):
-        published_share(device, size)
 
 
 def test_a_plan_at_published_shares(capsys: pytest.CaptureFixture[str]) -> None:

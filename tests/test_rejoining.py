@@ -20,8 +20,6 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.meetings import HEARTBEAT_SECONDS
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from netsim import HostEvent
-from netsim.errors import InputError
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import storms
@@ -223,15 +221,6 @@ def test_the_others_wait_for_a_paused_rank_in_their_call(protocol: str) -> None:
     for before, after in zip(calm, paused.results, strict=True):
         assert after[-1] == pytest.approx(before[-1] + 8, abs=0.5)  # TCP begins slowly after an idle time
     assert paused.exposed_seconds[0] > 8
-
-
-def test_a_pause_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="a pause ends: add 'for'"):
-        HostEvent(at=1.0, host="a", pause=True)
-    with pytest.raises(InputError, match="exactly one of crash, pause or up"):
-        HostEvent(at=1.0, host="a", pause=True, crash=True)
-    with pytest.raises(InputError, match="a crash takes time"):
-        HostEvent(at=1.0, host="a", crash=True, for_=0.0)
 
 
 # --- plans, and what was measured --------------------------------------------------------------------------

@@ -359,44 +359,6 @@ def test_chains_cross_the_longest_hop_least() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"stages": {"count": 2, "microbatches": 4}, "minibatch_size": 4}, "leave one of them out"),
-        ({"stages": {"count": 12, "microbatches": 8}}, "take at most 8"),
-        ({"stages": {"count": 2, "schedule": "zero-bubble"}}, "stages"),
-        ({"stages": {"count": 2, "split": "layers"}}, "unknown split 'layers'"),
-        ({"stages": {"count": 2, "split": lambda model: [model]}}, "returned 1 modules; return 2"),
-        ({"stages": 0}, "stages"),
-        ({"stages": {"count": 2, "chunks": 2}}, "is for schedule: interleaved"),
-        ({"stages": {"count": 2, "codec": "zip"}}, "unknown stages.codec 'zip'"),
-        ({"stages": {"count": 2, "codec": "subspace"}}, "give its width"),
-        ({"stages": {"count": 2, "codec": {"name": "subspace", "width": 25}}}, "exceeds the 24 features"),
-        ({"stages": {"count": 2, "codec": {"name": "int8", "keep": True}}}, "keep: is for subspace"),
-        ({"stages": {"count": 2, "codec": SUBSPACE | {"keep": True}}}, "MLP has no stream_writers"),
-        ({"stages": {"count": 2, "codec": SUBSPACE | {"keep": ["*.out"]}}}, "no parameter of MLP matches"),
-        (
-            {"stages": {"count": 2, "codec": SUBSPACE | {"keep": ["*.0.weight", "*.14.*"]}}},
-            r"14.weight of shape \[10, 24\] does not write \[24\] features",
-        ),
-        ({"stages": 2, "val_seconds": "1 s"}, "evaluate.every_seconds"),
-        ({"stages": 2, "autocast": "fp16"}, "fp16"),
-        (
-            {"stages": {"count": 2, "schedule": "pipedream"}, "checkpoint_interval": 2}
-            | {"transport": "gloo", "topology": None, "protocol": None, "compute": None, "workers": "auto"},
-            "checkpoints under pipedream over 'gloo'",
-        ),
-        (
-            {"stages": {"count": 2, "schedule": "interleaved", "microbatches": 1}},
-            "multiple of 2 micro-batches",
-        ),
-    ],
-)
-def test_wrong_stages_are_refused_in_one_line(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(InputError, match=line):
-        fit(deep_mlp(), IMAGES, AllReduceStrategy(optim_spec=SGD), **{"batch_size": 8, **options})
-
-
-@pytest.mark.parametrize(
     ("stages", "strategies"),
     [
         (

@@ -113,10 +113,6 @@ def test_lion_takes_the_steps_of_its_paper() -> None:
             weights[at] = weight - 0.1 * (sign + 0.5 * weight)
             momenta[at] = 0.9 * momentum + 0.1 * each
         assert parameter.tolist() == pytest.approx(weights, rel=1e-12)
-    with pytest.raises(InputError, match=r"^optimizer Lion: betas=\[0.9\] must be two numbers"):
-        OptimSpec("lion", betas=[0.9]).build([parameter])
-    with pytest.raises(InputError, match=r"^optimizer Lion: lr=-1 must be a number of at least 0"):
-        OptimSpec("lion", lr=-1).build([parameter])
 
 
 @pytest.mark.parametrize("kind", [DiLoCoStrategy, SPARTADiLoCoStrategy])

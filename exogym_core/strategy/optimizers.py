@@ -381,7 +381,7 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
         with about_option(where):
             refuse_unknown_options("option of lambda_cosine", cosine_factor, options, skipped=1)
             given = {name: value for name, value in options.items() if value is not None}
-            checks = {
+            checks: dict[str, Callable[[str, str, Any], Any]] = {
                 "warmup_steps": positive_int,
                 "max_steps": positive_int,
                 "floor": number,

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.messages import GlooMailboxes
-from netsim.errors import InputError
 
 TOPOLOGY = star_form("abcd", latency={"a": "10 ms", "b": "20 ms", "c": "30 ms", "d": "40 ms"})
 
@@ -176,18 +174,3 @@ def test_a_wait_over_gloo_ends_for_no_answer_that_is_on_its_way(turns: list[tupl
     shared.end()
     thread.join()
     assert got == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        (lambda comm: comm.take(wait=-1), "take: wait=-1; give seconds from 0 up, or math.inf"),
-        (
-            lambda comm: comm.all_reduce(torch.ones(1), async_op=True).cancel(),
-            r"cancel: all_reduce\(float32\[1\], op=sum\)",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(call: Callable[[Communicator], Any], line: str) -> None:
-    with pytest.raises(InputError, match=rf"^[^\n]*{line}"):
-        run_ranks(call, 2, topology=TOPOLOGY)
