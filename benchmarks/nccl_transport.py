@@ -4,6 +4,7 @@
     sudo python benchmarks/nccl_transport.py netem MILLISECONDS GBIT/S MIB [LOSS]
     sudo python benchmarks/nccl_transport.py tbf MBIT/S
     sudo python benchmarks/nccl_transport.py queues [NUMBER [SEED]]
+    sudo python benchmarks/nccl_transport.py losses [NUMBER [SEED]]
 
 `nccl_transport.c` does to Linux's sockets what NCCL 2.8.4 does, so steps, slices, credits, sockets and TCP are
 measured, without kernels and copies. Shapes are drawn; their rates are low, since one machine carries all hosts. A line
@@ -13,7 +14,9 @@ is two calls back to back on new connections, and the same again.
 three calls, as the source's script has them, behind `netem.c`; LOSS is the share of packets dropped at random. It needs
 /dev/net/tun and half a core a Gbit/s. `tbf` repeats a synchronisation and a step of DDP of diloco-measured behind the
 kernel's own tbf, three times. `queues` draws such hosts with other rates and queues, those of the second half too short
-for two packets of each socket; without root it prints the model's times alone.
+for two packets of each socket. `losses` draws hosts whose lines lose 0.01, 0.1 or 1 % of the packets, and prints six
+calls without and with losses. Without root these two print the model's times alone.
+without and with losses. Without root these two print the model's times alone.
 """
 
 from __future__ import annotations
@@ -278,9 +281,97 @@ def behind_queues(number: int, seed: int) -> None:
             print(*cells, sep="\t", flush=True)
 
 
+class Lossy(NamedTuple):
+    """Hosts around one switch, on whose paths packets are lost at random."""
+
+    op: str
+    hosts: int
+    megabits: int
+    milliseconds: int
+    sockets: int
+    mtu: int
+    percent: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that take the line two seconds."""
+        share = 2 * (self.hosts - 1) / self.hosts if self.op == "all_reduce" else 1.0
+        return int(self.megabits * 125_000 * 2 / share)
+
+    def topology(self, *, is_lossy: bool) -> Topology:
+        names = [f"h{index}" for index in range(self.hosts)]
+        link: dict[str, Any] = {
+            "up": f"{self.megabits} Mbit/s",
+            "down": "2 Gbit/s",
+            "latency": f"{self.milliseconds / 4} ms",
+            "mtu": self.mtu,
+            "loss": f"{self.percent / 2 if is_lossy else 0} %",
+        }
+        links = [{"between": [name, "switch"], **link} for name in names]
+        return Topology.from_mapping({"hosts": names, "routers": ["switch"], "links": links})
+
+    def model(self, *, is_lossy: bool) -> float:
+        """Mean seconds of a call after the first by the model."""
+        streams = {"preset": "nccl-sockets", "socket_threads": 1, "sockets_per_thread": self.sockets}
+        return statistics.mean(
+            netsim.collective(
+                self.topology(is_lossy=is_lossy),
+                self.op,
+                num_bytes=self.num_bytes,
+                algorithm="nccl-ring",
+                protocol=streams,
+                repeat=repeat,
+            ).seconds
+            for repeat in range(2, 7)
+        )
+
+    def measured(self, program: Path, *, is_lossy: bool) -> list[float]:
+        """Seconds of six calls on the same connections."""
+        with ShapedLinks(self.topology(is_lossy=is_lossy)) as net:
+            return seconds_of(net, program, self.sockets, [f"{self.op}:{self.num_bytes}:1"] * 6)
+
+
+def draw_lossy(number: int, seed: int) -> list[Lossy]:
+    """Hosts whose lines this machine carries together."""
+    chance = random.Random(seed)
+    found: list[Lossy] = []
+    while len(found) < number:
+        shape = Lossy(
+            chance.choice(("all_reduce", "all_reduce", "reduce", "broadcast")),
+            chance.randint(2, 4),
+            round(40 * 10 ** chance.random()),
+            round(10 * 15 ** chance.random()),
+            chance.choice((1, 2, 4, 8, 16)),
+            chance.choice((1500, 9001)),
+            chance.choice((0.01, 0.1, 1.0)),
+        )
+        if shape.hosts * shape.megabits <= (500 if shape.mtu == 1500 else 1200):
+            found.append(shape)
+    return found
+
+
+def behind_losses(number: int, seed: int) -> None:
+    """Print drawn hosts, the model's seconds without and with losses, and the transport's."""
+    reason = why_not()
+    with tempfile.TemporaryDirectory() as folder:
+        program = compile_c("nccl_transport", folder)
+        for shape in draw_lossy(number, seed):
+            cells = [*shape, *(f"{shape.model(is_lossy=is_lossy):.3f}" for is_lossy in (False, True))]
+            if not reason:
+                cells += [
+                    f"{seconds:.2f}"
+                    for is_lossy in (False, True)
+                    for seconds in shape.measured(program, is_lossy=is_lossy)
+                ]
+            print(*cells, sep="\t", flush=True)
+
+
+DRAWN = {"queues": behind_queues, "losses": behind_losses}
+
+
 def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["queues"]:
-        behind_queues(*(*map(int, arguments[1:]), *(8, 1)[len(arguments) - 1 :]))
+    if arguments and arguments[0] in DRAWN:
+        DRAWN[arguments[0]](*(*map(int, arguments[1:]), *(8, 1)[len(arguments) - 1 :]))
         return
     if reason := why_not():
         sys.exit(f"nccl_transport: {reason}")

@@ -4,10 +4,11 @@
     sudo python benchmarks/shaped_links.py clean           removes what a killed program left
 
 Every host and router is a namespace. Each direction of a link is a veth pair with a tbf queue (tc) at its sending end;
-where it has latency, the frames pass a namespace in which `delayline.c` (compiled at the start) holds each back, since
-netem is not in every kernel. Rates count Ethernet bytes, so of 100 Mbit/s 95.6 are payload. Rates of 10 Gbit/s and more
-are not shaped, latencies below 0.2 ms are left out: crossing a namespace takes about that. Queues are drop-tail, of
-100 ms of the rate and at least 64 kB, or a link's `queue` of packets. A link's `mtu` is that of its interfaces.
+where it has latency, the frames pass a namespace in which `delayline.c` (compiled at the start) holds each back and
+drops the link's `loss`, since netem is not in every kernel. Rates count Ethernet bytes, so of 100 Mbit/s 95.6 are
+payload. Rates of 10 Gbit/s and more are not shaped, latencies below 0.2 ms, with their losses, are left out: crossing a
+namespace takes about that. Queues are drop-tail, of 100 ms of the rate and at least 64 kB, or a link's `queue` of
+packets. A link's `mtu` is that of its interfaces.
 
 Needs root, iproute2, gcc, and the kernel's veth and tbf. Addresses exist inside the namespaces alone, and all are
 removed at the end. On machines of your own leave this out: `netsim export --format tc` writes a script for each.
@@ -251,7 +252,7 @@ class ShapedLinks:
             for end in (enter, leave):
                 sh(f"ip -n {self._wire} link set {end} mtu {mtu} arp off promisc on up")
             _offloads_off(self._wire, [enter, leave])
-            spans = [f"{enter}:{leave}:{(link.latency_seconds - CROSSING_SECONDS) * 1e6:g}"]
+            spans = [f"{enter}:{leave}:{(link.latency_seconds - CROSSING_SECONDS) * 1e6:g}:{link.loss}"]
         else:
             sh(f"ip -n {here} link add {out} type veth peer name {into} netns {there}")
         sh(f"ip -n {there} link set {into} address {self._mac(link.target, link.source)}")

@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parent
 MODULES = (
     *("heap", "fairness", "route", "congestion", "tail_drop", "tcp"),
     *sorted(path.stem for path in _FOLDER.glob("tcp_*.py")),
-    *("bursts", "connections", "rates", "queues", "engine", "collective", "feed"),
+    *("sockets", "bursts", "connections", "rates", "queues", "engine", "collective", "feed"),
 )
 """The compiled modules, each after those that it imports."""
 

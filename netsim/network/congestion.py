@@ -30,6 +30,7 @@ class TcpSettings:
         protocol: a `netsim.Protocol`.
 
     Attributes:
+        num_channels: NCCL's connections between two hosts; 0: the protocol has none.
         initial_segments: segments of a stream's first round trip.
         owed: segments that the acknowledgement of one would have let go, missing from the first doubling.
     """
@@ -41,6 +42,7 @@ class TcpSettings:
         self.congestion = str(protocol.congestion)
         self.initial_segments = float(protocol.initial_segments)
         self.owed = 0.0 if protocol.quick_acks else 2.0
+        self.num_channels = int(protocol.channels)
         self.minimum_timeout = float(protocol.minimum_timeout_seconds)
 
 
@@ -70,6 +72,8 @@ class CongestionControl:
         cap: largest rate until then, bytes per second.
         timer: it asks again at this instant at the latest.
         last_used: instant of the last byte; infinity for never.
+        repaired_at: until then messages that have drained wait for a lost packet.
+        following: bytes of the connection's later messages, given before `start` and `go_on`.
     """
 
     def __init__(self) -> None:
@@ -77,6 +81,8 @@ class CongestionControl:
         self.cap = inf
         self.timer = inf
         self.last_used = inf
+        self.repaired_at = -inf
+        self.following = 0.0
 
     def start(self, now: float, num_bytes: float, queues: QueueState | None) -> None:
         """Begin to drain a message of `num_bytes`; `queues` if bursts may overrun one."""

@@ -444,9 +444,24 @@ class Engine:
                 self._give_up(transfer)
                 continue
             heap.move(transfer, inf)
+            if transfer.waits_for_repair:
+                self._present.delivered.append(transfer)
+                continue
             if not (self._continue(transfer, now) if transfer.drains else self._begin(transfer, now)):
                 self._leave(transfer, transfer.size)
+                window = transfer.window
+                if window is not None and window.repaired_at > now:
+                    self._wait_for_repair(transfer, window.repaired_at)
+                    continue
                 self._present.delivered.append(transfer)
+
+    def _wait_for_repair(self, transfer: Transfer, until: float) -> None:
+        """Deliver a transfer later, as the receiver lacks a packet; the next of its connection goes on meanwhile."""
+        transfer.waits_for_repair = True
+        self._heap.move(transfer, until)
+        if transfer.tells_sent:
+            transfer.tells_sent = False
+            self._present.notices.append(transfer)
 
     def _begin(self, transfer: Transfer, now: float) -> bool:
         """The first byte arrives; returns whether there is anything to drain."""
@@ -476,6 +491,7 @@ class Engine:
         if window is None:
             transfer.timer = inf
         else:
+            window.following = connection.backlog - transfer.size
             window.start(now, transfer.size, self.queues.state(transfer, transfer.size, now))
             self._accept(transfer, window, transfer.size, now)
         return True
@@ -489,6 +505,7 @@ class Engine:
             window.end(now, 0.0)
             return False
         left = transfer.remaining
+        window.following = transfer.connection.backlog - transfer.size
         window.go_on(now, left, self.queues.state(transfer, left, now))
         self._accept(transfer, window, transfer.remaining, now)
         return True

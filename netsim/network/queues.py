@@ -68,6 +68,7 @@ class Queues:
             return
         narrowest.revision = self.revision
         rates = [self._last_payload[link] for link in route.links]
+        narrowest.least = min(rates)
         # Linux keeps what a host's own line does not carry yet in the sockets (small queues): nothing is lost there,
         # and a queue grows behind it only while it is not full.
         narrowest.follows_source = not (self._are_overrun or self._drops_at_source[route.links[0]])

@@ -15,6 +15,7 @@ class NarrowestLink:
 
     Attributes:
         rate: payload bytes per second that it carries; while it is dead, what it carried last.
+        least: the same, the sender's own line included.
         feed: payload bytes per second that the links before it carry; 0 where it is the first.
         queue: bytes that its queue holds; infinity: any window.
         follows_source: it follows the sender's own line, which drops nothing: while that is full, data wait in sockets.
@@ -24,7 +25,7 @@ class NarrowestLink:
     """
 
     def __init__(self) -> None:
-        self.rate = 0.0
+        self.rate = self.least = 0.0
         self.feed = 0.0
         self.queue = inf
         self.follows_source = False

@@ -262,7 +262,7 @@ class Window(CongestionControl):
             self.drop.clear()
             # In slow start the window has grown by what was acknowledged of this round.
             window = self._avoided(now) if self.avoids else self.window + round_.used
-            self._lose(now, window)
+            self._lose_packet(now, window)
         elif round_.is_blocked or round_.is_over(now):
             waited = round_.turn - self.route.round_trip if round_.is_blocked else 0.0
             self._new_round(now)
@@ -505,15 +505,23 @@ class Window(CongestionControl):
         narrowest = self.route.narrowest
         return inf if narrowest.is_held else min(rate / narrowest.rate, 1.0) * narrowest.queue
 
+    def _lose_packet(self, now: float, window: float) -> None:
+        """Lose a packet on the way."""
+        self._lose(now, window)
+
     def _lose(self, now: float, window: float) -> None:
         """Fall from a window at a loss."""
         self.avoidance.lose(now, window, self.avoids)
+        self._fall(now)
+
+    def _fall(self, now: float) -> None:
+        """Begin a round with the window that a loss has left."""
         self.avoids = True
         self.slow_start.threshold = inf
         self.round.began = now
         self.round.turn = self._turn_seconds()
         self.round.used = 0.0
-        self.window = self.slow_start.last = self.avoidance.window(0.0)
+        self.window = self.slow_start.last = self._avoided(now)
 
     # -- grants ----------------------------------------------------------------------------------------------
 
