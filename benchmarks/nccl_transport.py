@@ -16,7 +16,6 @@ three calls, as the source's script has them, behind `netem.c`; LOSS is the shar
 kernel's own tbf, three times. `queues` draws such hosts with other rates and queues, those of the second half too short
 for two packets of each socket. `losses` draws hosts whose lines lose 0.01, 0.1 or 1 % of the packets, and prints six
 calls without and with losses. Without root these two print the model's times alone.
-without and with losses. Without root these two print the model's times alone.
 """
 
 from __future__ import annotations

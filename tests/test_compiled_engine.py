@@ -26,6 +26,7 @@ PROTOCOLS = [
     "gloo",
     {"preset": "linux-tcp", "queue": 30},
     {"preset": "linux-tcp", "connections": "per-transfer"},
+    {"preset": "nccl-sockets", "sockets_per_thread": 4},
 ]
 LOSSY_LINE = {"between": ["a", "b"], "bandwidth": "50 Mbit/s", "rtt": "30 ms", "loss": "0.1 %"}
 LOSSY = {"hosts": ["a", "b"], "links": [LOSSY_LINE], "protocol": "ideal"}
@@ -70,11 +71,15 @@ def test_compiled_and_interpreted_engines_agree_bit_by_bit(data: st.DataObject, 
 
 
 @pytest.mark.usefixtures("compiled")
-def test_they_agree_on_a_long_transfer_with_losses() -> None:
-    def run() -> tuple[float, int]:
-        network = Network(Clock(), Topology.from_mapping(LOSSY), "linux-tcp")
+@pytest.mark.parametrize("protocol", ["linux-tcp", "nccl-sockets"])
+def test_they_agree_on_a_long_transfer_with_losses(protocol: str) -> None:
+    topology = Topology.from_mapping(LOSSY)
+
+    def run() -> tuple[float, int, float]:
+        network = Network(Clock(), topology, protocol)
         network.env.run(network.transfer(0, 1, 1e9))
-        return network.env.now, network.engine.counts.num_events
+        taken = netsim.collective(topology, "broadcast", num_bytes=1 << 25, protocol=protocol).seconds
+        return network.env.now, network.engine.counts.num_events, taken
 
     first = run()
     with pytest.MonkeyPatch.context() as patch:

@@ -18,12 +18,11 @@ from netsim.errors import UnknownNameError
 MIB = 1 << 20
 
 
-def star(num: int, rate: str = "1 Gbit/s", latency: str = "10 ms") -> Topology:
+def star(num: int, rate: str = "1 Gbit/s", latency: str = "10 ms", **more: Any) -> Topology:
     """Hosts whose own links out are the narrowest."""
     names = [f"h{index}" for index in range(num)]
-    links = [
-        {"between": [name, "switch"], "up": rate, "down": "100 Gbit/s", "latency": latency} for name in names
-    ]
+    link = {"up": rate, "down": "100 Gbit/s", "latency": latency, **more}
+    links = [{"between": [name, "switch"], **link} for name in names]
     return Topology.from_mapping({"hosts": names, "routers": ["switch"], "links": links})
 
 
@@ -164,6 +163,34 @@ def test_one_stream_carries_both_channels() -> None:
     }
     assert taken["broadcast", 1] == pytest.approx(taken["sendrecv", 1], rel=1e-3)
     assert taken["broadcast", 1] > 1.5 * taken["broadcast", 2]
+
+
+@pytest.mark.parametrize("sockets", [1, 16])
+def test_losses_cost_time_where_windows_together_fill_the_line(sockets: int) -> None:
+    """A message waits for the repair of a packet, and for the socket that has fallen most."""
+    taken = [
+        netsim.collective(
+            star(3, rate="100 Mbit/s", mtu=9001, loss=f"{percent} %"),
+            "broadcast",
+            num_bytes=64 * MIB,
+            protocol={"preset": "nccl-sockets", "sockets_per_thread": sockets},
+        ).seconds
+        for percent in (0, 0.02, 0.2, 1)
+    ]
+    assert taken == sorted(taken)
+    assert taken[2] > 1.01 * taken[0]
+    assert taken[3] > 1.1 * taken[0]
+
+
+def test_windows_that_lose_many_packets_keep_two() -> None:
+    taken = netsim.collective(
+        star(2, rate="68 Mbit/s", latency="4 ms", loss="5 %"),
+        "all_reduce",
+        num_bytes=4 * MIB,
+        protocol="nccl-sockets",
+    )
+    least = 2 * 1448 * 2 / 16e-3  # two packets of both channels' sockets, each round trip
+    assert taken.seconds < 4 * MIB / least
 
 
 def test_sockets_are_threads_times_sockets_on_two_channels() -> None:

@@ -55,6 +55,7 @@ class Connection:
         net: claim on what acknowledgements leave; `gross` if the protocol has none.
         window: TCP's limit; None without one.
         backlog: bytes of its unfinished transfers.
+        wanted: bytes of its least windows, as counted at its own line's queue.
     """
 
     def __init__(self, name: Hashable, is_background: bool, lane: int, route: Route) -> None:
@@ -65,7 +66,7 @@ class Connection:
         self.gross: Claim | None = None
         self.net: Claim | None = None
         self.window: CongestionControl | None = None
-        self.backlog = 0.0
+        self.backlog = self.wanted = 0.0
         self.first: Transfer | None = None
         self.last: Transfer | None = None
 

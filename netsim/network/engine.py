@@ -262,6 +262,8 @@ class Engine:
                 self._stop(transfer)
             elif self.dead.links and self.dead.is_cut(route):
                 self._hold_first_byte(transfer)
+        else:
+            self.queues.recount(connection)
         if isinstance(owner, Outside):
             if owner.id < 0:
                 owner.id = transfer.number
@@ -558,7 +560,9 @@ class Engine:
             self.queues.leave(connection)
             if transfer.most < inf and connection.window is None:
                 self.connections.close(connection)
-        elif is_first:
+            return
+        self.queues.recount(connection)
+        if is_first:
             if following.most == inf:
                 self.queues.enter(connection)
             self._heap.move(following, following.timer)

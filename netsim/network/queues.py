@@ -48,6 +48,7 @@ class Queues:
         self._in_use: list[dict[Connection, None]] = [{} for _ in payload]  # by narrowest link
         self._ending: list[dict[Connection, None]] = [{} for _ in payload]  # by last link, under a rendezvous
         self._starting: list[dict[Connection, None]] = [{} for _ in payload]  # by first link, likewise
+        self._wanted = [0.0 for _ in payload]  # by first link that drops, bytes of the least windows in use
         self._has_any = False  # some route has a queue that bursts may overrun
 
     def resize(self, link: int, payload: float) -> None:
@@ -105,6 +106,16 @@ class Queues:
             self._ending[links[-1]][connection] = None
         if links and (self._are_overrun or self._drops_at_source[links[0]]):
             self._starting[links[0]][connection] = None
+            self.recount(connection)
+
+    def recount(self, connection: Connection) -> None:
+        """Count what a connection's least windows put into its own line's queue, as its backlog is now."""
+        links = connection.route.links
+        if not links or not self._drops_at_source[links[0]] or connection not in self._starting[links[0]]:
+            return
+        wanted = min(2.0 * connection.route.segment, connection.backlog)
+        self._wanted[links[0]] += wanted - connection.wanted
+        connection.wanted = wanted
 
     def leave(self, connection: Connection) -> None:
         link = connection.route.narrowest.bursts_at
@@ -115,6 +126,8 @@ class Queues:
             self._ending[links[-1]].pop(connection, None)
         if links and (self._are_overrun or self._drops_at_source[links[0]]):
             self._starting[links[0]].pop(connection, None)
+            self._wanted[links[0]] -= connection.wanted
+            connection.wanted = 0.0
 
     def refusal_seconds(self, route: Route) -> float:
         """Mean wait of a message's sockets whose host's own queue does not hold two packets of each that has data.
@@ -126,9 +139,7 @@ class Queues:
         link, tcp = route.links[0], self._connections.tcp
         if tcp is None or not self._drops_at_source[link]:
             return 0.0
-        room, wanted = self._sizes[link], 0.0
-        for connection in self._starting[link]:
-            wanted += min(2.0 * connection.route.segment, connection.backlog)
+        room, wanted = self._sizes[link], self._wanted[link]
         if wanted <= room:
             return 0.0
         timeout = tcp.minimum_timeout + route.round_trip + room / self._last_payload[link]

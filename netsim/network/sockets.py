@@ -105,6 +105,12 @@ class SocketsWindow(Window):
             return super()._avoided(now)
         return min([self._bytes(socket, now) for socket in self._sockets])
 
+    def _is_idle(self, now: float) -> bool:
+        if not super()._is_idle(now):
+            return False
+        self._sockets = []
+        return True
+
     def _use(self, now: float, left: float) -> None:
         drained, seconds, since = self.left - left, now - self._drained_at, self._drained_at
         self._drained_at = now
