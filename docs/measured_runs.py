@@ -6,6 +6,7 @@ python docs/measured_runs.py --history    # prints the commits that show predict
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import textwrap
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from netgym.planning.reproduce import BASES, ReproducedRun, load_run, reproduce, run_names
+from netgym.planning.measure import NETWORK_RANGE
+from netgym.planning.reproduce import BASES, RATES, ReproducedRun, load_run, reproduce, run_names
 from netgym.planning.setting import Known
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +130,7 @@ def of_others(found: Sequence[ReproducedRun]) -> str:
     (middle, high), (new_middle, new_high) = (
         np.quantile(np.abs(each), (0.5, 0.95), method="higher") for each in (first, today)
     )
-    speeds = ("samples/s", "tokens/s", "Mbit/s", "Gbit/s", "%")
+    speeds = ("samples/s", "tokens/s", "%", *RATES)
     fast = [cell["error"] > 0.1 if cell["unit"] in speeds else cell["error"] < -0.1 for cell in before]
     text = (
         f"Of {len(before)} figures that others had measured, predictions made before they were read were off by "
@@ -148,7 +151,7 @@ def band(found: Sequence[ReproducedRun]) -> tuple[int, float, float]:
                 or "NetGym" in made.run.measured_by
             ):
                 continue
-            if cell["unit"] in ("Mbit/s", "Gbit/s"):
+            if cell["unit"] in RATES:
                 ratios.append(1 + cell["error"])
             elif cell["unit"] in ("s", "ms") and made.name != "computing-a100":
                 ratios.append(1 / (1 + cell["error"]))
@@ -193,7 +196,10 @@ def between(text: str, begin: str, new: str, end: str) -> str:
 def main() -> None:
     """Reproduce all runs and write the pages."""
     known = Known()
-    found = [ReproducedRun(name, load_run(name)[0], list(reproduce(name, known))) for name in run_names()]
+    runs = {
+        name: load_run(name)[0] for name in run_names()
+    }  # mistakes of all files before the first simulation
+    found = [ReproducedRun(name, run, list(reproduce(name, known))) for name, run in runs.items()]
     CELLS.write_text("\n".join([HEAD, *map(section, found)]), encoding="utf-8")
     number, low, high = band(found)
     others = (
@@ -207,7 +213,18 @@ def main() -> None:
     README.write_text(
         between(README.read_text(encoding="utf-8"), BEGIN_OTHERS, words, END_OTHERS), encoding="utf-8"
     )
+    if (bands := (round(low, 2), round(high, 2))) != NETWORK_RANGE:
+        print(
+            f"NETWORK_RANGE of netgym/planning/measure.py is {NETWORK_RANGE}: write {bands}, and into planning.md"
+        )
 
 
 if __name__ == "__main__":
-    print(history()) if "--history" in sys.argv else main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--history", action="store_true")
+    try:
+        print(history()) if parser.parse_args().history else main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

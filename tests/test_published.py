@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,18 @@ def test_runs_are_complete(name: str) -> None:
         )
 
 
+def test_first_predictions_name_a_commit_of_the_history() -> None:
+    """A rebase changes hashes: `predicted_at` is the commit of the model, under the prediction's own."""
+    head = subprocess.run(["git", "rev-list", "HEAD"], cwd=DOCS, capture_output=True, text=True)
+    if head.returncode or (DOCS.parent / ".git" / "shallow").exists():
+        pytest.skip("needs a clone with its history")
+    commits = head.stdout.split()
+    for name in run_names():
+        run, _ = load_run(name)
+        if run.predicted_at or any(cell.first is not None for group in run.groups for cell in group.cells):
+            assert any(run.predicted_at and commit.startswith(run.predicted_at) for commit in commits), name
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -165,6 +178,16 @@ def test_the_template_of_the_page_is_reproduced(
     assert found["cells"][0]["error"] == pytest.approx(fp32 / 297 - 1)
     assert main(["reproduce", "my-run.yaml"]) == 0
     assert "measured 297" in capsys.readouterr().out
+
+
+def test_rates_are_the_tensors_bytes_over_the_time(tmp_path: Path) -> None:
+    """Half of 1 Gbit/s in each of the units that programs print."""
+    units = ("s", "Gbit/s", "Mbit/s", "GB/s", "MB/s")
+    group = "network: {line: {bandwidth: 1 Gbit/s}}, op: all_reduce, algorithm: ring, protocol: ideal, bytes: 1 GB"
+    cells = ", ".join(f"{{what: f, unit: {unit}}}" for unit in units)
+    own = tmp_path / "my.yaml"
+    own.write_text(f"{HEAD}groups:\n  - {{{group}, cells: [{cells}]}}\n")
+    assert [cell["predicted"] for cell in reproduce(str(own))] == pytest.approx([8, 1, 1000, 0.125, 125])
 
 
 def test_a_call_after_a_pause_begins_with_a_smaller_window(tmp_path: Path) -> None:

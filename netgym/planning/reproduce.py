@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASES",
+    "RATES",
     "BasisErrors",
     "MeasuredRun",
     "MissingRecordingsError",
@@ -61,14 +62,16 @@ BASES = {
 
 Basis = Literal["before", "known", "fitted", "derived", "circular"]
 _WRONG_UNIT = 11.0  # times the measured figure, or a share of it, from which on the unit may be another
-_UNITS = {"s": 1.0, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "Mbit/s": 1e6, "Gbit/s": 1e9, "tokens/s": 1.0}
+#: Bits a second of the units of rates.
+RATES = {"Mbit/s": 1e6, "Gbit/s": 1e9, "MB/s": 8e6, "GB/s": 8e9}
+_UNITS = {"s": 1.0, "ms": 1e-3, "%": 1e-2, "MB": 1e6, "tokens/s": 1.0, **RATES}
 _FIGURES = {
     "MB": "payload_bytes",
     "bit": "parameters",
     "x": "parameters",
     "tokens/s": "tokens_per_second",
 }  # else seconds
-Unit = Literal["s", "ms", "%", "samples/s", "tokens/s", "MB", "bit", "x", "Mbit/s", "Gbit/s"]
+Unit = Literal["s", "ms", "%", "samples/s", "tokens/s", "MB", "bit", "x", "Mbit/s", "Gbit/s", "MB/s", "GB/s"]
 
 
 class MissingRecordingsError(InputError):
@@ -134,7 +137,7 @@ class Simulated(Schema):
         figure: attribute of the plan, such as compute_utilisation, exposed_seconds_per_round, seconds_per_step.
         samples: of a step, for a throughput in samples/s.
         samples_per_second: speed at which such a step computes before it waits for the figure.
-        unit: of the figure, and of the measured one.
+        unit: of the figure, and of the measured one; a rate is the tensor's bytes over the time, nccl-tests' algbw.
     """
 
     network: str | dict[str, Any] | None = None
@@ -419,7 +422,7 @@ class _Simulation:
                     self._key(places, "unit"), "samples/s needs samples and samples_per_second"
                 )
             return cell.samples / (cell.samples / cell.samples_per_second + value)
-        if unit in ("Mbit/s", "Gbit/s"):
+        if unit in RATES:
             value = found["payload_bytes"] * 8 / value
         return value / _UNITS[unit]
 
