@@ -130,19 +130,20 @@ def test_two_channels_hide_less_of_a_long_delay_than_one_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "num_bytes", "protocol"),
+    ("topology", "ranks_a_host", "num_bytes", "protocol"),
     [
         # The last loop is small.
-        (star(14, latency="1 ms"), 64 << 20, {"preset": "nccl-sockets", "window": "256 KiB"}),
-        (star(10), 150 << 20, {"preset": "linux-tcp", "window": "64 KiB", "connections": "per-transfer"}),
-        (Topology.load("wan-4-regions"), 4096, "nccl-sockets"),  # a lap crosses the long links
+        (star(14, latency="1 ms"), 1, 64 << 20, {"preset": "nccl-sockets", "window": "256 KiB"}),
+        (star(10), 1, 150 << 20, {"preset": "linux-tcp", "window": "64 KiB", "connections": "per-transfer"}),
+        (Topology.load("wan-4-regions"), 1, 4096, "nccl-sockets"),  # a lap crosses the long links
+        (star(2), 8, 64 << 20, "nccl-sockets"),  # nothing limits messages inside a host
     ],
 )
 def test_the_first_steps_of_a_ring_give_the_seconds_of_all(
-    topology: Topology, num_bytes: int, protocol: Any
+    topology: Topology, ranks_a_host: int, num_bytes: int, protocol: Any
 ) -> None:
     """All loops were taken for as large as the first, and all messages for those of one window: up to 3.4 times."""
-    parsed, hosts = Protocol.parse(protocol), range(len(topology.hosts))
+    parsed, hosts = Protocol.parse(protocol), sorted([*range(len(topology.hosts))] * ranks_a_host)
     made = schedule("all_reduce", len(hosts), num_bytes=num_bytes, algorithm="nccl-ring")
     short, later, _ = Estimator(topology, parsed).first_steps(made, hosts)
     first, whole = (time_collective(topology, parsed, each, hosts).seconds[0] for each in (short, made))

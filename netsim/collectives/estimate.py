@@ -299,7 +299,9 @@ class Estimator:
         lap = float(schedule.num_ranks * max((phase.window for phase in schedule.phases), default=1))
         if most <= protocol.initial_segments * protocol.segment_bytes * protocol.streams:
             return lap
-        pipe = np.minimum(window, rate * round_trips, where=round_trips > 0, out=np.zeros(len(num_bytes)))
+        pipe = np.zeros(len(num_bytes))  # inside a host: its rate is infinite
+        np.multiply(rate, round_trips, where=round_trips > 0, out=pipe)
+        pipe = np.minimum(window, pipe)
         return max(lap, float(_FILLED * pipe.max() * schedule.num_steps / most))
 
     def _least(self, schedule: Schedule, hosts: Sequence[int]) -> float:
