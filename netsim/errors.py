@@ -46,7 +46,10 @@ class InputError(NetsimError, ValueError):
     Attributes:
         about: as given.
         inside: keys and positions of the options that hold these, outermost first.
+        document: the file whose lines it names, "" for none.
     """
+
+    document = ""
 
     def __init__(self, message: object = "", *, about: Sequence[str] = ()) -> None:
         super().__init__(message)

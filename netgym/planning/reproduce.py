@@ -290,8 +290,8 @@ def reproduce(
             of_cell: KeyPath = ("groups", place, "cells", number)
             try:
                 found = simulation.cell(("groups", place), of_cell, group, own)
-            except InputError as error:  # of a call or a plan, which do not know the file
-                if str(error).startswith(f"{document.where}:"):
+            except InputError as error:
+                if error.document == document.where:
                     raise
                 raise document.error(of_cell, str(error)) from error
             yield found

@@ -149,7 +149,9 @@ class Document:
         if len(ordered) > MAX_PROBLEMS:
             lines.append(f"{self.where}: and {len(ordered) - MAX_PROBLEMS} more")
         kind = UnknownNameError if ordered[0].is_unknown_name else InputError
-        return kind("\n".join(lines))
+        found = kind("\n".join(lines))
+        found.document = self.where
+        return found
 
 
 def load_document(path: str | Path) -> Document:
