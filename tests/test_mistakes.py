@@ -36,7 +36,7 @@ from netgym import tasks
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
 from netgym.experiment.own_code import find_own_code
-from netgym.planning.reproduce import load_run
+from netgym.planning.reproduce import load_run, reproduce
 from netgym.planning.streaming_table import utilisation
 from netgym.planning.tables import published_share
 from netgym.studies.points import Sweep
@@ -150,8 +150,10 @@ def test_a_call_fails_with_one_line(call: str, expected: str) -> None:
 
 # --- files -------------------------------------------------------------------------------------------------
 
+MEASURED = "what: a\nnetwork: b\nmeasured_by: c\nsource: d\nunknown: e\n"
 GOOD = {
     "flows": "start_s,src,dst,bytes\n0,h2,h10,5\n",
+    "measured": f"{MEASURED}groups: [{{network: lan, unit: s, op: all_reduce, cells: [{{what: f, bytes: 1}}]}}]\n",
     "sweeps": "sweep: {a: [1, 2]}",
     "traces": "start_s,bits_per_second\n0,1\n",
 }
@@ -190,6 +192,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "traces": ("", read_trace),
     "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
     "sweeps": ("", lambda path: Sweep.parse(parse_document(path.read_text(), str(path)))),
+    "measured": (MEASURED, lambda path: list(reproduce(str(path)))),
 }
 
 
@@ -207,8 +210,8 @@ def changed(good: str, given: str) -> str:
 def test_good_files_are_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, read = READERS[kind]
     monkeypatch.chdir(tmp_path)
-    Path("good").write_text(good or GOOD[kind])
-    read(Path("good"))
+    Path("good.yaml").write_text(GOOD.get(kind, good))
+    read(Path("good.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -219,11 +222,11 @@ def test_a_file_is_refused_with_its_line(
 ) -> None:
     good, read = READERS[kind]
     monkeypatch.chdir(tmp_path)
-    Path("bad").write_text(changed(good, given))
+    Path("bad.yaml").write_text(changed(good, given))
     with pytest.raises(InputError) as caught:
-        read(Path("bad"))
+        read(Path("bad.yaml"))
     line = str(caught.value).splitlines()[0]
-    assert is_line(line.removeprefix("bad").removeprefix(":").strip(), expected), line
+    assert is_line(line.removeprefix("bad.yaml").removeprefix(":").strip(), expected), line
     assert isinstance(caught.value, UnknownNameError) == is_of_names(line)
 
 

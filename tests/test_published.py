@@ -15,7 +15,6 @@ from netgym.cli.main import main
 from netgym.planning.measure import NETWORK_RANGE
 from netgym.planning.reproduce import BASES, ReproducedRun, load_run, reproduce, run_names
 from netgym.planning.streaming_table import METHODS, TARGETS, utilisation
-from netsim.errors import InputError
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -159,7 +158,6 @@ PLANNED = (
     "codec: int8}]}, parameters: [25M], figure: exposed_seconds_per_round, unit: s"
 )
 HEAD = "what: a\nnetwork: b\nmeasured_by: c\nsource: d\nunknown: e\n"
-ONE = "groups:\n  - {network: lan, unit: s, op: all_reduce,\n     cells: [{what: f, "
 
 
 def test_the_template_of_the_page_is_reproduced(
@@ -242,88 +240,3 @@ def test_a_cell_has_the_limit_and_remarks_of_its_plan_once(
         "coding is not",
     )
     assert [sum(note.strip().startswith(start) for note in notes) for start in starts] == [1] * 6
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "groups:\n  - unit: s\n    cels: []\n",
-            "my.yaml:8: groups[0].cels: unknown key 'cels': did you mean 'cells'",
-        ),
-        ("groups:\n  - cells:\n      - {what: f}\n", "my.yaml:8: groups[0].cells[0].unit: is missing"),
-        ("groups:\n  - cells:\n      - {what: f, unit: s}\n", "my.yaml:7: groups[0]: needs either op"),
-        (
-            "groups:\n  - pause: 1\n    cells: []\n",
-            "my.yaml:7: groups[0].pause: expected a time such as '30 ms'",
-        ),
-        (
-            "groups:\n  - unit: s\n    cells:\n      - {what: f, pause: 1 s}\n",
-            "my.yaml:9: groups[0].cells[0].pause: has no effect on one call: add repeat",
-        ),
-        (
-            "groups:\n  - basis: before\n    cells:\n      - {what: f, unit: s, measured: 1}\n",
-            "my.yaml:7: groups[0].basis: needs the prediction made before the figure was read: add first",
-        ),
-        (
-            "groups:\n  - cells:\n      - {what: f, unit: s, measured: 0}\n",
-            "my.yaml:8: groups[0].cells[0].measured:",
-        ),
-        (
-            "groups:\n  - parameters: [25Q]\n    cells: []\n",
-            "my.yaml:7: groups[0].parameters: '25Q' is no number of parameters",
-        ),
-        (
-            "groups:\n  - parameters: [0x1]\n    cells: []\n",
-            "my.yaml:7: groups[0].parameters: '0x1' is no shape; write for example 512x512",
-        ),
-        (
-            f"groups:\n  - {{network: gone.yaml,\n     {PLANNED}, cells: [{{what: f}}]}}\n",
-            "my.yaml:7: groups[0].network: topology: gone.yaml: no such file",
-        ),
-        (
-            f"groups:\n  - {{network: lan, {PLANNED},\n     cells: [{{what: f, set: {{workers.cont: 2}}}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].set.workers.cont: workers.cont: unknown key 'cont'",
-        ),
-        (f"{ONE}bytes: 1 KB}}]}}\n", "my.yaml:8: groups[0].cells[0].bytes: unknown unit 'KB'"),
-        (
-            f"{ONE}bytes: 1, hosts: [x]}}]}}\n",
-            "my.yaml:8: groups[0].cells[0]: all_reduce: ranks: unknown host 'x'",
-        ),
-        (f"{ONE}bytes: 1, regions: [x]}}]}}\n", "my.yaml:8: groups[0].cells[0]: unknown region 'x'"),
-        (
-            f"{ONE}bytes: 1, network: {{line: x}}}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].network: links: has no 'x'",
-        ),
-        (
-            f"{ONE}bytes: 1, network: {{star: 3}}}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].network: expected {line: LINK}",
-        ),
-        (
-            f"{ONE}bytes: 1, unit: samples/s}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].unit: samples/s needs samples",
-        ),
-        (
-            f"{ONE}bytes: 1, unit: bit}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].unit: unknown figure 'parameters'",
-        ),
-        (
-            f"{ONE}bytes: 1, other: {{bytes: 2}}, cause: '{{x}}'}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].cause: write {other}",
-        ),
-        (
-            f"{ONE}flags: {{devices: 3}}}}]}}\n",
-            "my.yaml:8: groups[0].cells[0].flags.devices: unknown choice 'devices'",
-        ),
-        ("program: {file: a.py, part: b}\n", "my.yaml:6: program: only runs that ship with NetGym"),
-        ("", "my.yaml:1: groups: is missing"),
-    ],
-)
-def test_mistakes_are_named_with_their_line(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("my.yaml").write_text(HEAD + text)
-    with pytest.raises(InputError) as caught:
-        list(reproduce("my.yaml"))
-    assert str(caught.value).startswith(message)

@@ -491,29 +491,6 @@ def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
     assert "DiLoCo     all failed" in out
 
 
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        (["tune", "--over", "foo=1,2"], "point strategies.*.foo=1: strategies[0].foo: unknown argument of"),
-        (
-            ["tune", "--over", "DiLoCo.H=2,-1"],
-            "point strategies.*.H=-1: strategies[0].H: DiLoCoStrategy: H=-1 must",
-        ),
-        (
-            ["sweep", "--vary", "strategies.*.lr=[0.1, nan]"],
-            "point strategies.*.lr=nan: strategies[0].lr: AllReduceStrategy",
-        ),
-        (["sweep", "--search", "random", "--trials", "1", "--vary", "foo={low: 1, high: 2}"], "point foo="),
-    ],
-)
-def test_a_value_that_no_point_takes_is_refused_before_anything_runs(
-    command: list[str], line: str, tuned_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command, "small.yaml"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {line}")
-    assert [*tuned_file.parent.iterdir()] == [tuned_file]
-
-
 @pytest.mark.parametrize("command", ["tune", "sweep"])
 @pytest.mark.parametrize(
     ("value", "line"),

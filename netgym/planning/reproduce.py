@@ -293,7 +293,7 @@ def reproduce(
             except InputError as error:
                 if error.document == document.where:
                     raise
-                raise document.error(of_cell, str(error)) from error
+                raise document.error(of_cell, error) from error
             yield found
 
 
