@@ -14,9 +14,9 @@ import pytest
 import simpy
 import strategy_reference as reference
 import torch
-from experiments import experiment, fit, mlp, samples
+from experiments import experiment, fit, fitted, mlp, samples
 from torch.utils.data import DataLoader, TensorDataset
-from worlds import chain, chain_form, star_form
+from worlds import PEERS, chain, chain_form, star_form
 
 import exogym_core
 import exogym_core.strategy
@@ -29,6 +29,7 @@ from exogym_core.cost.compute import Compute
 from exogym_core.cost.devices import find_device
 from exogym_core.data.batches import collate_of
 from exogym_core.data.partition import Partition
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.workers.spec import WorkerSpec
@@ -36,6 +37,7 @@ from netgym import tasks
 from netgym.cli.main import main as netgym
 from netgym.experiment.experiment import Experiment
 from netgym.experiment.own_code import find_own_code
+from netgym.launch.compute import ComputeClock
 from netgym.planning.reproduce import load_run, reproduce
 from netgym.planning.streaming_table import utilisation
 from netgym.planning.tables import published_share
@@ -117,6 +119,10 @@ NAMES: dict[str, Any] = {
     for name in module.__all__
 }
 NAMES |= {"PAIR": chain_form("ab", "10 Gbit/s", "20 ms"), "math": math, "netsim": netsim, "torch": torch}
+NAMES |= {
+    "DIGITS": {"task": "digits", "workers": {"count": 2}, "steps": 2, "strategies": ["AllReduce"]},
+    "PEERS": PEERS,
+}
 NAMES |= {"check": netgym_face.check, "netgym": netgym_face, "simpy": simpy}
 for each in (
     *(
@@ -132,19 +138,23 @@ for each in (
     ),
     *(load_run, optimizer, run_ranks, samples, trained, utilisation, watched_twice),
     *(Algorithm, Background, HostEvent, LinkEvent, Partition, TensorDataset, Trace, chain, late_fault),
-    *(Path, find_own_code, published_share, twice_faults),
+    *(ComputeClock, FitResult, Path, find_own_code, fitted, published_share, twice_faults),
     *(input_file, parse_collectives, simulate_weather),
 ):
     NAMES[each.__name__] = each
 
 
 @pytest.mark.parametrize(("call", "expected"), rows("calls"))
-def test_a_call_fails_with_one_line(call: str, expected: str) -> None:
+def test_a_call_fails_with_one_line(
+    call: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
         eval(call, NAMES)
     line = str(caught.value)
     assert is_line(line, expected), line
     assert "\n" not in line
+    assert not list(tmp_path.iterdir()), "it leaves nothing"
     assert isinstance(caught.value, UnknownNameError) == is_of_names(line)
 
 

@@ -12,7 +12,7 @@ import yaml
 
 import netgym
 from netgym.cli.main import main
-from netsim.errors import InputError, UnknownNameError
+from netsim.errors import InputError
 
 HOSTILE = "<script>alert(1)</script>"
 EXPERIMENT: dict[str, Any] = {
@@ -106,24 +106,6 @@ def test_a_temporary_folder_is_gone_after_its_result(capsys: pytest.CaptureFixtu
     del found
     gc.collect()
     assert not folder.parent.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"overrides": {"step": 6}}, "netgym.compare: step: unknown key 'step': did you mean 'steps'?"),
-        (
-            {"topology": "lam"},
-            "netgym.compare: topology: unknown topology or file 'lam': did you mean 'lan'?",
-        ),
-        ({"strategy": "DiLoCoo"}, "experiment: strategies: unknown strategy 'DiLoCoo'"),
-    ],
-)
-def test_mistakes_are_reported_by_key(options: dict[str, Any], line: str, tmp_path: Path) -> None:
-    with pytest.raises((InputError, UnknownNameError)) as caught:
-        netgym.compare(EXPERIMENT, out=tmp_path / "out", **options)
-    assert str(caught.value).startswith(line)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_sweep_has_a_row_a_point_and_the_command_gives_the_same(

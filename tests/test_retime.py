@@ -92,25 +92,6 @@ def test_what_learns_times_or_bytes_is_trained_again(
         trained(strategy, **LAN, **options).retime(topology="wan-4-regions")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"topology": None, "compute": None}, "no virtual time without a topology"),
-        ({"compute": {"fixed": "2 ms", "coding": "1 GB/s"}}, "other compute.coding"),
-        ({"max_steps": 8}, "max_steps"),
-        ({"topology": "nowhere"}, "nowhere"),
-    ],
-)
-def test_other_changes_are_refused(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        trained(**LAN).retime(**changes)
-
-
-def test_stopped_and_real_runs_have_no_recording() -> None:
-    with pytest.raises(InputError, match="retime: this run has no recording"):
-        FitResult().retime(topology="lan")
-
-
 CODED = {"compute": {"fixed": "2 ms", "coding": "1 MB/s", "updates": "1 MB/s"}}
 
 

@@ -12,38 +12,15 @@ import yaml
 from experiments import fit_until, json_of, mlp, outcome, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import PEERS
 
 from exogym_core import Trainer
-from exogym_core.strategy import FedAvgStrategy, SparseLoCoStrategy, StreamingDiLoCoStrategy
+from exogym_core.strategy import SparseLoCoStrategy, StreamingDiLoCoStrategy
 from netsim import Clock, Network, Topology, start_collective
 from netsim.collectives.schedules.direct import store_exchange
-from netsim.errors import InputError
 
-# Peers behind a router; the edge is a relay 2 ms from h2, with a link of its own to the store.
-PEERS: dict[str, Any] = {
-    "name": "peers",
-    "hosts": {
-        **{f"h{i}": {"device": "h100"} for i in range(3)},
-        "r2": {
-            "store": {"latency": "30 ms", "put": "5 $/million", "get": "1 $/million", "egress": "0.1 $/GB"}
-        },
-        "edge": {"store": {"latency": "1 ms", "get": "2 $/million"}},
-    },
-    "routers": ["x"],
-    "links": [
-        *(
-            {"between": [f"h{i}", "x"], "up": "8 Mbit/s", "down": "80 Mbit/s", "latency": "10 ms"}
-            for i in (0, 1)
-        ),
-        {"between": ["h2", "edge"], "up": "8 Mbit/s", "down": "80 Mbit/s", "latency": "2 ms"},
-        {"between": ["x", "r2"], "bandwidth": "8 Gbit/s"},
-        {"between": ["edge", "r2"], "bandwidth": "800 Mbit/s", "latency": "20 ms"},
-    ],
-    "protocol": "ideal",
-}
 STORE = {"name": "store", "host": "r2"}
 RELAYED = {"name": "store", "host": "r2", "relays": ["edge"]}
-NO_NETWORK = {"topology": None, "compute": None, "collectives": None}
 MEGABYTE = 1_000_000
 
 
@@ -198,40 +175,7 @@ def test_a_plan_names_the_latency_of_a_store_where_it_is_the_limit(
     assert row["limit"]["saves_seconds_per_round"] == pytest.approx(20, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("exchange", "changes", "message"),
-    [
-        ("store", {}, "topology peers has 2 stores: name one: edge, r2"),
-        ({"name": "store", "host": "h1"}, {}, "unknown store of topology peers 'h1'; accepted: edge, r2"),
-        (
-            "store",
-            {"placement": ["h0", "h1", "r2"]},
-            "placement: r2 is a store, and a store runs no workers: name",
-        ),
-        (
-            "store",
-            {"transport": "gloo"} | NO_NETWORK,
-            "exchange: store needs simulated links: set transport: netsim",
-        ),
-        (
-            "store",
-            {"topology": "lan"},
-            r"topology lan has no store: add a host NAME: \{store: \{\}\}, and its link",
-        ),
-    ],
-)
-def test_stores_that_are_not_there_are_refused_before_the_first_step(
-    exchange: Any, changes: Any, message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        trained(FedAvgStrategy(H=50, exchange=exchange), **changes)
-
-
 def test_stores_are_read_written_and_get_no_ranks() -> None:
     topology = Topology.from_mapping(PEERS)
     assert Topology.from_mapping(topology.to_mapping()) == topology
     assert [topology.hosts[host].name for host in topology.place(4)] == ["h0", "h0", "h1", "h2"]
-    with pytest.raises(InputError, match="has no hosts but stores"):
-        Topology.from_mapping({"hosts": {"r2": {"store": {}}}})
-    with pytest.raises(InputError, match="a store computes nothing: leave out device"):
-        Topology.from_mapping({"hosts": {"a": {}, "r2": {"store": {}, "device": "h100"}}})

@@ -152,15 +152,6 @@ def test_the_shipped_text_is_there_as_bytes(capsys: pytest.CaptureFixture[str], 
             "tokens: roneneldan/TinyStories is no file here, and as a data set",
         ),
         ({"dataset": {"name": "alice", "tokenizer": "gpt2"}}, "tokens: gpt2 is no file here, and as a model"),
-        (
-            {"dataset": "alice", "paths": "a.txt"},
-            "paths and dataset both name the text: leave one of them out",
-        ),
-        (
-            {"dataset": {"name": "alice", "colum": "x"}},
-            "dataset: colum: unknown key 'colum': did you mean 'column'",
-        ),
-        ({"dataset": {"name": "alice", "num_tokens": 0}}, "dataset: num_tokens: "),
     ],
 )
 def test_a_data_set_that_cannot_be_had_is_reported_in_a_line(

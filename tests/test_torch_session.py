@@ -161,15 +161,6 @@ def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
-        ("flops", "compute 'flops': write 'live'"),
-        ("flops h100 1.5", "compute of h100: shares 1.5: a share is above 0 and at most 1"),
-        ("flops h100 0.5 0", "compute of h100: shares 0.5 0: a share is above 0 and at most 1"),
-        ("flops h101", "unknown device 'h101'"),
-        (
-            "t.csv",
-            "compute 't.csv': name the device of operations that the trace lacks, such as 't.csv h100'",
-        ),
-        ("nowhere.csv h100", "nowhere.csv: cannot be read as a trace of kernels: "),
         ("{0}/columns.csv h100", "columns.csv:1: is no trace of kernels: it has no column ns"),
         ("{0}/times.csv h100", "times.csv:3: ns -4: give nanoseconds above 0"),
     ],

@@ -146,3 +146,27 @@ def use_sources(patch: pytest.MonkeyPatch) -> SimpleNamespace:
             if getattr(value, "__module__", "") in NAMES:
                 patch.setattr(user, key, classes[key])
     return SimpleNamespace(**classes)
+
+
+# Peers behind a router; the edge is a relay 2 ms from h2, with a link of its own to the store.
+PEERS: dict[str, Any] = {
+    "name": "peers",
+    "hosts": {
+        **{f"h{i}": {"device": "h100"} for i in range(3)},
+        "r2": {
+            "store": {"latency": "30 ms", "put": "5 $/million", "get": "1 $/million", "egress": "0.1 $/GB"}
+        },
+        "edge": {"store": {"latency": "1 ms", "get": "2 $/million"}},
+    },
+    "routers": ["x"],
+    "links": [
+        *(
+            {"between": [f"h{i}", "x"], "up": "8 Mbit/s", "down": "80 Mbit/s", "latency": "10 ms"}
+            for i in (0, 1)
+        ),
+        {"between": ["h2", "edge"], "up": "8 Mbit/s", "down": "80 Mbit/s", "latency": "2 ms"},
+        {"between": ["x", "r2"], "bandwidth": "8 Gbit/s"},
+        {"between": ["edge", "r2"], "bandwidth": "800 Mbit/s", "latency": "20 ms"},
+    ],
+    "protocol": "ideal",
+}
