@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from exogym_core import Trainer
+from exogym_core import DiLoCoOptimizer, Trainer
+from exogym_core.communicator.base import Communicator
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, comparison_table, verdict
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
@@ -34,6 +36,19 @@ SMALL = {
 }
 
 
+#: An experiment as users write it, a line a key.
+FILE = """\
+task: digits
+workers: {count: 2}
+topology: two-datacenters
+compute: 50 ms
+steps: 6
+strategies:
+  - AllReduce
+  - {name: DiLoCo, H: 3}
+"""
+
+
 # Points of a sweep, of which the second fails: its network has no such hosts.
 _ON_LAN = "placement: [lan.0, lan.1]"
 PLACED_ON_LAN = (
@@ -47,6 +62,41 @@ FIRST_ALGORITHMS = {op: next(iter(names)) for op, names in ALGORITHMS.items()}
 def experiment(**keys: object) -> str:
     """Text of a small experiment, a key a line; `keys` are YAML, and None leaves a key out."""
     return "".join(f"{key}: {value}\n" for key, value in (SMALL | keys).items() if value is not None)
+
+
+def stored(entries: Iterable[Any], **settings: object) -> dict[str, Any]:
+    """The experiment of a run folder that is written by hand, a strategy for each of its entries' names."""
+    plain = {
+        "name": "digits",
+        "task": {"name": "digits"},
+        "workers": {"count": 2},
+        "steps": 4,
+        "topology": None,
+    }
+    return (
+        plain
+        | {"strategies": [{"name": str(name)} for name in entries], "target_loss": 0.3, "seed": 0}
+        | settings
+    )
+
+
+def one_weight(
+    comm: Communicator, num_values: int, num_steps: int, **options: Any
+) -> tuple[nn.Parameter, Any]:
+    """A rank's parameter, and its DiLoCo with rounds of `num_steps` steps."""
+    weight = nn.Parameter(torch.zeros(num_values))
+    inner = partial(torch.optim.SGD, lr=0.1)
+    options |= {"batch_size": 1, "num_inner_steps": num_steps, "inner_optimizer": inner, "params": [weight]}
+    return weight, DiLoCoOptimizer(communicator=comm, **options)
+
+
+def three_steps(comm: Communicator) -> list[float]:
+    """Three steps of a second each, and when each ended."""
+    ends = []
+    for _ in range(3):
+        comm.advance(1.0)
+        ends.append(comm.now())
+    return ends
 
 
 def samples(count: int = 40, seed: int = 0) -> TensorDataset:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from experiments import Squares, fitted
+from experiments import Squares, fitted, one_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.utils.data import TensorDataset
 from worlds import finished, regions_form, star_form
 
@@ -20,7 +19,6 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.meeting_requests import Arrival, Join, Met
 from exogym_core.communicator.simulated.reach import largest_mesh
 from exogym_core.results.fit_result import FitResult
-from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.errors import DeadlockError, InputError
 from netsim.ranks import Advance, Answer, Kernel, Key, Request
@@ -256,15 +254,7 @@ def towards(rank: int) -> float:
 
 def loop(comm: Communicator, **options: Any) -> list[tuple[int, list[int], float]]:
     """Every rank goes towards a value of its own; a second a step."""
-    weight = nn.Parameter(torch.zeros(VALUES))
-    optimizer = DiLoCoOptimizer(
-        batch_size=1,
-        num_inner_steps=H,
-        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        params=[weight],
-        communicator=comm,
-        **options,
-    )
+    weight, optimizer = one_weight(comm, VALUES, H, **options)
     rows = []
     while optimizer.local_epoch < ROUNDS:
         weight.grad = weight.detach() - towards(comm.rank)

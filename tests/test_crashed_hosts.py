@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import worlds
-from experiments import fitted
+from experiments import fitted, three_steps
 
 from exogym_core.communicator import Communicator, RunResult, run_ranks
 from exogym_core.strategy import DiLoCoStrategy
@@ -27,17 +27,8 @@ def crash(host: str, at: float, seconds: float | None = None) -> dict[str, Any]:
     return {"host": host, "at": f"{at} s", "crash": True, **lasting}
 
 
-def compute(comm: Communicator) -> list[float]:
-    """Three steps of a second each, and when each ended."""
-    ends = []
-    for _ in range(3):
-        comm.advance(1.0)
-        ends.append(comm.now())
-    return ends
-
-
 def ends_of_b(*events: dict[str, Any]) -> list[float]:
-    run = run_ranks(compute, 3, star(*events))
+    run = run_ranks(three_steps, 3, star(*events))
     assert run.results[0] == run.results[2] == [1.0, 2.0, 3.0]
     return run.results[1]
 
@@ -62,7 +53,7 @@ def test_a_rank_stands_still_and_begins_again_what_it_was_computing(
 
 
 def test_what_is_lost_counts_neither_as_computing_nor_as_waiting(tmp_path: Path) -> None:
-    run = run_ranks(compute, 3, star(crash("b", 1.5, 10)))
+    run = run_ranks(three_steps, 3, star(crash("b", 1.5, 10)))
     assert run.compute_seconds == [3.0, 3.0, 3.0]
     assert run.exposed_seconds == [0.0, 0.0, 0.0]
     assert run.virtual_seconds == 13.5
@@ -82,13 +73,13 @@ def test_what_a_rank_does_between_steps_waits_for_its_host() -> None:
 
 def test_a_rank_that_no_other_waits_for_is_reported_too() -> None:
     with pytest.raises(DeadlockError) as error:
-        run_ranks(compute, 3, star(crash("b", 2.5)))
+        run_ranks(three_steps, 3, star(crash("b", 2.5)))
     assert str(error.value) == (
         "host b crashed at 2.5 s and never comes back, and rank 1 on a crashed host waits for the network: "
         "let an event bring it back\n"
         "  rank 1: on a crashed host"
     )
-    run_ranks(compute, 3, star(crash("b", 3.5)))  # it has ended by then
+    run_ranks(three_steps, 3, star(crash("b", 3.5)))  # it has ended by then
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,7 @@ def test_a_rank_that_no_other_waits_for_is_reported_too() -> None:
 )
 def test_a_host_without_links_comes_back(events: list[dict[str, Any]]) -> None:
     """No link was revived by it, so that it was said never to come back."""
-    run = run_ranks(compute, 2, {"hosts": ["a"], "links": [], "events": events})
+    run = run_ranks(three_steps, 2, {"hosts": ["a"], "links": [], "events": events})
     assert run.results == [[1.0, 12.5, 13.5]] * 2
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from experiments import FILE as SMALL
 from experiments import fit
 from torch.distributed import ReduceOp
 
@@ -31,17 +32,6 @@ from netgym.tasks import build_model, build_task
 from netgym.tasks.images import read_idx
 from netsim.errors import InputError, UnknownNameError
 from netsim.topology.topology import Topology
-
-SMALL = """\
-task: digits
-workers: {count: 2}
-topology: two-datacenters
-compute: 50 ms
-steps: 6
-strategies:
-  - AllReduce
-  - {name: DiLoCo, H: 3}
-"""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import simpy
 import strategy_reference as reference
 import torch
-from experiments import experiment, fit, fitted, mlp, samples
+from experiments import FILE, experiment, fit, fitted, mlp, samples
 from torch.utils.data import DataLoader, TensorDataset
 from worlds import PEERS, chain, chain_form, star_form
 
@@ -177,16 +177,6 @@ links:
   - {between: [a, r], bandwidth: 1 Gbit/s, latency: 1 ms}
   - {between: [r, b], bandwidth: 1 Gbit/s, latency: 1 ms}
 """
-EXPERIMENT = """\
-task: digits
-workers: {count: 2}
-topology: two-datacenters
-compute: 50 ms
-steps: 6
-strategies:
-  - AllReduce
-  - {name: DiLoCo, H: 3}
-"""
 
 
 def read_trace(path: Path) -> Topology:
@@ -198,7 +188,7 @@ def read_trace(path: Path) -> Topology:
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "topologies": (TOPOLOGY, Topology.load),
-    "experiments": (EXPERIMENT, lambda path: Experiment.load(path).check_runs()),
+    "experiments": (FILE, lambda path: Experiment.load(path).check_runs()),
     "traces": ("", read_trace),
     "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
     "sweeps": ("", lambda path: Sweep.parse(parse_document(path.read_text(), str(path)))),

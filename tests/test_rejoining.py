@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from experiments import one_weight, three_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_planned_weather import assert_same, both, network
@@ -19,7 +20,6 @@ from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.meetings import HEARTBEAT_SECONDS
-from exogym_core.run.optimizer import DiLoCoOptimizer
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import storms
@@ -58,15 +58,7 @@ def gradient(weight: torch.Tensor, rank: int) -> torch.Tensor:
 
 def train(comm: Communicator, steps: int = 40, **options: Any) -> list[Committed]:
     """DiLoCo, a second a step."""
-    weight = nn.Parameter(torch.zeros(VALUES))
-    optimizer = DiLoCoOptimizer(
-        batch_size=1,
-        num_inner_steps=H,
-        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        params=[weight],
-        communicator=comm,
-        **(options or AT_ONCE),
-    )
+    weight, optimizer = one_weight(comm, VALUES, H, **(options or AT_ONCE))
     seen: list[Committed] = []
     while optimizer.local_step < steps:
         comm.advance(1.0)
@@ -188,14 +180,7 @@ def exchange(comm: Communicator) -> list[float]:
     ],
 )
 def test_a_pause_interrupts_computing(events: list[dict[str, Any]], expected: list[float]) -> None:
-    def compute(comm: Communicator) -> list[float]:
-        ends = []
-        for _ in range(3):
-            comm.advance(1.0)
-            ends.append(comm.now())
-        return ends
-
-    run = run_ranks(compute, 3, star(*events))
+    run = run_ranks(three_steps, 3, star(*events))
     assert run.results[1] == expected
     assert run.results[0] == run.results[2] == [1.0, 2.0, 3.0]
     assert run.compute_seconds[1] == 3.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments import VERDICTS, check_verdict, entry, fitted, mlp, samples
+from experiments import VERDICTS, check_verdict, entry, fitted, mlp, samples, stored
 from rich.console import Console
 from worlds import chain_form, regions_form
 
@@ -53,17 +53,7 @@ def run_folder(
     path: Path, entries: list[dict[str, Any]], timed: bool = True, **settings: object
 ) -> RunFolder:
     folder = RunFolder.create(path / "run", "digits")
-    plain = {
-        "name": "digits",
-        "task": {"name": "digits"},
-        "workers": {"count": 2},
-        "steps": 4,
-        "batch_size": 8,
-        "seed": 0,
-        "target_loss": 0.3,
-        "topology": None,
-        "strategies": [{"name": str(one["strategy"])} for one in entries],
-    } | settings
+    plain = stored([one["strategy"] for one in entries], batch_size=8, **settings)
     folder.write_text("experiment.yaml", yaml.safe_dump(plain))
     for one in entries:
         losses = one.pop("losses", {step: 2.0 / (step + 1) for step in (0, 2, 4)})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments import VERDICTS, check_verdict, entry, experiment, json_of, results_of
+from experiments import VERDICTS, check_verdict, entry, experiment, json_of, results_of, stored
 
 from exogym_core.results import report
 from exogym_core.results.fit_result import FitResult
@@ -42,18 +42,7 @@ def read_results(
 ) -> Results:
     """A run folder written by hand, read back."""
     folder = RunFolder.create(path / "run", "x")
-    plain = {
-        "name": "x",
-        "task": {"name": "digits"},
-        "workers": {"count": 2},
-        "steps": 4,
-        "evaluate": {"every": 2},
-        "seed": seeds[0],
-        "seeds": seeds,
-        "target_loss": target_loss,
-        "topology": None,
-        "strategies": [{"name": name} for name in runs],
-    }
+    plain = stored(runs, evaluate={"every": 2}, seed=seeds[0], seeds=seeds, target_loss=target_loss)
     folder.write_text("experiment.yaml", yaml.safe_dump(plain))
     tally = Tally(list(runs), seeds)
     for name, by_seed in runs.items():
