@@ -606,7 +606,7 @@ def unlimited_cores(topology: Topology, protocol: Protocol, hosts: Iterable[int]
         return None
     return (
         "cores: not modelled, and may limit TCP over links of 10 Gbit/s and more: hosts measured on 25 to 100 Gbit/s "
-        "moved 3 to 9 Gbit/s by gloo, 28 by NCCL"
+        "moved 3 to 9 Gbit/s by gloo, 10 to 48 by NCCL"
     )
 
 
