@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from netsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-__all__ = ["coding_remark", "is_large", "order_may_change", "uncharged_lines", "uncharged_seconds"]
+__all__ = [
+    "coding_remark",
+    "direct_remark",
+    "is_large",
+    "order_may_change",
+    "uncharged_lines",
+    "uncharged_seconds",
+]
 
 _BYTES_PER_SECOND = 2e9  # of fp32 values: the speed of examples/strategies.yaml
 _SPEED = f"{format_bytes(_BYTES_PER_SECOND)}/s"
@@ -41,6 +49,23 @@ def order_may_change(names: Iterable[str]) -> str:
     return (
         f"the order may change by coding that is not charged, at {_SPEED} more than {_LARGE_SHARE:.0%} of a round: "
         + ", ".join(dict.fromkeys(names))
+    )
+
+
+def direct_remark(hosts: Sequence[Hashable]) -> str | None:
+    """Remark on encoded means of workers that share hosts, which load a host's links more than a ring does.
+
+    >>> direct_remark(["a", "b"])
+    >>> print(direct_remark(["a"] * 8 + ["b"] * 8))  # doctest: +ELLIPSIS
+    encoded values go from each worker to each: with 8 on a host 4.3 times the bytes of a ring leave it; ...
+    """
+    most, others = max(Counter(hosts).values(), default=1), len(hosts) - 1
+    if most < 2 or most > others:
+        return None
+    return (
+        f"encoded values go from each worker to each: with {most} on a host {most * (others + 1 - most) / others:.1f} "
+        "times the bytes of a ring leave it; of DDP's fp16 and bf16 hooks and Horovod's fp16, which add around NCCL's "
+        "ring, plan half of the parameters without a codec, or --set collectives=ring"
     )
 
 

@@ -17,7 +17,7 @@ from exogym_core.run.request import by_speed_conflict, with_servers
 from exogym_core.stages.options import refuse_with_stages
 from exogym_core.strategy import MODULES, STRATEGIES, Chain, CommunicateOptimizeStrategy
 from netgym.command_options import first_line
-from netgym.planning.coding import coding_remark
+from netgym.planning.coding import coding_remark, direct_remark
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
 from netgym.planning.stages import boundary_bytes, bubble, stage_rows
@@ -481,6 +481,8 @@ class Measured:
         if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
             coding = "not charged"
             remarks += (coding_remark(coding_bytes),)
+        if self.rounds.sends_codes_direct and (direct := direct_remark(setting.hosts)) is not None:
+            remarks += (direct,)
         return Plan(
             strategy=name,
             seconds_per_step=pace.seconds / period,

@@ -513,6 +513,14 @@ class SimulatedRounds:
         )
 
     @property
+    def sends_codes_direct(self) -> bool:
+        """True if means of encoded values go straight from each rank to each, not around a ring."""
+        recording, setting = self._recording, self._setting
+        if recording is None or "averaging_algorithm" not in recording.reads or self.has_pairs:
+            return False
+        return without_network(self._num_ranks, setting.collectives).averaging_algorithm == "direct"
+
+    @property
     def peers_change(self) -> bool:
         """True if ranks call different peers in different rounds."""
         assert self._recording is not None
