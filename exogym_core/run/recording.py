@@ -125,7 +125,7 @@ class _Alone:
 #: Requests of a rank.
 Stream: TypeAlias = "Sequence[Request | Computing]"
 
-#: The groups of fewer than all that a rank made, in order: members' ranks, and the number of groups of these members.
+#: The groups of several, and fewer than all, that a rank made, in order: members' ranks, and the number of groups of these members.
 Groups = Sequence[tuple[tuple[int, ...], int]]
 
 
@@ -162,7 +162,7 @@ def run_alone(
 
     body(comm, computing)
     comm._request_advance()
-    groups = (entry for entry in state.num_groups.items() if len(entry[0]) < num_ranks)
+    groups = (entry for entry in state.num_groups.items() if 1 < len(entry[0]) < num_ranks)
     return RequestsOfRank(port.requests, tuple(groups), frozenset(state.reads))
 
 
