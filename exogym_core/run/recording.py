@@ -125,7 +125,8 @@ class _Alone:
 #: Requests of a rank.
 Stream: TypeAlias = "Sequence[Request | Computing]"
 
-#: The groups of several, and fewer than all, that a rank made, in order: members' ranks, and the number of groups of these members.
+#: The groups of several, but fewer than all, that a rank made, in order: members' ranks, and the number of groups of
+#: these members.
 Groups = Sequence[tuple[tuple[int, ...], int]]
 
 

@@ -457,11 +457,12 @@ class Measured:
             if steps < period:
                 is_silent = is_silent and setting.num_ranks > 1
                 remarks += (_short_remark(steps, period, is_silent, bool(changes)),)
-            days = seconds / SECONDS_A_DAY
+            short = setting.missing_steps(steps)  # in which all wait for the slowest, as in whole ones
+            days = (seconds - short * max(setting.computing_seconds())) / SECONDS_A_DAY
             hourly = setting.hourly_dollars()
             workers = None if hourly is None else days * 24 * hourly
             costs = _costs(workers, egress)
-            worked = (steps - missed * period / setting.num_ranks) * setting.tokens_a_round(1)
+            worked = (steps - short - missed * period / setting.num_ranks) * setting.tokens_a_round(1)
             if days:  # cold connections, weather and all
                 per_second = worked / (days * SECONDS_A_DAY)
         available = setting.memory_available()

@@ -56,6 +56,8 @@ class SequenceModel:
         activation_bytes: that one sequence's forward pass keeps for the backward pass, in fp32.
         checkpointed_bytes: the part kept where each layer is computed again: the layers' inputs, and the activations
             of one layer and of those outside of layers. Where layers are not known, all of them.
+        epoch: steps of an epoch of its samples whose last batch is short, and that batch's share of a whole one; None:
+            all are whole.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class SequenceModel:
         self.sequence_flops = sequence_flops
         self.activation_bytes = activation_bytes or 0
         self.checkpointed_bytes = self.activation_bytes if checkpointed_bytes is None else checkpointed_bytes
+        self.epoch: tuple[int, float] | None = None
 
 
 def kept_bytes(model: nn.Module, batch: Any, length: int) -> int:

@@ -60,7 +60,6 @@ __all__ = [
 ]
 
 _COUNTED_SAMPLES = 2  # of one alone some normalisations refuse to train
-_OF_COMPUTING = 1e-3  # share below which short batches get no remark
 _BLOCK_SIZE, _BYTES, _TOKENS = 128, 256, 50304  # as the task text has them
 
 
@@ -93,34 +92,28 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
         counted = count_flops(model, shapes)
         counted.warn_or_refuse()
         flops = counted.total // _COUNTED_SAMPLES
-        remarks += _of_short_batches(experiment, task)
     kept = kept_bytes(model, shapes, length) // _COUNTED_SAMPLES
     with torch.no_grad():
         _, count = loss_and_count(model(shapes), "plan")
     if count is not None:
         remarks += ("its model returns counts: that ranks sum them, by 4 bytes a step, is not in this plan",)
-    return SequenceModel(model, length, flops, kept, samples=shapes), remarks
+    made = SequenceModel(model, length, flops, kept, samples=shapes)
+    made.epoch = _epoch(experiment, task) if flops else None
+    return made, remarks
 
 
-def _of_short_batches(experiment: Experiment, task: Task) -> tuple[str, ...]:
-    """Remark on the last batches of epochs, which runs charge by their samples and plans as whole ones."""
+def _epoch(experiment: Experiment, task: Task) -> tuple[int, float] | None:
+    """Steps of an epoch whose last batch is short, by which a run charges it, and its share of a whole one; or None."""
     settings, data = experiment.settings, task.train
-    batch, count = settings.batch_size, settings.workers.count
     if (
         not isinstance(data, Dataset)
         or isinstance(data, IterableDataset)
         or "partition" in settings.task.options
     ):
-        return ()
-    full, left = divmod(len(data), batch * count)  # type: ignore[arg-type]
-    share = left // count / batch
-    more = (1 - share) / (full + share) if share else 0.0
-    if more < _OF_COMPUTING or settings.steps <= full:
-        return ()
-    return (
-        f"the last batch of an epoch has {left // count} of {batch} samples a worker, by which a run charges it; this "
-        f"plan charges it in full, {more:.1%} more computing",
-    )
+        return None
+    full, left = divmod(len(data), settings.batch_size * settings.workers.count)  # type: ignore[arg-type]
+    share = left // settings.workers.count / settings.batch_size
+    return (full + 1, share) if share else None
 
 
 def _first_samples(task: Task, num_workers: int) -> Any:
@@ -402,7 +395,7 @@ def _model(
             raise InputError("plan: sequences are as long as the task makes them: --set task.block_size=...")
         of_model = settings.model and settings.model.to_mapping()
         has_flops = experiment.compute.flops is not None
-        sizes = settings.workers.count, settings.batch_size, settings.steps
+        sizes = settings.workers.count, settings.batch_size
         given = ("trained model", settings.task.to_mapping(), of_model, has_flops, sizes)
         return known.once(given, lambda: trained_model(experiment))
     arguments = dict(settings.model.options)

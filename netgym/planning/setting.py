@@ -434,6 +434,13 @@ class Setting:
         more = 0.0 if self.is_of_steps else missed / self.num_ranks
         return max(1, math.ceil(self.tokens / self.tokens_a_round(1) + more - 1e-9))
 
+    def missing_steps(self, steps: int) -> float:
+        """Whole steps' worth of samples that the short last batches of epochs lack in a run of `steps` steps."""
+        if self.model.epoch is None or not self.is_of_steps:
+            return 0.0
+        in_epoch, share = self.model.epoch
+        return steps // in_epoch * (1 - share)
+
     @property
     def max_steps(self) -> int:
         """Steps of the run: those of the budget of tokens, or 1,000 without a budget."""
