@@ -225,7 +225,10 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
         except TimeoutError as error:
             if launched.refusal or children.describe_exit(0) == "exit code 0":
                 raise InputError(launched.refusal or nothing_simulated(str(error))) from None
-            raise RankError(f"{error}: the script's own error is above", 0) from None
+            raise RankError(
+                f"{error}: the script's own error is above; a script that starts no ranks itself needs -n, such as -n 2",
+                0,
+            ) from None
         listener.close()  # later connections are refused
         with joined, _PassedSignals([*children.pids, *joined.pids]) as signals:
             run = serve_joined(lambda: launch, joined, warn)
