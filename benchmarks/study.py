@@ -105,9 +105,9 @@ def page(killed: dict[str, Any], rows: list[str]) -> str:
 # A study of 48 points
 
 `examples/study.yaml` has three networks, four learning rates and four lengths of a round: 48 points of two strategies
-and two seeds, 192 runs, of which 64 are trainings and the others these trainings timed on the other two networks. It ran in
-one process on one core, and over a Ray cluster of {NODES} nodes of one core, one of which was killed without notice {killed["killed_at"]:.0f} s after the start, when {killed["done_before"]} points
-had finished:
+and two seeds, 192 runs, of which 64 are trainings and the others these trainings timed on the other two networks.
+It ran in one process on one core, and over a Ray cluster of {NODES} nodes of one core, one of which was killed
+without notice {killed["killed_at"]:.0f} s after the start, when {killed["done_before"]} points had finished:
 
     netgym sweep examples/study.yaml
     netgym sweep examples/study.yaml --on 10.0.0.1:6379

@@ -226,7 +226,7 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
             if launched.refusal or children.describe_exit(0) == "exit code 0":
                 raise InputError(launched.refusal or nothing_simulated(str(error))) from None
             raise RankError(
-                f"{error}: the script's own error is above; a script that starts no ranks itself needs -n, such as -n 2",
+                f"{error}: the script's own error is above; one that starts no ranks itself needs -n, such as -n 2",
                 0,
             ) from None
         listener.close()  # later connections are refused
