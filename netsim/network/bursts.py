@@ -54,11 +54,11 @@ BURST_BYTES: Final = 65536.0  # largest burst (GSO_LEGACY_MAX_SIZE)
 PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
 
-def open_window(tcp: TcpSettings, route: Route, lane: int) -> Window:
+def open_window(tcp: TcpSettings, route: Route, lane: int, number: int) -> Window:
     """The window of a new connection on a route; of a channel of NCCL, in a lane below zero, each socket's."""
     avoidance = AVOIDANCE[tcp.congestion](tcp, route)
     if tcp.num_channels and lane < 0:
-        seed = 1 + (route.source * 40692 + route.target * 40014 - lane) * 16807 % 2147483646
+        seed = 1 + (route.source * 40692 + route.target * 40014 + number * 69621 - lane) * 16807 % 2147483646
         return SocketsWindow(tcp, route, avoidance, seed)
     return BurstyWindow(tcp, route, avoidance) if tcp.rendezvous else Window(tcp, route, avoidance)
 
