@@ -115,12 +115,18 @@ class _Outer(Schema):
     inner: int
 
 
-def test_another_kind_of_file_is_not_quoted() -> None:
+@pytest.mark.parametrize(
+    ("text", "which"),
+    [
+        ("root: secret\nfoo: hidden\n", "none of its keys"),
+        ("name: a\nhosts: [a]\nrouters: [b]\ninter: []\n", "of its keys only name"),
+    ],
+)
+def test_another_kind_of_file_is_not_quoted(text: str, which: str) -> None:
     """Each of its keys was: the hashes of a password file."""
-    document = parse_document("root: secret\nfoo: hidden\n", "shadow")
     with pytest.raises(UnknownNameError) as caught:
-        validate_document(_Outer, document)
-    assert str(caught.value) == "shadow:1: none of its keys belongs here; accepted: inner, name"
+        validate_document(_Outer, parse_document(text, "shadow"))
+    assert str(caught.value) == f"shadow:1: {which} belongs here; accepted: inner, name"
 
 
 @pytest.mark.parametrize(

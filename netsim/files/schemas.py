@@ -80,10 +80,12 @@ def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
         # Looking for what was meant takes long among many.
         names = [printable(key) for key in unknown]
         texts = [str(unknown_name("key", name, known)) for name in names[:MAX_PROBLEMS]]
-        if not path and len(unknown) == len(given) and not any("did you mean" in text for text in texts):
-            # Not the content of a file that is something else altogether.
-            text = f"none of its keys belongs here; accepted: {', '.join(sorted(known))}"
-            yield ConfigError(path, text, True)
+        fitting = [key for key in map(str, given) if key in known]
+        is_guessed = any("did you mean" in text for text in texts)
+        # Not the content of a file that is something else altogether; topologies and experiments have a name.
+        if not path and (not (fitting or is_guessed) or (len(fitting) < 2 and len(unknown) > 2)):
+            which = f"of its keys only {fitting[0]}" if fitting else "none of its keys"
+            yield ConfigError(path, f"{which} belongs here; accepted: {', '.join(sorted(known))}", True)
             return
         texts += [f"unknown key '{name}'" for name in names[MAX_PROBLEMS:]]
         yield from (ConfigError((*path, key), text, True) for key, text in zip(unknown, texts, strict=True))
