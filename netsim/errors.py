@@ -83,7 +83,16 @@ class MismatchError(InputError, RuntimeError):
 
 
 class BrokenCallError(NetsimError, RuntimeError):
-    """A call with a time-out failed: the time was up, a member ended, or a connection was lost."""
+    """A call with a time-out failed: the time was up, a member ended, or a connection was lost.
+
+    Args:
+        message: what happened.
+        rank: whose call it was, which the message names; None: it names none.
+    """
+
+    def __init__(self, message: str = "", rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class MemberEndedError(BrokenCallError):

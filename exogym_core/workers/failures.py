@@ -71,8 +71,8 @@ def reported_error(rank: int, error: BaseException) -> NetsimError:
     cause = own_cause(error) if of_calls or not isinstance(error, NetsimError) else None
     if cause is None:
         assert isinstance(error, NetsimError)
-        if isinstance(error, BrokenCallError) and not str(error).startswith("rank "):
-            error = type(error)(f"rank {rank} failed{_place(error)}: {error}")
+        if isinstance(error, BrokenCallError) and error.rank is None:
+            error = type(error)(f"rank {rank} failed{_place(error)}: {error}", rank)
         error.__traceback__ = error.__context__ = None
         return error
     where = _place(cause)

@@ -612,9 +612,9 @@ def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
     except InputError as error:
         # The message may begin with the key, for callers without a document.
         message = str(error).removeprefix(f"{'.'.join(map(str, path))}: ")
-        key, mark, rest = message.partition(": ")
-        if mark and (*path, key) in document.lines:
-            path, message = (*path, key), rest
+        for key in error.about[:1]:
+            if (*path, key) in document.lines:
+                path, message = (*path, key), message.removeprefix(f"{key}: ")
         raise document.error(path, type(error)(message)) from error
 
 

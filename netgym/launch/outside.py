@@ -201,6 +201,7 @@ class OutsideMeetings(ProcessRunner):
             self.failure.add(
                 BrokenCallError(
                     f"rank {rank}: a call has ended undone at {at}, and the rank had continued with its values, "
-                    "since others met outside of torch.distributed: give the call a longer time-out"
+                    "since others met outside of torch.distributed: give the call a longer time-out",
+                    rank,
                 )
             )

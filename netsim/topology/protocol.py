@@ -163,7 +163,7 @@ class Protocol:
             raise unknown_names("key in protocol", unknown, [*_SETTINGS, "preset"])
         for key, value in settings.items():
             field, read = _SETTINGS[key]
-            with locate_errors(f"protocol: {key}"):
+            with locate_errors(f"protocol: {key}", (key,)):
                 if key in _OF_NCCL and base.library != "nccl":
                     raise InputError(f"only nccl-sockets has it, and the preset is {preset}: leave it out")
                 changes[field] = read(value)

@@ -208,11 +208,12 @@ class SimulatedHandle(Handle[T]):
         ending = self._comm._ask(Await(self._key, seconds))
         if ending != CallEnding.DONE:
             self._comm.state.in_flight.pop((self._key, self._member), None)
-            where = f"rank {self._comm.rank}, {self._signature}"
+            rank = self._comm.rank
+            where = f"rank {rank}, {self._signature}"
             if ending != CallEnding.LATE:
-                raise MemberEndedError(f"{where}: Connection closed by peer")
+                raise MemberEndedError(f"{where}: Connection closed by peer", rank)
             most = min(seconds, self._comm.call_seconds) * 1e3
-            raise BrokenCallError(f"{where}: Timed out waiting {most:.10g}ms")
+            raise BrokenCallError(f"{where}: Timed out waiting {most:.10g}ms", rank)
 
     def deliver(self) -> T:
         """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""
