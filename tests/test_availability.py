@@ -11,7 +11,6 @@ from experiments import fitted
 
 from exogym_core.strategy import DiLoCoStrategy
 from netsim import Topology
-from netsim.errors import InputError
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "availability"
 
@@ -65,21 +64,6 @@ def test_drawn_absences_depend_on_seed_and_host_alone() -> None:
         assert [after - before for before, after in pairwise(own)] == pytest.approx([86400.0] * 2)
     assert starts["us.0"] != starts["us.1"]
     assert all(event.for_ == 9 * 3600 for event in events)
-
-
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        ("5,us.0,gone\n", "line 2: expected seconds, the name of a host, and join or leave"),
-        ("x,us.0,join\n", "line 2: expected seconds of at least 0"),
-        ("5,us.0,leave\n6,us.0,leave\n", "line 3: us.0 has a second leave in a row"),
-        ("5,us.0,leave\n4,us.0,join\n", "line 3: times of us.0 descend"),
-        ("5,us.9,leave\n", "us.9"),
-    ],
-)
-def test_rows_without_meaning_are_refused_by_line(rows: str, line: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=line):
-        loaded(tmp_path, rows)
 
 
 def test_rounds_go_on_with_hosts_that_are_there(tmp_path: Path) -> None:

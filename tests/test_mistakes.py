@@ -179,17 +179,17 @@ links:
 """
 
 
-def read_trace(path: Path) -> Topology:
+def read_pair(**weather: Any) -> Topology:
     links = [{"between": ["a", "b"], "bandwidth": "1 bit/s"}]
-    traces = [{"link": ["a", "b"], "bandwidth": path.name}]
-    Path("net.yaml").write_text(json.dumps({"hosts": ["a", "b"], "links": links, "traces": traces}))
+    Path("net.yaml").write_text(json.dumps({"hosts": ["a", "b"], "links": links, **weather}))
     return Topology.load("net.yaml")
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "topologies": (TOPOLOGY, Topology.load),
     "experiments": (FILE, lambda path: Experiment.load(path).check_runs()),
-    "traces": ("", read_trace),
+    "traces": ("", lambda path: read_pair(traces=[{"link": ["a", "b"], "bandwidth": path.name}])),
+    "absences": ("start_s,host,event\n", lambda path: read_pair(availability=[{"file": path.name}])),
     "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
     "sweeps": ("", lambda path: Sweep.parse(parse_document(path.read_text(), str(path)))),
     "measured": (MEASURED, lambda path: list(reproduce(str(path)))),
