@@ -23,14 +23,14 @@ import exogym_core.strategy
 import netgym as netgym_face
 import netsim
 import netsim.units
-from exogym_core import DiLoCoOptimizer, LocalTrainer, OptimSpec
+from exogym_core import DiLoCoOptimizer, LocalTrainer
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute
 from exogym_core.cost.devices import find_device
 from exogym_core.data.batches import collate_of
 from exogym_core.data.partition import Partition
 from exogym_core.results.fit_result import FitResult
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
+from exogym_core.strategy import FedAvgStrategy, Strategy
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.workers.spec import WorkerSpec
 from netgym import tasks
@@ -255,13 +255,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         Topology.load("\x16/e\x1b[2J")
 
 
-def test_errors_in_data_from_python_have_no_lines() -> None:
-    with pytest.raises(InputError, match=r"^my net: links\[0\]: give bandwidth"):
-        Topology.from_mapping({"hosts": ["a", "b"], "links": [{"between": ["a", "b"]}]}, where="my net")
-    with pytest.raises(InputError, match=r"^<mapping>: expected a mapping"):
-        Topology.from_mapping([])  # type: ignore[arg-type]
-
-
 # --- commands ----------------------------------------------------------------------------------------------
 
 PLANNED = """
@@ -333,15 +326,3 @@ MODEL = MLP()
 
 def fit(**arguments):
     LocalTrainer(MODEL, []).fit(strategy=FedAvgStrategy(), num_nodes=1, **arguments)
-
-
-@pytest.mark.parametrize("strategy", [Strategy, DiLoCoStrategy, FedAvgStrategy])
-def test_a_strategy_takes_no_model_and_no_optimizer_that_is_built(strategy):
-    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
-    with pytest.raises(
-        InputError, match="the first argument is a model; the Trainer gives it to the strategy, leave it out"
-    ):
-        strategy(MODEL, optimizer)
-    with pytest.raises(InputError, match=r"is built already; each rank builds its own, pass OptimSpec\(SGD"):
-        strategy(optim_spec=optimizer)
-    assert strategy(optim_spec=OptimSpec("sgd", lr=0.1)).optim_spec.kwargs == {"lr": 0.1}
