@@ -336,7 +336,7 @@ class Network:
         return self.engine.counts.dropped_bytes
 
     def route_bytes_per_second(self, source: int, target: int) -> float:
-        """Payload that a route carries at present, and the processes of its hosts send and receive; 0 if it is down."""
+        """Payload from host `source` to host `target` at present, by links and processes; 0 if a link is down."""
         widths = [self.engine.rates.payload[link] for link in self.topology.route(source, target)]
         return min(*widths, self._limits[source], self._limits[target]) if widths else math.inf
 
