@@ -101,6 +101,12 @@ def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> No
     assert "one seed in common does not show how much seeds differ" in StudyReport([path]).verdict
 
 
+def test_groups_of_equal_times_come_first_together(tmp_path: Path) -> None:
+    report = StudyReport([write_run(tmp_path / "equal", {"A": [1.0, 2.0], "B": [2.0, 1.0], "C": [2.0, 2.0]})])
+    assert report.winners == []
+    assert report.verdict == "A and B come first together (1.5 s to the target)."
+
+
 def test_a_lead_that_evaluations_cannot_tell_is_none(tmp_path: Path) -> None:
     """Each seed had the same order, by less than the time from one evaluation to the next."""
     times = {"A": [8.0, 8.1, 8.2], "B": [9.0, 9.1, 9.2]}

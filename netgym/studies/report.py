@@ -506,6 +506,10 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> D
         by_seed = [{run.seed: run for run in group.runs} for group in (second, first)]
         later_runs, sooner_runs = ([runs[seed] for seed in seeds] for runs in by_seed)
         interval = lead_interval(later_runs, sooner_runs, target)
+    if behind == means[first.values]:
+        tied = [names[group.values] for group in ordered if means[group.values] == behind]
+        text = f"{', '.join(tied[:-1])} and {tied[-1]} come first together ({shown} {what}).{missed}"
+        return Decision(text, first, second, means, interval)
     then = f"{ratio(behind, means[first.values])} sooner than" if holders else "then"
     lead = (
         f"{names[first.values]} comes first ({shown} {what}), {then} {names[second.values]} ({write(behind)})"
