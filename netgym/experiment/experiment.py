@@ -143,7 +143,10 @@ class Experiment:
     ) -> Experiment:
         """Check a document; relative topology files and the user's modules are searched in `folder` first."""
         if (remedy := program_remedy(document, folder)) is not None:
-            raise document.error(("task",), f"is that of a Python program: continue there with {remedy}")
+            raise document.error(
+                ("task",),
+                f"is of a Python program: continue there with {remedy}, on another network with fit(topology=...)",
+            )
         settings = validate_document(Settings, document)
         name = settings.name or default_name
         topology = opened_topology(document, settings.topology, folder)
