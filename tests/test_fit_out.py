@@ -94,7 +94,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.C
     assert "DiLoCo: stopped after step 5" in output
     assert f"to continue from step 4: fit(resume_from={str(stopped)!r})" in output
     assert main(["run", "--resume", str(stopped)]) == 2
-    remedy = f"task: is of a Python program: continue there with fit(resume_from={str(stopped)!r}), on another network with"
+    remedy = (
+        f"task: is of a Python program: continue there with fit(resume_from={str(stopped)!r}), on another"
+    )
     assert remedy in capsys.readouterr().err
     model = train(resume_from=stopped)
     assert model.fit_result.resumed_step == 4
