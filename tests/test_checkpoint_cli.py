@@ -93,6 +93,12 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
     assert results_of(Path("out")) == whole
     folders = {path.relative_to("out").as_posix() for path in Path("out/checkpoints").glob("*/*")}
     assert folders == {"checkpoints/AllReduce/step-00000008", "checkpoints/DiLoCo/step-00000008"}
+    Path("out/summary.json").write_text("[{")
+    assert main(["compare", "--resume", "out"]) == 2
+    assert "move it away, and --resume writes it again" in capsys.readouterr().err
+    Path("out/summary.json").unlink()
+    assert main(["compare", "--resume", "out"]) == 0
+    assert results_of(Path("out")) == whole
 
 
 def test_a_resumed_logger_gets_each_row_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -426,7 +426,8 @@ class RunFolder:
         try:
             entries = json.loads(read_bytes(path))
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{visible(path)}: cannot be read: {error}") from None
+            remedy = "move it away, and --resume writes it again from what else the folder has"
+            raise InputError(f"{visible(path)}: cannot be read: {error}: {remedy}") from None
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries
         ):
