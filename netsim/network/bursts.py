@@ -22,10 +22,12 @@ The test is made for hosts' lines; in queues between sites it depends on a few p
 without it.
 
 **A host's own line** (under a rendezvous) carries what TCP's small queues let each socket put there: two bursts, each
-as long as a millisecond at 1.2 windows a round trip (Linux: `tcp_small_queue_check`, `tcp_tso_autosize`,
-`tcp_pacing_ca_ratio`), of two segments at least and 64 KiB at most. Notes, first bytes and acknowledgements of the
-host's other connections wait behind them. The line serves sockets in turn, so a window lasts at least as long as it
-takes there between the others' bursts.
+as long as a millisecond at 1.2 windows a round trip, 2 in slow start (Linux: `tcp_small_queue_check`,
+`tcp_tso_autosize`, `tcp_pacing_ca_ratio`, `tcp_pacing_ss_ratio`), of two segments at least and 64 KiB at most. A round
+trip is at least half the time of all windows at the line: they are up to twice what was in flight. Notes, first bytes
+and acknowledgements of the host's other connections wait behind them. The line serves sockets in turn, so a window
+lasts at least as long as it takes there between the others' bursts, while others have data. A round of slow start that
+outlasts the round trip grows to twice what was in flight: in the pipe, and in the line.
 
 After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the window before the
 pause if that is more. From there Reno's estimate grows as well as CUBIC's. Before its first loss a window never shrinks
@@ -49,7 +51,8 @@ from netsim.network.tcp import HYSTART_SEGMENTS, ROUND_TOLERANCE, Window
 from netsim.network.tcp_cubic import Cubic
 
 AVOIDANCE: Final[dict[str, Callable[[TcpSettings, Route], Avoidance]]] = {"cubic": Cubic}
-PACING: Final = 1.2  # of a window a round trip, at which bursts leave (tcp_pacing_ca_ratio)
+PACING: Final = 1.2  # windows a round trip, by which Linux sizes bursts (tcp_pacing_ca_ratio)
+DOUBLING_PACING: Final = 2.0  # the same in slow start (tcp_pacing_ss_ratio)
 BURST_BYTES: Final = 65536.0  # largest burst (GSO_LEGACY_MAX_SIZE)
 PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
@@ -79,6 +82,7 @@ class BurstyWindow(Window):
         self._ack_delay = 0.0  # of the round's first segments there
         self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
         self._drained_at = -inf  # its last byte of data
+        self._most_grown = inf  # bytes to which slow start may grow: twice what was in flight
 
     @property
     def _has_queue(self) -> bool:
@@ -99,14 +103,14 @@ class BurstyWindow(Window):
         standing = max(standing, self.window - rate * self.route.round_trip)
         return max(min(min(standing, left), narrowest.queue), 0.0)
 
-    def small_queue_bytes(self, rate: float) -> float:
-        """Bytes that wait at the sender's own line, of which the connection has `rate`: two bursts of a millisecond."""
-        route = self.route
-        paced = 2 * rate  # Linux's window is twice what was in flight, and its round trip includes queues
-        if route.round_trip:
-            paced = min(self.window / route.round_trip, paced)
-        burst = min(PACING * paced / 1024, BURST_BYTES) // route.segment
-        return 2.0 * max(burst, 2.0) * route.segment
+    def small_queue_bytes(self, payload: float, windows: float) -> float:
+        """Bytes that wait at the sender's own line, which carries `payload` for sockets of `windows` together."""
+        # Linux's windows are up to twice what was in flight, and its round trip includes queues.
+        round_trip = max(self.route.round_trip, windows / (2 * payload))
+        doubles = not self.avoids and self.window < self.slow_start.threshold / 2
+        pace = (DOUBLING_PACING if doubles else PACING) * self.window / round_trip
+        burst = min(pace / 1024, BURST_BYTES) // self.route.segment
+        return 2.0 * max(burst, 2.0) * self.route.segment
 
     def coming_bytes(self, now: float, span: float, left: float, full_rate: float, begins: float) -> float:
         """The same, of a window whose first byte is received at `begins`."""
@@ -215,7 +219,15 @@ class BurstyWindow(Window):
     def _note_use(self, now: float) -> None:
         self.last_used = self._drained_at = now
 
+    def _slow_start_limit(self) -> float:
+        return max(self.window, self._most_grown)
+
     def _new_round(self, now: float) -> None:
+        span, round_trip = self._drained_at - self.round.began, self.route.round_trip
+        self._most_grown = inf
+        if span > round_trip > 0.0 and self.round.used and not self._has_queue:
+            in_line = self.small_queue_bytes(self.route.narrowest.rate, self.window)
+            self._most_grown = 2 * (self.round.used / span * round_trip + in_line)
         if self.avoids and self.round.used < self.window * ROUND_TOLERANCE:
             self.avoidance.since += (
                 now - self.round.began

@@ -254,7 +254,7 @@ class Engine:
         if is_first:
             if transfer.most == inf:
                 self.queues.enter(connection)
-                transfer.timer += self.queues.line_seconds(route, connection, now)
+                transfer.timer += self.queues.line(route, connection, now).wait
             if size == 0.0:
                 transfer.timer += self.queues.seconds(route, connection, now)
             self._heap.move(transfer, transfer.timer)

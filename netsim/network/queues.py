@@ -6,13 +6,30 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 from __future__ import annotations
 
 from math import inf
-from typing import final
+from typing import Final, NamedTuple, final
 
 from netsim.network.bursts import BurstyWindow
 from netsim.network.congestion import QueueState
 from netsim.network.connections import Connection, Connections, Transfer
 from netsim.network.route import Route
 from netsim.network.tail_drop import Burst, meet
+
+
+class SendingLine(NamedTuple):
+    """A host's own line, as frames of one connection meet it.
+
+    Attributes:
+        wait: seconds that they wait for what others' small queues have there.
+        others: seconds of all that other connections have not put through yet.
+        windows: bytes of the windows of all sockets with data.
+    """
+
+    wait: float
+    others: float
+    windows: float
+
+
+IDLE_LINE: Final = SendingLine(0.0, 0.0, 0.0)
 
 
 @final
@@ -145,19 +162,22 @@ class Queues:
         timeout = tcp.minimum_timeout + route.round_trip + room / self._last_payload[link]
         return (1.0 - room / wanted) * timeout
 
-    def line_seconds(self, route: Route, own: Connection, now: float) -> float:
-        """Wait of frames sent now at their host's own line, for what other connections have put there."""
+    def line(self, route: Route, own: Connection, now: float) -> SendingLine:
+        """State of the first line of a route, as frames of `own` sent now meet it."""
         if not self._are_overrun or not route.links:
-            return 0.0
+            return IDLE_LINE
         starting, payload = self._starting[route.links[0]], self._payload[route.links[0]]
-        num_busy, is_alone = 0, True
+        num_busy, windows, is_alone = 0, 0.0, True
         for connection in starting:
+            window = connection.window
             if connection.backlog > 0.0:
                 num_busy += 1
                 is_alone = is_alone and connection is own
-        if is_alone:
-            return 0.0
-        num_bytes = 0.0
+                if isinstance(window, BurstyWindow):
+                    windows += window.window
+        if is_alone or not payload:
+            return IDLE_LINE
+        standing, ahead = 0.0, 0.0
         for connection in starting:
             first, window = connection.first, connection.window
             if connection is own or first is None or not isinstance(window, BurstyWindow):
@@ -171,8 +191,9 @@ class Queues:
             else:  # the line carries it before its first byte arrives
                 left -= payload / num_busy * max(there - first.timer, 0.0)
             if left > 0.0 and connection.route.narrowest.feed == 0.0:
-                num_bytes += min(left, window.small_queue_bytes(payload / num_busy))
-        return num_bytes / payload if payload else 0.0
+                standing += min(left, window.small_queue_bytes(payload, windows))
+                ahead += left
+        return SendingLine(standing / payload, ahead / payload, windows)
 
     def seconds(self, route: Route, own: Connection, now: float, span: float = 0.0) -> float:
         """Longest wait of small frames sent within `span` seconds, behind others' data in the queues of their route."""
@@ -242,13 +263,12 @@ class Queues:
             return None
         back = self._connections.route(route.target, route.source)
         if hears_line:
-            left_at = now - route.latency - route.setup
-            waits = self.line_seconds(route, own, left_at)
-            window.line_seconds = waits + self.line_seconds(back, own, now)
-            if waits > 0.0:  # the line carries a small queue of each socket in turn
+            line = self.line(route, own, now - route.latency - route.setup)
+            window.line_seconds = line.wait + self.line(back, own, now).wait
+            if line.wait > 0.0:  # the line carries a small queue of each socket in turn, while others have data
                 payload = self._payload[route.links[0]]
-                turns = window.window / window.small_queue_bytes(payload)
-                window.share_seconds = window.window / payload + turns * waits
+                turns = window.window / window.small_queue_bytes(payload, line.windows)
+                window.share_seconds = window.window / payload + min(turns * line.wait, line.others)
         if narrowest.bursts_at < 0:
             return None
         standing = 0.0

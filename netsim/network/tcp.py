@@ -321,6 +321,10 @@ class Window(CongestionControl):
         """Bytes after which a train of acknowledgements ends slow start; 0 if it does not."""
         return 0.0
 
+    def _slow_start_limit(self) -> float:
+        """Bytes to which slow start may grow after a round."""
+        return inf
+
     def _hears_delay(self, used: float) -> bool:
         """HyStart: the first acknowledgements of a round of `used` bytes come late."""
         return False
@@ -433,7 +437,7 @@ class Window(CongestionControl):
         wanted = self.window + used if self.round.follows_full else max(self.window, 2 * used)
         if self.window == self.fresh.initial and used >= self.window * ROUND_TOLERANCE:
             wanted -= self.tcp.owed * self.route.segment
-        wanted = min(min(wanted, self.receive.after(used)), self.route.window_limit)
+        wanted = min(min(wanted, self.receive.after(used)), min(self.route.window_limit, self._slow_start_limit()))
         pipe = rate * self.route.round_trip
         train = self._train(pipe)
         ends_by_train = is_one and used > train > 0
