@@ -168,22 +168,39 @@ def test_a_hosts_own_short_queue_refuses_packets() -> None:
     assert last(20, 1, 1) == last(32, 1, 1)  # a packet each
 
 
-def test_small_frames_wait_behind_other_connections_bursts() -> None:
-    """Two of each socket wait at the host's own line, each a millisecond at 1.2 windows a round trip."""
-    star = four_hosts("20 ms")
+def test_messages_sent_again_after_a_crash_are_refused_again() -> None:
+    line = {"between": ["a", "b"], "bandwidth": "50 Mbit/s", "rtt": "20 ms", "queue": 20}
+    ended = []
+    for crashes in (False, True):
+        clock = Clock()
+        network = Network(clock, Topology.from_mapping({"hosts": ["a", "b"], "links": [line]}))
+        for connection in range(16):
+            network.send(0, 1, 4 * SEGMENT, lambda: None, connection=connection)
+        if crashes:
+            clock.run(until=0.05)
+            network.engine.drop_at(0)
+        clock.run()
+        ended.append(clock.now)
+    assert ended[1] == pytest.approx(ended[0] + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("at", "paced"), [(3.0, 1.2 * 2 * 0.08 * 100e6 / 8 * PAYLOAD), (0.5, 2 * 320 * SEGMENT)]
+)
+def test_small_frames_wait_behind_other_connections_bursts(at: float, paced: float) -> None:
+    """Two of each socket wait at the host's own line, each a millisecond at 1.2 windows a round trip, or at 2."""
     arrived: list[float] = []
     for num_bytes in (0, 50_000_000):
-        network = Network(Clock(), star, "gloo")
+        network = Network(Clock(), four_hosts("20 ms"), "gloo")
 
         def send_note(event: object, network: Network = network) -> None:
             network.send(0, 2, 0, lambda: arrived.append(network.env.now))
 
         network.send(0, 1, num_bytes, lambda: None)
-        network.env.at(3.0, call=send_note)
+        network.env.at(at, call=send_note)
         network.env.run()
-    payload = 100e6 / 8 * PAYLOAD
-    burst = 1.2 * 2 * payload / 1024 // SEGMENT * SEGMENT
-    assert arrived[1] - arrived[0] == pytest.approx(2 * burst / payload)
+    burst = paced / 0.08 / 1024 // SEGMENT * SEGMENT
+    assert arrived[1] - arrived[0] == pytest.approx(2 * burst / (100e6 / 8 * PAYLOAD))
 
 
 def test_a_note_waits_only_for_what_its_line_has_not_carried_yet() -> None:
@@ -241,18 +258,52 @@ def test_a_new_connection_beside_a_warm_one_leaves_slow_start() -> None:
     """HyStart hears the bursts of warm ones at the sender's line, and at that of its acknowledgements."""
     took = []
     for others in ([(0, 1)], [(0, 1), (2, 3)]):
-        network = Network(Clock(), four_hosts("4 ms"), "gloo")
+        network = Network(Clock(), four_hosts("16 ms"), "gloo")
         ended: list[float] = []
 
         def send(event: object, network: Network = network, ended: list[float] = ended) -> None:
             network.send(0, 2, 3_000_000, lambda: ended.append(network.env.now))
 
         for source, target in others:
-            network.send(source, target, 20_000_000, lambda: None)
-        network.env.at(1.0, call=send)
+            network.send(source, target, 100_000_000, lambda: None)
+        network.env.at(5.0, call=send)
         network.env.run()
-        took.append(ended[0] - 1.0)
+        took.append(ended[0] - 5.0)
     assert took[1] > 1.1 * took[0]
+
+
+def test_turns_at_a_line_end_with_the_others_data() -> None:
+    """A narrow window continues once the message beside it has ended."""
+    network = Network(Clock(), four_hosts("4 ms"), "gloo")
+    ended: list[float] = []
+
+    def send_both(event: object) -> None:
+        network.send(0, 1, 100_000, lambda: None)
+        network.send(0, 2, 300_000, end)
+
+    def end() -> None:
+        ended.append(network.env.now)
+        if len(ended) == 1:
+            network.env.at(ended[0] + 0.1, call=send_both)
+
+    for source, target in [(0, 1), (2, 3)]:
+        network.send(source, target, 8_000_000, lambda: None)
+    network.env.at(0.5, call=lambda event: network.send(0, 2, 1_500_000, end))
+    network.env.run()
+    assert ended[1] - ended[0] - 0.1 - 400_000 / (100e6 / 8 * PAYLOAD) < 0.03
+
+
+def test_slow_start_grows_to_twice_what_was_in_flight() -> None:
+    """In the pipe, and in the sender's line: two bursts."""
+    network = Network(Clock(), four_hosts("4 ms"), "gloo")
+    network.send(0, 1, 5_000_000, lambda: None)
+    network.env.run()
+    (window,) = [each.window for each in network.engine.connections.kept()]
+    assert window is not None
+    payload = 100e6 / 8 * PAYLOAD
+    in_line = 2 * (2 * 2 * payload / 1024 // SEGMENT) * SEGMENT
+    largest = window.buffer_bytes(network.env.now) / 2
+    assert largest == pytest.approx(2 * (0.016 * payload + in_line), rel=0.05)
 
 
 def test_the_socket_takes_a_message_once_the_window_has_grown() -> None:

@@ -225,7 +225,7 @@ class BurstyWindow(Window):
     def _new_round(self, now: float) -> None:
         span, round_trip = self._drained_at - self.round.began, self.route.round_trip
         self._most_grown = inf
-        if span > round_trip > 0.0 and self.round.used and not self._has_queue:
+        if span > round_trip > 0.0 and self.round.used and not self._has_queue:  # the line held the round up
             in_line = self.small_queue_bytes(self.route.narrowest.rate, self.window)
             self._most_grown = 2 * (self.round.used / span * round_trip + in_line)
         if self.avoids and self.round.used < self.window * ROUND_TOLERANCE:

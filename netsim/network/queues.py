@@ -265,7 +265,8 @@ class Queues:
         if hears_line:
             line = self.line(route, own, now - route.latency - route.setup)
             window.line_seconds = line.wait + self.line(back, own, now).wait
-            if line.wait > 0.0:  # the line carries a small queue of each socket in turn, while others have data
+            if line.wait > 0.0:
+                # The line carries a small queue of each socket in turn, while others have data.
                 payload = self._payload[route.links[0]]
                 turns = window.window / window.small_queue_bytes(payload, line.windows)
                 window.share_seconds = window.window / payload + min(turns * line.wait, line.others)

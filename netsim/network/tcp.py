@@ -437,7 +437,8 @@ class Window(CongestionControl):
         wanted = self.window + used if self.round.follows_full else max(self.window, 2 * used)
         if self.window == self.fresh.initial and used >= self.window * ROUND_TOLERANCE:
             wanted -= self.tcp.owed * self.route.segment
-        wanted = min(min(wanted, self.receive.after(used)), min(self.route.window_limit, self._slow_start_limit()))
+        limit = min(self.route.window_limit, self._slow_start_limit())
+        wanted = min(min(wanted, self.receive.after(used)), limit)
         pipe = rate * self.route.round_trip
         train = self._train(pipe)
         ends_by_train = is_one and used > train > 0
