@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import strategy_reference as reference
 import torch
-from experiments import Squares, fitted
+from experiments import Squares, fitted, three_steps
 from hypothesis import given
 from hypothesis import strategies as st
-from test_crashed_hosts import compute, crash, star
+from test_crashed_hosts import crash, star
 from torch import nn
 from torch.utils.data import TensorDataset
 from worlds import chain_form, finished
@@ -707,7 +707,7 @@ def test_runs_of_years_end(seconds: float) -> None:
 
 def test_a_crash_leaves_its_core_to_the_others() -> None:
     """Steps of 1 s of three ranks on two cores; the second's host is down from 1 s to 11 s, and its step is lost."""
-    run = run_ranks(compute, 3, star(crash("b", 1.0, 10)), shared_cores=2)
+    run = run_ranks(three_steps, 3, star(crash("b", 1.0, 10)), shared_cores=2)
     others, second = run.results[0], run.results[1]
     thirds = [1 + 1 / 3, 2 + 1 / 3, 3 + 1 / 3]
     assert others == run.results[2] == pytest.approx(thirds, abs=3 * GRID)

@@ -39,7 +39,7 @@ from exogym_core.stages.options import Stages, hosts_of
 from netgym.experiment.own_code import OwnCode, find_own_code
 from netsim import Protocol, Topology
 from netsim.collectives.choice import parse_collectives
-from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.errors import InputError, UnknownNameError, about_option, unknown_name
 from netsim.files.documents import ConfigError, Document, load_document, parse_document
 from netsim.files.schemas import validate_document
 from netsim.units import format_count
@@ -276,7 +276,8 @@ class Experiment:
         try:
             made = build_task(self._maker(task.name, "task"), **task.options)
             if isinstance(made.train, Partition):
-                made.train.shares(self.settings.workers.count)  # refused here, with the key
+                with about_option("partition"):  # refused here, with the key
+                    made.train.shares(self.settings.workers.count)
             return made
         except MissingDataError as error:
             key = "dataset" if "dataset" in task.options else "paths"
