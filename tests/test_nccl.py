@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import netsim
-from netsim import Protocol, Topology, schedule
+from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.estimate import Estimator
 from netsim.collectives.schedules.check import messages
 from netsim.collectives.start import time_collective
 from netsim.errors import UnknownNameError
+from netsim.network.connections import Transfer
+from netsim.network.engine import Outside
 
 MIB = 1 << 20
 
@@ -181,6 +183,96 @@ def test_losses_cost_time_where_windows_together_fill_the_line(sockets: int) -> 
     assert taken == sorted(taken)
     assert taken[2] > 1.01 * taken[0]
     assert taken[3] > 1.1 * taken[0]
+
+
+class Repair:
+    """A channel's message that has drained and waits until `until` for a lost packet; what its owner hears."""
+
+    def __init__(self, *, hears_drops: bool = True) -> None:
+        self.clock = Clock()
+        self.network = Network(self.clock, star(2, "100 Mbit/s", loss="1 %"), "nccl-sockets")
+        self.heard: list[tuple[str, float]] = []
+        self.transfer = self.send(hears_drops)
+        while self.transfer.connection.first is self.transfer:  # until it has drained
+            self.clock.run(until=self.clock.now + 1e-3)
+        assert not self.heard
+        self.until = self.transfer.key
+
+    def send(self, hears_drops: bool = True) -> Transfer:
+        engine = self.network.engine
+        owner = Outside(
+            engine,
+            lambda: self.hear("delivered"),
+            None,
+            (lambda: self.hear("dropped")) if hears_drops else None,
+        )
+        transfer = Transfer(engine.connect("ring", 0, 1, lane=-1), 200_000.0, owner)
+        engine.send(transfer)
+        return transfer
+
+    def hear(self, what: str) -> None:
+        self.heard.append((what, self.clock.now))
+
+
+def test_a_message_that_waits_for_a_repair_is_in_flight() -> None:
+    repair = Repair()
+    assert repair.network.num_in_flight == 1
+    assert repair.network.can_move()
+    repair.clock.run()
+    assert repair.heard == [("delivered", repair.until)]
+    assert repair.network.num_in_flight == 0
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_crash_ends_a_message_that_waits_for_a_repair(host: int) -> None:
+    repair = Repair()
+    crashed_at = repair.clock.now
+    repair.network.drop_transfers(host)
+    repair.clock.run()
+    assert repair.heard == [("dropped", crashed_at)]
+
+
+def test_a_message_that_waits_for_a_repair_is_sent_again_after_a_crash() -> None:
+    repair = Repair(hears_drops=False)
+    fresh = repair.clock.now + 0.04  # a first byte takes 20 ms, and the second window 20 more
+    repair.network.drop_transfers(1)
+    repair.clock.run()
+    ((what, at),) = repair.heard
+    assert what == "delivered"
+    assert at > fresh
+
+
+@pytest.mark.parametrize("stop", ["pause", "link down"])
+def test_a_repair_waits_while_a_host_is_paused_or_a_link_is_down(stop: str) -> None:
+    """What is sent behind the message is delivered behind it."""
+    repair = Repair()
+    network, begun = repair.network, repair.clock.now
+    later = repair.send()
+    if stop == "pause":
+        network.pause(1)
+    else:
+        network.set_link_up(0, False)
+    repair.clock.run(until=begun + 2)
+    assert not repair.heard
+    assert not network.can_move()
+    if stop == "pause":
+        network.resume(1)
+    else:
+        network.set_link_up(0, True)
+    repair.clock.run()
+    (_, first), (_, second) = repair.heard
+    assert first == pytest.approx(2 + (repair.until if stop == "pause" else begun + 0.02))
+    assert second > first
+    assert later.number > repair.transfer.number
+
+
+def test_messages_that_wait_for_a_repair_end_with_their_collective() -> None:
+    repair = Repair()
+    repair.network.engine.end_connections("ring")
+    repair.clock.run()
+    assert repair.heard == []
+    assert repair.network.num_in_flight == 0
+    assert repair.network.dropped_bytes == 0
 
 
 def test_windows_that_lose_many_packets_keep_two() -> None:

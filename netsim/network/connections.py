@@ -116,7 +116,6 @@ class Transfer(HeapItem):
         tells_sent: its owner is to be called when it need not wait any more.
         was_refused: it has waited for the queue of its host's own line.
         was_dropped: its owner is to be called since it was ended by force.
-        waits_for_repair: it has drained, and is delivered when a lost packet has been sent again.
     """
 
     def __init__(self, connection: Connection, size: float, owner: Owner, most: float = inf) -> None:
@@ -136,7 +135,6 @@ class Transfer(HeapItem):
         self.tells_sent = False
         self.was_refused = False
         self.was_dropped = False
-        self.waits_for_repair = False
 
     def restart(self, connection: Connection) -> None:
         """Put it back to its first byte, to be sent again on another connection."""

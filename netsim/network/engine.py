@@ -161,6 +161,7 @@ class Engine:
         dead: links that carry nothing, and transfers held by them.
         singles: transfers in flight that were sent from above the network, by id.
         paused: hosts whose processes are stopped, and the transfers that stand still meanwhile.
+        repairing: transfers that have drained, and are delivered when a lost packet has been sent again.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Engine:
         self.counts = Counts()
         self.singles: dict[int, Transfer] = {}
         self.paused = Paused()
+        self.repairing: dict[Transfer, None] = {}
         self._heap = Heap()
         self._timers = Heap()
         self._present = Present()
@@ -222,6 +224,7 @@ class Engine:
             while transfer is not None:
                 found.append(transfer)
                 transfer = transfer.next
+        found += self.repairing
         sort_by_sending(found)
         return found
 
@@ -297,8 +300,12 @@ class Engine:
             window = transfer.window
             if window is not None:
                 window.end(now, transfer.remaining)
-        self.counts.dropped_bytes += transfer.size - delivered
-        self._leave(transfer, delivered)
+        if transfer in self.repairing:
+            delivered = transfer.size
+            self._end_repair(transfer)
+        else:
+            self.counts.dropped_bytes += transfer.size - delivered
+            self._leave(transfer, delivered)
         if transfer in self._present.notices:
             self._present.notices.remove(transfer)
         self._present.has_changed = True
@@ -446,8 +453,12 @@ class Engine:
                 self._give_up(transfer)
                 continue
             heap.move(transfer, inf)
-            if transfer.waits_for_repair:
-                self._present.delivered.append(transfer)
+            if self.repairing and transfer in self.repairing:
+                if self.dead.links and self.dead.is_cut(transfer.connection.route):
+                    self._hold_first_byte(transfer)
+                else:
+                    self._end_repair(transfer)
+                    self._present.delivered.append(transfer)
                 continue
             if not (self._continue(transfer, now) if transfer.drains else self._begin(transfer, now)):
                 self._leave(transfer, transfer.size)
@@ -459,11 +470,29 @@ class Engine:
 
     def _wait_for_repair(self, transfer: Transfer, until: float) -> None:
         """Deliver a transfer later, as the receiver lacks a packet; the next of its connection goes on meanwhile."""
-        transfer.waits_for_repair = True
+        self.counts.num_in_flight += 1
+        self.repairing[transfer] = None
+        transfer.timer = until
         self._heap.move(transfer, until)
         if transfer.tells_sent:
             transfer.tells_sent = False
             self._present.notices.append(transfer)
+        if self.paused.hosts and self.paused.stops(transfer.connection):
+            self._stop(transfer)
+
+    def _end_repair(self, transfer: Transfer) -> None:
+        """Take out a transfer that waits for a lost packet."""
+        self.counts.num_in_flight -= 1
+        del self.repairing[transfer]
+        self.dead.held.pop(transfer, None)
+        self.paused.transfers.pop(transfer, 0.0)
+        self._heap.move(transfer, inf)
+
+    def _repair_later(self, transfer: Transfer) -> None:
+        """Keep what follows a transfer that waits for a lost packet behind it, as its timer has changed."""
+        window = transfer.window
+        if window is not None and transfer in self.repairing:
+            window.repaired_at = max(window.repaired_at, transfer.timer)
 
     def _begin(self, transfer: Transfer, now: float) -> bool:
         """The first byte arrives; returns whether there is anything to drain."""
@@ -680,6 +709,7 @@ class Engine:
         now = self.now
         if not transfer.drains:
             transfer.timer = now + route.latency + route.setup
+            self._repair_later(transfer)
         if self.paused.stops(transfer.connection):
             self._stop(transfer)
         elif window is None or not transfer.drains:
@@ -696,8 +726,9 @@ class Engine:
         self.paused.hosts.add(host)
         for transfer in self.in_flight():
             connection = transfer.connection
-            is_under_way = connection.first is transfer and transfer not in self.dead.held
-            if is_under_way and self.paused.stops(connection) and transfer not in self.paused.transfers:
+            is_under_way = connection.first is transfer or transfer in self.repairing
+            is_halted = transfer in self.dead.held or transfer in self.paused.transfers
+            if is_under_way and not is_halted and self.paused.stops(connection):
                 self._stop(transfer)
 
     def resume(self, host: int) -> None:
@@ -709,7 +740,7 @@ class Engine:
                 self._go_on(transfer, self.paused.transfers.pop(transfer))
 
     def _stop(self, transfer: Transfer) -> None:
-        """Stop the first transfer of a connection with what it has; a dead link holds none that is stopped."""
+        """Stop a transfer that is under way with what it has; a dead link holds none that is stopped."""
         now = self.now
         left = inf
         if not transfer.drains:
@@ -734,6 +765,7 @@ class Engine:
         transfer.since = now
         if not transfer.drains:
             transfer.timer = now + left
+            self._repair_later(transfer)
             self._heap.move(transfer, transfer.timer)
         elif window is None:
             self.rates.change(transfer.connection, transfer.most)

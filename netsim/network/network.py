@@ -485,7 +485,8 @@ class Network:
         engine, last = self.engine, self._moving
         if engine.is_busy:
             return True
-        if last is None or last.connection.first is not last or engine.is_stuck(last):
+        is_first = last is not None and (last.connection.first is last or last in engine.repairing)
+        if last is None or not is_first or engine.is_stuck(last):
             self._moving = next((each for each in self._first() if not engine.is_stuck(each)), None)
         return self._moving is not None
 
@@ -502,11 +503,13 @@ class Network:
         return Waiting(number, connection.name, route.source, route.target, links)
 
     def _first(self) -> list[Transfer]:
-        """The first transfer of each connection, background traffic aside."""
+        """Each connection's first transfer, and those that wait for a lost packet, background traffic aside."""
+        repairing = self.engine.repairing
         return [
             transfer
             for transfer in self.engine.in_flight()
-            if transfer.connection.first is transfer and not transfer.connection.is_background
+            if (transfer.connection.first is transfer or transfer in repairing)
+            and not transfer.connection.is_background
         ]
 
 
