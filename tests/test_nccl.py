@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,6 +185,38 @@ def test_losses_cost_time_where_windows_together_fill_the_line(sockets: int) -> 
     assert taken == sorted(taken)
     assert taken[2] > 1.01 * taken[0]
     assert taken[3] > 1.1 * taken[0]
+
+
+def test_calls_with_losses_take_about_as_long_as_recorded() -> None:
+    """Every other call of `losses.tsv`: the mean of five after a first."""
+    text = (Path(__file__).parent / "golden" / "nccl" / "losses.tsv").read_text()
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    errors = []
+    for op, *cells in rows[1::2]:
+        hosts, megabits, milliseconds, sockets, mtu = map(int, cells[:5])
+        link = {
+            "up": f"{megabits} Mbit/s",
+            "down": "2 Gbit/s",
+            "mtu": mtu,
+            "loss": f"{float(cells[5]) / 2} %",
+        }
+        share = 2 * (hosts - 1) / hosts if op == "all_reduce" else 1.0
+        seconds = [
+            netsim.collective(
+                star(hosts, latency=f"{milliseconds / 4} ms", **link),
+                op,
+                num_bytes=int(megabits * 125_000 * 2 / share),
+                algorithm="nccl-ring",
+                protocol={"preset": "nccl-sockets", "socket_threads": 1, "sockets_per_thread": sockets},
+                repeat=repeat,
+            ).seconds
+            for repeat in range(2, 7)
+        ]
+        recorded = list(map(float, cells[-5:]))
+        errors.append(abs(statistics.mean(seconds) / statistics.mean(recorded) - 1))
+    assert len(errors) == 10
+    assert statistics.median(errors) < 0.13
+    assert max(errors) < 0.3
 
 
 class Repair:

@@ -50,7 +50,7 @@ _VARIATIONS = ("per-transfer", "shallow-queue", "gloo-2-streams", "handshake")
 
 
 def _offered(op: str) -> list[str]:
-    """Algorithms that are played; NCCL's have no frozen cases."""
+    """Algorithms that are played; NCCL's are frozen in calls over lines that lose packets."""
     return [name for name, row in ALGORITHMS[op].items() if row.is_offered]
 
 
@@ -77,8 +77,13 @@ def names() -> list[str]:
         for protocol in _VARIATIONS
         for scenario in ("overlapped", "row")
     ]
-    return cases + [
+    cases += [
         f"call {op} {protocol} {number}" for op in ALGORITHMS for protocol in _PRESETS for number in range(4)
+    ]
+    return cases + [
+        f"call {op} nccl-sockets {number}"
+        for number in range(8)
+        for op in ("all_reduce", "broadcast", "reduce")
     ]
 
 
@@ -333,11 +338,15 @@ def _call(op: str, protocol: str, number: str) -> dict[str, Any]:
     draw = Random(f"call {op} {protocol} {number}")
     where: Any = draw.choice(["wan-4-regions", "home-broadband", "cluster", "intellect-1", "wide"])
     num_bytes, repeat = draw.choice([1003, 100_000, 25_000_000]), draw.choice([1, 2])
+    if protocol == "nccl-sockets":
+        where = star(draw.randrange(2, 5), "100 Mbit/s")
+        for link in where["links"]:
+            link["loss"] = draw.choice(["0.01 %", "0.1 %", "1 %"])
     result = netsim.collective(
         star(24) if where == "wide" else where,
         op,
         num_bytes=None if op == "barrier" else num_bytes,
-        protocol=PROTOCOLS[protocol],
+        protocol=PROTOCOLS.get(protocol, protocol),
         repeat=repeat,
     )
     return {
