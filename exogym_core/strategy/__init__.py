@@ -176,7 +176,8 @@ def build_module(name: str, **options: Any) -> Strategy:
     """
     made_by = MODULES.get(name, {kind.__name__: kind for kind in MODULES.values()}.get(name))
     if made_by is None:
-        raise unknown_name("module", name, MODULES)
+        with about_option("name"):
+            raise unknown_name("module", name, MODULES)
     return made_by(**options)
 
 

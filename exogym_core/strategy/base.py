@@ -393,7 +393,7 @@ class Strategy(Stateful):
         if self.lr_scheduler_kwargs and not options.lr_scheduler:
             raise InputError(
                 f"{self.where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'",
-                about=("lr_scheduler",),
+                about=("lr_scheduler_kwargs",),
             )
         self.lr_scheduler = options.lr_scheduler and resolve_scheduler(
             options.lr_scheduler, self.lr_scheduler_kwargs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.base import Strategy
@@ -14,7 +15,7 @@ from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, about_option, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -159,7 +160,8 @@ class Chain(Strategy):
                     f"{self.where}: {each.where}: its step() is not called in a chain; move what it does into one of "
                     f"{', '.join(_ACTS)}, and leave step() out"
                 )
-        self.modules = sorted(members, key=lambda each: not each.goes_first)
+        self._places = sorted(range(len(members)), key=lambda place: not members[place].goes_first)
+        self.modules = [members[place] for place in self._places]
         self.patience = _only_patience(self.modules, self.where)
         deciding = [each for each in self.modules if each.judged]
         for each in deciding:
@@ -173,17 +175,30 @@ class Chain(Strategy):
 
     def enter_site(self) -> None:
         """Connect this rank with its site, which a member describes, and with other sites."""
-        divisions = [each.sites for each in self.modules if each.sites.ranks_per_worker != 1]
-        if len(divisions) > 1:
+        dividing = [each for each in self.modules if each.sites.ranks_per_worker != 1]
+        if len(dividing) > 1:
             raise InputError(f"{self.where}: has sites already; name Sites once")
-        self.sites = divisions[0] if divisions else self.sites
-        self.site = self.sites.enter(self)
-        self.workers = self.membership() if self.patience.of_steps else Everyone(self)
+        with self._about(*dividing):
+            self.sites = dividing[0].sites if dividing else self.sites
+            self.site = self.sites.enter(self)
+        patient = [each for each in self.modules if self.patience.of_steps and each.patience is self.patience]
+        with self._about(*patient):
+            self.workers = self.membership() if patient else Everyone(self)
+
+    @contextmanager
+    def _about(self, *member: Strategy) -> Iterator[None]:
+        """Have errors of the block be about a member, at its place in `modules` as given; about none without one."""
+        with ExitStack() as stack:
+            for each in member:
+                stack.enter_context(about_option("modules"))
+                stack.enter_context(about_option(self._places[self.modules.index(each)]))
+            yield
 
     def prepare(self) -> None:
         """Let the members join."""
         for each in self.modules:
-            each.join(self)
+            with self._about(each):
+                each.join(self)
             if each.workers.has_absences:
                 self.workers = each.workers
 

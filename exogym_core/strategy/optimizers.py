@@ -89,6 +89,9 @@ class OptimSpec:
             raise InputError(
                 "optimizer LBFGS: computes the loss several times a step, by a closure; take another"
             )
+        if params is not None and not callable(params):
+            what = f"optimizer {_name_of(self.cls)}: params={params!r} must be a function of the model: leave it out"
+            raise InputError(what, about=("params",))
         self.params = params
         self.kwargs = plain_numbers(kwargs)
         _check_options(self.cls, self.kwargs)

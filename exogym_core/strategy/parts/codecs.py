@@ -458,7 +458,7 @@ def codec_named(codec: str | Codec | None) -> Codec | None:
     """
     if codec is None or isinstance(codec, Codec):
         return codec
-    if codec not in CODECS:
+    if not isinstance(codec, str) or codec not in CODECS:
         raise unknown_name("codec", str(codec), CODECS)
     return CODECS[codec]
 
