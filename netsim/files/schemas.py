@@ -81,9 +81,11 @@ def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
         names = [printable(key) for key in unknown]
         texts = [str(unknown_name("key", name, known)) for name in names[:MAX_PROBLEMS]]
         fitting = [key for key in map(str, given) if key in known]
-        is_guessed = any("did you mean" in text for text in texts)
+        num_meant = len(fitting) + sum("did you mean" in text for text in texts)
         # Not the content of a file that is something else altogether; topologies and experiments have a name.
-        if not path and (not (fitting or is_guessed) or (len(fitting) < 2 and len(unknown) > 2)):
+        if not path and (
+            not num_meant or (len(fitting) < 2 and len(unknown) > 2 and 2 * num_meant <= len(given))
+        ):
             which = f"of its keys only {fitting[0]}" if fitting else "none of its keys"
             yield ConfigError(path, f"{which} belongs here; accepted: {', '.join(sorted(known))}", True)
             return
