@@ -129,7 +129,9 @@ def locate_errors(where: str, about: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise type(error)(f"{where}: {error}", about=about or error.about) from None
+        located = type(error)(f"{where}: {error}", about=about or error.about)
+        located.inside, located.document = error.inside, error.document
+        raise located from None
 
 
 @contextmanager

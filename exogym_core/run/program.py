@@ -628,7 +628,8 @@ class Program:
             raise InputError(
                 f"fit: {what} ends the run after {format_count(steps, 'step')}, but "
                 f"{visible(resumed.path)} has done {resumed.step}; "
-                "ask for at least as many, or resume from an earlier checkpoint"
+                "ask for at least as many, or resume from an earlier checkpoint",
+                about=(what,),
             )
 
     # --- on a rank -----------------------------------------------------------------------------------------

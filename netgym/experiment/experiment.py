@@ -486,11 +486,13 @@ class Experiment:
         named = [*map(str, error.inside), *error.about]
         if isinstance(error, LauncherError) or (is_at_rendezvous() and not named):
             return error  # no key of the file causes it
-        if named:
-            key = str(OPTIONS[named[0]].key) if named[0] in OPTIONS else named[0]
+        key = OPTIONS[named[0]].key if named and named[0] in OPTIONS else "".join(named[:1])
+        if key:
             text = str(error).removeprefix("fit: ").removeprefix(f"{key}: ")
             return self.document.error(tuple(key.split(".")), text)
-        return type(error)(f"{self.document.where}: {error}")
+        found = type(error)(f"{self.document.where}: {error}")
+        found.document = self.document.where
+        return found
 
     def _check_speeds(self) -> None:
         """Refuse speeds of codecs and optimizers that do not exist, unless the user's code may have them."""
