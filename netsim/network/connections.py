@@ -183,7 +183,7 @@ class Connections:
         self.by_name: dict[Hashable, dict[int, Connection]] = {}
         self._route_between: dict[int, Route] = {}
         self._num_kept = 0
-        self._num_single = 0  # windows of single transfers, whose losses differ
+        self._num_single: dict[Route, int] = {}  # windows of single transfers so far, whose losses differ
         self._sweep_at = SWEEP_AFTER
 
     def route(self, source: int, target: int, is_channel: bool = False) -> Route:
@@ -221,8 +221,11 @@ class Connections:
     def open_window(self, connection: Connection) -> None:
         """Give a connection a window, where the protocol has any, for its first transfer that needs one."""
         if self.tcp is not None and connection.route.links:
-            connection.window = open_window(self.tcp, connection.route, connection.lane, self._num_single)
-            self._num_single += self.is_per_transfer
+            route = connection.route
+            number = self._num_single.get(route, 0)
+            connection.window = open_window(self.tcp, route, connection.lane, number)
+            if self.is_per_transfer:
+                self._num_single[route] = number + 1
 
     def close(self, connection: Connection) -> None:
         route, lane = connection.route, connection.lane
