@@ -6,7 +6,7 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 from __future__ import annotations
 
 from math import inf
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from netsim.network.bursts import BurstyWindow
 from netsim.network.congestion import QueueState
@@ -15,7 +15,8 @@ from netsim.network.route import Route
 from netsim.network.tail_drop import Burst, meet
 
 
-class SendingLine(NamedTuple):
+@final
+class SendingLine:
     """A host's own line, as frames of one connection meet it.
 
     Attributes:
@@ -24,9 +25,8 @@ class SendingLine(NamedTuple):
         windows: bytes of the windows of all sockets with data.
     """
 
-    wait: float
-    others: float
-    windows: float
+    def __init__(self, wait: float, others: float, windows: float) -> None:
+        self.wait, self.others, self.windows = wait, others, windows
 
 
 IDLE_LINE: Final = SendingLine(0.0, 0.0, 0.0)
