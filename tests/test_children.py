@@ -157,9 +157,12 @@ def test_text_printed_before_a_fork_is_written_once(monkeypatch: pytest.MonkeyPa
 
 
 _IN_FORKS: list[signal.Signals] = []
-"""Signals that this process gets in the functions that Python calls at a fork, one a fork."""
+"""Signals that the main thread gets in the functions that Python calls at a fork, one a fork.
 
-os.register_at_fork(before=lambda: _IN_FORKS and os.kill(os.getpid(), _IN_FORKS.pop()))
+Another thread may take one of the process, and on a busy machine run its handler after the fork's end.
+"""
+
+os.register_at_fork(before=lambda: _IN_FORKS and signal.pthread_kill(threading.get_ident(), _IN_FORKS.pop()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
