@@ -37,7 +37,7 @@ import netsim
 from netsim import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 OPERATIONS = ("all_reduce", "reduce", "broadcast")
 CALLS = 2
@@ -242,6 +242,10 @@ class Queued(NamedTuple):
             repeat=2,
         ).seconds
 
+    def cells(self) -> list[Any]:
+        """The hosts, their queue, and the model's seconds without and with it."""
+        return [*self, self.queue, f"{self.model(is_declared=False):.3f}", f"{self.model():.3f}"]
+
     def measured(self, program: Path) -> list[float]:
         """Seconds of two calls, three times on the same connections."""
         shaper = f"tbf rate {self.megabits}mbit burst 32768 latency {self.milliseconds}ms"
@@ -266,18 +270,6 @@ def draw_queued(number: int, seed: int) -> list[Queued]:
         if not only_short or shape.is_short:
             found[only_short].append(shape)
     return found[False] + found[True]
-
-
-def behind_queues(number: int, seed: int) -> None:
-    """Print drawn hosts behind tbf, the model's seconds with and without their queues, and the transport's."""
-    reason = why_not()
-    with tempfile.TemporaryDirectory() as folder:
-        program = compile_c("nccl_transport", folder)
-        for shape in draw_queued(number, seed):
-            cells = [*shape, shape.queue, f"{shape.model(is_declared=False):.3f}", f"{shape.model():.3f}"]
-            if not reason:
-                cells += [f"{seconds:.2f}" for seconds in shape.measured(program)]
-            print(*cells, sep="\t", flush=True)
 
 
 class Lossy(NamedTuple):
@@ -324,10 +316,17 @@ class Lossy(NamedTuple):
             for repeat in range(2, 7)
         )
 
-    def measured(self, program: Path, *, is_lossy: bool) -> list[float]:
-        """Seconds of six calls on the same connections."""
-        with ShapedLinks(self.topology(is_lossy=is_lossy)) as net:
-            return seconds_of(net, program, self.sockets, [f"{self.op}:{self.num_bytes}:1"] * 6)
+    def cells(self) -> list[Any]:
+        """The hosts, and the model's seconds without and with losses."""
+        return [*self, *(f"{self.model(is_lossy=is_lossy):.3f}" for is_lossy in (False, True))]
+
+    def measured(self, program: Path) -> list[float]:
+        """Seconds of six calls on the same connections without losses, then of six with them."""
+        found: list[float] = []
+        for is_lossy in (False, True):
+            with ShapedLinks(self.topology(is_lossy=is_lossy)) as net:
+                found += seconds_of(net, program, self.sockets, [f"{self.op}:{self.num_bytes}:1"] * 6)
+        return found
 
 
 def draw_lossy(number: int, seed: int) -> list[Lossy]:
@@ -349,28 +348,27 @@ def draw_lossy(number: int, seed: int) -> list[Lossy]:
     return found
 
 
-def behind_losses(number: int, seed: int) -> None:
-    """Print drawn hosts, the model's seconds without and with losses, and the transport's."""
+DRAWN: dict[str, Callable[[int, int], Sequence[Queued | Lossy]]] = {
+    "queues": draw_queued,
+    "losses": draw_lossy,
+}
+
+
+def compare_drawn(kind: str, number: int = 8, seed: int = 1) -> None:
+    """Print drawn hosts, the model's seconds, and the transport's: behind tbf, or without and with losses."""
     reason = why_not()
     with tempfile.TemporaryDirectory() as folder:
         program = compile_c("nccl_transport", folder)
-        for shape in draw_lossy(number, seed):
-            cells = [*shape, *(f"{shape.model(is_lossy=is_lossy):.3f}" for is_lossy in (False, True))]
+        for shape in DRAWN[kind](number, seed):
+            cells = shape.cells()
             if not reason:
-                cells += [
-                    f"{seconds:.2f}"
-                    for is_lossy in (False, True)
-                    for seconds in shape.measured(program, is_lossy=is_lossy)
-                ]
+                cells += [f"{seconds:.2f}" for seconds in shape.measured(program)]
             print(*cells, sep="\t", flush=True)
-
-
-DRAWN = {"queues": behind_queues, "losses": behind_losses}
 
 
 def main(arguments: list[str]) -> None:
     if arguments and arguments[0] in DRAWN:
-        DRAWN[arguments[0]](*(*map(int, arguments[1:]), *(8, 1)[len(arguments) - 1 :]))
+        compare_drawn(arguments[0], *map(int, arguments[1:]))
         return
     if reason := why_not():
         sys.exit(f"nccl_transport: {reason}")

@@ -183,6 +183,8 @@ def history() -> str:
             for key in ("first", "measured"):
                 if any(key in cell for group in groups for cell in group["cells"]):
                     stands.setdefault(key, commit)
+            if len(stands) == 2:
+                break
         lines.append(f"{name:23} {stands['first']}   {stands.get('measured', 'not read')}")
     return "\n".join(lines)
 
